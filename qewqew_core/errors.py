@@ -1,0 +1,95 @@
+"""Every error that the queue raises on purpose, by name.
+
+All derive from `QewQewError`. An error about a file carries ``path`` and, where there is one,
+``offset`` (bytes from the start of that file); its text says what is wrong, where, and what to do.
+Where Python has a built-in error for the same situation, ours derives from it too, so that
+``except OSError`` or ``except queue.Empty`` keep working.
+"""
+
+from __future__ import annotations
+
+import queue
+
+
+class QewQewError(Exception):
+    """Base of all errors of QewQew."""
+
+    def __init__(self, message: str, *, path: str | None = None, offset: int | None = None) -> None:
+        self.path = path
+        self.offset = offset
+        where = "" if path is None else path if offset is None else f"{path}, offset {offset}"
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class Empty(QewQewError, queue.Empty):
+    """There was no record to take within the time-out."""
+
+
+class QueueLocked(QewQewError, OSError):
+    """Another owner (process, thread or Java program) holds the queue; ``pid`` where the system tells it."""
+
+    def __init__(self, message: str, *, path: str | None = None, pid: int | None = None) -> None:
+        self.pid = pid
+        super().__init__(message, path=path)
+
+
+class QueueClosed(QewQewError, ValueError):
+    """The queue object was closed, or belongs to the parent of a forked process."""
+
+
+class QueueBroken(QewQewError, OSError):
+    """A write or fsync failed in a way that leaves the state on disk unknown to this process.
+
+    The object refuses every further call; opening the queue again recovers what was committed.
+    A failed fsync is never retried: the kernel may have dropped the data and would report success.
+    """
+
+
+class QueueFull(QewQewError):
+    """The queue cannot take the records: no free chunk id. Nothing of the call was stored."""
+
+
+class DiskFull(QewQewError, OSError):
+    """The file system has no room. Nothing of the call was stored; it works again once there is room."""
+
+
+class RecordTooLarge(QewQewError, ValueError):
+    """A record does not fit into a chunk. Nothing of the call was stored."""
+
+
+class BadRecord(QewQewError, TypeError):
+    """A record is not bytes-like. Nothing of the call was stored."""
+
+
+class BadArgument(QewQewError, ValueError):
+    """An argument is out of range; nothing was changed."""
+
+
+class BadKey(BadArgument):
+    """A key that is empty, too long, or could not be part of a path or a log line."""
+
+
+class BadPath(QewQewError, OSError):
+    """The path cannot be a queue: a directory, a chunk file, a missing parent, a link that leads out, no permission."""
+
+
+class CorruptQueue(QewQewError):
+    """Bytes on disk contradict themselves or their checksum. Nothing was changed."""
+
+
+class BatchNotFound(QewQewError, KeyError):
+    """No batch has this id."""
+
+    __str__ = Exception.__str__  # KeyError would print the repr
+
+
+class BatchExpired(QewQewError):
+    """The batch of this key was acknowledged, and its records were dropped when its retention ended."""
+
+
+class BatchConflict(QewQewError):
+    """The batch is not in the state that the call needs, or somebody else has leased it since."""
+
+
+class BadManifest(QewQewError, ValueError):
+    """A manifest that cannot be read, or that does not describe the files beside it."""
