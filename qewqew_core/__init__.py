@@ -1,0 +1,50 @@
+"""Durable local queues in chunk files: `Queue`, its batches, and `inspect`. Knows neither Spark nor Airflow."""
+
+from qewqew_core.batch import Batch
+from qewqew_core.errors import (
+    BadArgument,
+    BadKey,
+    BadManifest,
+    BadPath,
+    BadRecord,
+    BatchConflict,
+    BatchExpired,
+    BatchNotFound,
+    CorruptQueue,
+    DiskFull,
+    Empty,
+    QewQewError,
+    QueueBroken,
+    QueueClosed,
+    QueueFull,
+    QueueLocked,
+    RecordTooLarge,
+)
+from qewqew_core.inspection import QueueStats, inspect
+from qewqew_core.queue import Queue
+from qewqew_core.verification import Report
+
+__all__ = [
+    "BadArgument",
+    "BadKey",
+    "BadManifest",
+    "BadPath",
+    "BadRecord",
+    "Batch",
+    "BatchConflict",
+    "BatchExpired",
+    "BatchNotFound",
+    "CorruptQueue",
+    "DiskFull",
+    "Empty",
+    "QewQewError",
+    "Queue",
+    "QueueBroken",
+    "QueueClosed",
+    "QueueFull",
+    "QueueLocked",
+    "QueueStats",
+    "RecordTooLarge",
+    "Report",
+    "inspect",
+]

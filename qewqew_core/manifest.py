@@ -7,6 +7,7 @@ to the manifest, so the directory can be copied as it is, manifest last, and rea
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import zlib
@@ -46,7 +47,7 @@ class Manifest:
     bytes: int
     segments: tuple[Segment, ...]
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> builtins.bytes:
         body: dict[str, Any] = {
             "version": VERSION,
             "id": self.id,
@@ -78,8 +79,10 @@ def load(path: str) -> Manifest:
             body = json.load(file)
     except FileNotFoundError as error:
         raise BadManifest("there is no manifest; give the directory of a batch or its manifest.json", path=path) from error
+    except OSError as error:
+        raise BadManifest(f"the manifest cannot be read: {error.strerror}", path=path) from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise BadManifest(f"not JSON: {error}", path=path) from error
+        raise BadManifest(f"not JSON ({error}); give the directory of a batch or its manifest.json", path=path) from error
     manifest = parse(body, path)
     for segment in manifest.segments:
         _check_file(segment, path)
@@ -90,7 +93,7 @@ def parse(body: Any, path: str) -> Manifest:
     """The manifest in a decoded JSON body; raises `BadManifest` for whatever is missing or contradicts itself."""
 
     def field(holder: Any, name: str, kind: type, where: str = "") -> Any:
-        value = holder.get(name) if isinstance(holder, dict) else None
+        value: Any = holder.get(name) if isinstance(holder, dict) else None
         if type(value) is not kind:
             raise BadManifest(f"{where}{name!r} must be {kind.__name__}, not {value!r:.80}", path=path)
         if kind is int and value < 0:
@@ -113,7 +116,7 @@ def parse(body: Any, path: str) -> Manifest:
             field(item, "end", int, where),
             field(item, "records", int, where),
             field(item, "crc32", str, where),
-            tuple(map(tuple, item.get("boundaries") or ())) if _are_pairs(item.get("boundaries", [])) else ((-1, -1),),
+            _pairs(item.get("boundaries", []), where, path),
         )
         _check_segment(segment, where, path)
         segments.append(segment)
@@ -137,10 +140,12 @@ def parse(body: Any, path: str) -> Manifest:
     return manifest
 
 
-def _are_pairs(value: Any) -> bool:
-    return isinstance(value, list) and all(
+def _pairs(value: Any, where: str, path: str) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in value
-    )
+    ):
+        raise BadManifest(f"{where}'boundaries' must be a list of pairs of numbers", path=path)
+    return tuple((offset, records) for offset, records in value)
 
 
 def _check_segment(segment: Segment, where: str, path: str) -> None:
@@ -153,19 +158,19 @@ def _check_segment(segment: Segment, where: str, path: str) -> None:
         raise BadManifest(f"{where}{segment.records} records do not fit into {segment.end - segment.start} bytes", path=path)
     if len(segment.crc32) != 8 or not set(segment.crc32) <= set("0123456789abcdef"):
         raise BadManifest(f"{where}crc32 {segment.crc32!r} is not eight hex digits", path=path)
-    before = (segment.start, 0)
-    for boundary in segment.boundaries:
-        if not (before[0] < boundary[0] < segment.end and before[1] < boundary[1] < segment.records):
-            raise BadManifest(f"{where}boundaries must be pairs that rise within the segment, found {boundary}", path=path)
-        before = boundary
+    before, counted = segment.start, 0
+    for offset, records in segment.boundaries:
+        if not (before < offset < segment.end and counted < records < segment.records):
+            raise BadManifest(f"{where}boundaries must rise within the segment, found {offset}, {records}", path=path)
+        before, counted = offset, records
 
 
 def _check_file(segment: Segment, path: str) -> None:
     file = os.path.join(os.path.dirname(path), segment.file)
     try:
         status = os.lstat(file)
-    except OSError as error:
-        raise BadManifest(f"segment file {segment.file!r} cannot be read: {error.strerror}", path=path) from error
+    except (OSError, UnicodeEncodeError) as error:  # JSON can name what no file can be named
+        raise BadManifest(f"segment file {segment.file!r} cannot be read: {error}", path=path) from error
     if not os.path.isfile(file) or os.path.islink(file):
         raise BadManifest(f"segment file {segment.file!r} is not a regular file", path=path)
     if status.st_size < segment.end:
@@ -183,7 +188,7 @@ def read_segment(directory: str, segment: Segment, run_bytes: int = 1 << 20) -> 
     """
     path = os.path.join(directory, segment.file)
     try:
-        file = open(path, "rb", buffering=0)
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - the with below closes it
     except OSError as error:
         raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=path) from error
     with file:

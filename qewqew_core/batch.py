@@ -1,0 +1,236 @@
+"""Batches: the records that one consumer has leased under a key, and the files they lie in.
+
+What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after
+the commit, `settle` moves them to where the log says, and recovery does the same again after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pendulum
+
+from qewqew_core import chunk, layout, manifest
+from qewqew_core.errors import BatchExpired
+from qewqew_core.files import Files
+from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.reading import crc_of_unread
+from qewqew_core.state import BatchState
+
+if TYPE_CHECKING:
+    from qewqew_core.queue import Queue
+
+
+class Batch:
+    """A batch as it was when it was looked up. Its records are read from its own files, without the queue.
+
+    ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
+    end it need the queue that it came from to be open. They are durable when they return, whatever ``sync`` is.
+    """
+
+    def __init__(self, queue: Queue, state: BatchState, directory: str) -> None:
+        self._queue = queue
+        self.id = state.id
+        self.key = state.keys[-1]
+        self.state = state.state
+        self.attempt = state.attempt
+        self.records = state.records
+        self.bytes = state.bytes  # payload
+        self.reason = state.reason  # why it was returned or is dead
+        self.created = pendulum.from_timestamp(state.created / 1000)
+        self.manifest_path = os.path.join(directory, manifest.MANIFEST)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The records in order, each segment's checksum verified before its first record is given out.
+
+        Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
+        """
+        directory = os.path.dirname(self.manifest_path)
+        if not os.path.isdir(directory):
+            raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
+        for segment in manifest.load(self.manifest_path).segments:
+            for _, frames in manifest.read_segment(directory, segment):
+                yield from chunk.split(frames)[0]
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id} {self.state}, attempt {self.attempt}, {self.records:,} records>"
+
+    def ack(self) -> None:
+        """The work on the batch is done: it will not be leased again. Acknowledging it twice is no error.
+
+        Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
+        """
+        self._queue._end_lease(self, "acked", "")
+
+    def nack(self, reason: str = "") -> None:
+        """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
+
+        After the queue's ``max_attempts`` it goes to the dead letters instead. Raises as `ack`.
+        """
+        self._queue._end_lease(self, "returned", reason)
+
+    def to_dead_letters(self, reason: str = "") -> None:
+        """Set the batch aside, to be looked at by a person. Raises as `ack`."""
+        self._queue._end_lease(self, "dead", reason)
+
+    def return_to_queue(self) -> None:
+        """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
+        self._queue._revive(self)
+
+    def put_back(self) -> None:
+        """The records go back to the front of the queue, in their order, and the batch is no more.
+
+        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
+        id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
+        raises as `ack`.
+        """
+        self._queue._put_back(self)
+
+    def drop(self) -> None:
+        """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
+        self._queue._drop(self)
+
+
+def directory_of(path: str, batch: BatchState) -> str:
+    return os.path.join(path + (layout.DEAD if batch.state == "dead" else layout.BATCHES), batch.id)
+
+
+def segment_file(path: str, chunk_id: int) -> str:
+    """The name of a segment's file: that of the chunk it was."""
+    return os.path.basename(chunk.chunk_path(path, chunk_id))
+
+
+def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
+    """The manifest of a batch whose segments lie at these paths now; raises `CorruptQueue` as a reader does."""
+    segments = tuple(
+        Segment(
+            segment_file(path, one.id),
+            one.head,
+            one.tail,
+            one.records,
+            f"{crc_of_unread(files, where, one):08x}",
+            tuple((piece.offset, piece.records - one.taken) for piece in one.pieces if piece.offset > one.head),
+        )
+        for one, where in zip(batch.chunks, segment_paths, strict=True)
+    )
+    return Manifest(
+        batch.id,
+        batch.keys[-1],
+        layout.queue_name(path),
+        pendulum.from_timestamp(batch.created / 1000).to_rfc3339_string().replace("+00:00", "Z"),
+        batch.attempt,
+        batch.records,
+        batch.bytes,
+        segments,
+    )
+
+
+def write_manifest(files: Files, directory: str, body: Manifest) -> None:
+    """Put the manifest into place, whole or not at all, and durably."""
+    target = os.path.join(directory, manifest.MANIFEST)
+    write_new(files, target + ".tmp", body.to_json())
+    files.rename(target + ".tmp", target)
+    files.sync_directory(directory)
+
+
+def write_new(files: Files, path: str, data: bytes) -> None:
+    if files.exists(path):
+        files.unlink(path)
+    fd = files.open(path, new=True)
+    try:
+        files.write(fd, data, 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+
+
+def remove_tree(files: Files, directory: str) -> None:
+    """Remove a batch's directory; its files lie flat."""
+    if files.is_directory(directory):
+        for name in files.list(directory):
+            files.unlink(os.path.join(directory, name))
+        files.remove_directory(directory)
+        files.sync_directory(os.path.dirname(directory))
+
+
+def make_home(files: Files, path: str, suffix: str) -> str:
+    """The directory that holds batches, made durably if it is not there."""
+    home = path + suffix
+    if not files.is_directory(home):
+        files.make_directory(home)
+        files.sync_directory(os.path.dirname(home))
+    return home
+
+
+# Each of these makes the files agree with what was committed, from any point at which a crash stopped it.
+
+
+def settle_lease(files: Files, path: str, batch: BatchState) -> None:
+    """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
+    making, home = path + layout.LEASE, make_home(files, path, layout.BATCHES)
+    if not files.is_directory(making):
+        return  # all was done
+    for one in batch.chunks:
+        source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
+        if not files.exists(target):  # the copy of a cut chunk was made there
+            files.rename(source, target)
+            fd = files.open(target)
+            try:
+                if files.size(fd) > one.size:
+                    files.truncate(fd, one.size)
+            finally:
+                files.close(fd)
+    # The queue's directory must have lost the names before its ids are used again.
+    files.sync_directory(making)
+    files.sync_directory(os.path.dirname(path))
+    files.rename(making, os.path.join(home, batch.id))
+    files.sync_directory(home)
+    files.sync_directory(os.path.dirname(path))
+
+
+def settle_manifest(files: Files, path: str, batch: BatchState) -> None:
+    """Write the manifest anew: owner or attempt have changed."""
+    directory = directory_of(path, batch)
+    segment_paths = [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks]
+    write_manifest(files, directory, manifest_of(files, path, batch, segment_paths))
+
+
+def settle_place(files: Files, path: str, batch: BatchState) -> None:
+    """Move the batch's directory between the batches and the dead letters."""
+    dead, alive = os.path.join(path + layout.DEAD, batch.id), os.path.join(path + layout.BATCHES, batch.id)
+    source, target = (alive, dead) if batch.state == "dead" else (dead, alive)
+    if files.is_directory(source):
+        make_home(files, path, layout.DEAD)
+        files.rename(source, target)
+        files.sync_directory(os.path.dirname(target))
+        files.sync_directory(os.path.dirname(source))
+
+
+def settle_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:
+    """Move segment files back beside the queue, under their new ids."""
+    for home in (path + layout.BATCHES, path + layout.DEAD):
+        directory = os.path.join(home, batch_id)
+        if files.is_directory(directory):
+            for name, new_id in moves:
+                if files.exists(os.path.join(directory, name)):
+                    files.rename(os.path.join(directory, name), chunk.chunk_path(path, new_id))
+            files.sync_directory(os.path.dirname(path))
+            remove_tree(files, directory)
+
+
+def settle_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:
+    """Delete the files of batches. The manifest of an acknowledged one stays as long as its keys are remembered."""
+    for batch_id in batch_ids:
+        remove_tree(files, os.path.join(path + layout.DEAD, batch_id))
+        directory = os.path.join(path + layout.BATCHES, batch_id)
+        if not keep_manifest:
+            remove_tree(files, directory)
+        elif files.is_directory(directory):
+            for name in files.list(directory):
+                if name != manifest.MANIFEST:
+                    files.unlink(os.path.join(directory, name))

@@ -1,0 +1,90 @@
+"""The file-system calls that everything above goes through, so that tests can crash, tear and fill the disk.
+
+`Files` is the real disk and holds no policy: who calls decides what must be durable, and in which order.
+Errors are those of the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class Files:
+    """The real file system. What each call guarantees is what the tests' simulated disk takes away."""
+
+    def open(self, path: str, *, new: bool = False, create: bool = False, follow: bool = False) -> int:
+        """A descriptor for reading and writing. ``new`` fails if the path exists; links are not followed unless told."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        if new:
+            flags |= os.O_CREAT | os.O_EXCL
+        elif create:
+            flags |= os.O_CREAT
+        return os.open(path, flags, 0o600)
+
+    def open_to_read(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer only where the file ends."""
+        data = os.pread(fd, size, offset)
+        while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+        return data
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
+        written = os.pwrite(fd, data, offset)
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], offset + written)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Make the file ``size`` bytes long and really reserve them, so that writing there cannot meet a full disk."""
+        os.posix_fallocate(fd, 0, size)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Bytes and size of the file are durable. If it fails, nobody knows what is: it must not be called again."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Files created in, renamed to or from, and removed from this directory are so after a power cut too."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces a file at ``target``. Durable after `sync_directory` of both parents."""
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(path, 0o700)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path) and not os.path.islink(path)
+
+    def modified(self, path: str) -> int:
+        """When the file was last changed, milliseconds since the epoch."""
+        return os.stat(path).st_mtime_ns // 1_000_000

@@ -1,0 +1,175 @@
+"""Who may open a queue: one owner at a time, between processes, between threads, and against a Java process.
+
+The lock is the one that the original takes, a write lock on the whole header file, as an *open file
+description* lock (`F_OFD_SETLK`): it collides with the POSIX locks of the JVM in both directions, with a
+second opening in the same process, and it is not dropped when another descriptor of the file is closed.
+portalocker's default is flock(2), which does not collide with Java's lock at all; where the system has no
+OFD locks, portalocker's `LockfLocker` takes the POSIX lock instead, and the registry below stands in
+for what POSIX locks lack between threads. The kernel releases either lock when the process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import struct
+import threading
+import time
+
+from portalocker import AlreadyLocked, LockFlags
+from portalocker.portalocker import LockfLocker
+
+from qewqew_core.errors import QueueLocked
+
+_WHOLE_FILE = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_held: set[tuple[int, int]] = set()  # (device, inode) of the headers that this process holds
+_held_guard = threading.Lock()
+
+
+def _forked() -> None:
+    """A forked child holds nothing, and whoever held the guard does not exist in it."""
+    global _held_guard
+    _held_guard = threading.Lock()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class HeaderLock:
+    """The lock on one header file; `fd` is its descriptor, open for reading and writing."""
+
+    def __init__(self, fd: int, identity: tuple[int, int]) -> None:
+        self.fd = fd
+        self._identity = identity
+
+    def release(self) -> None:
+        """Unlock, then close. Files of the queue must be deleted before, while it is still held."""
+        with contextlib.suppress(OSError):
+            # A forked child may share the open file description: closing alone would leave the lock with it.
+            _set(self.fd, fcntl.F_UNLCK)
+        os.close(self.fd)
+        with _held_guard:
+            _held.discard(self._identity)
+
+
+def acquire(path: str, timeout: float) -> tuple[HeaderLock, bool]:
+    """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
+
+    Waits up to ``timeout`` seconds, then raises `QueueLocked`. Errors of opening the file pass through.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while True:
+        taken = _try(path)
+        if taken is not None:
+            return taken
+        if time.monotonic() >= deadline:
+            raise _locked(path, timeout)
+        # Jitter, so that eight waiting processes do not knock in step and one of them starves.
+        time.sleep(min(pause * random.uniform(0.5, 1.5), max(0.0, deadline - time.monotonic())))  # noqa: S311
+        pause = min(pause * 1.5, 0.02)
+
+
+def _try(path: str) -> tuple[HeaderLock, bool] | None:
+    # Registered before any descriptor is opened: closing one would drop a POSIX lock that this process holds.
+    created = False
+    with _held_guard:
+        try:
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in _held:
+                return None
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
+                created = True
+            except FileExistsError:
+                if os.path.islink(path):  # a link to nothing: the header is written through it
+                    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+                    created = True
+                else:
+                    return None
+        mine = os.fstat(fd)
+        identity = (mine.st_dev, mine.st_ino)
+        try:
+            if identity not in _held and _set(fd, fcntl.F_WRLCK) and _is_still(path, mine):
+                _held.add(identity)
+                return HeaderLock(fd, identity), created
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+
+def _is_still(path: str, mine: os.stat_result) -> bool:
+    """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _set(fd: int, kind: int) -> bool:
+    """Take or drop the lock without waiting; False if somebody else holds it."""
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE.pack(kind, os.SEEK_SET, 0, 0, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+    if kind == fcntl.F_UNLCK:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+        return True
+    try:
+        LockfLocker().lock(fd, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+    except AlreadyLocked:
+        return False
+    return True
+
+
+def _locked(path: str, timeout: float) -> QueueLocked:
+    pid = holder(path)
+    who = "another program" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
+    return QueueLocked(
+        f"{who} has the queue open; gave up after {timeout:g} s. A queue has one owner at a time: close it there, "
+        "or wait longer with lock_timeout",
+        path=path,
+        pid=pid,
+    )
+
+
+def holder(path: str) -> int | None:
+    """The process that holds the header's lock, where the system tells it; never takes or drops a lock."""
+    try:
+        status = os.stat(path)
+        with _held_guard:
+            if (status.st_dev, status.st_ino) in _held:
+                return os.getpid()
+        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open("/proc/locks") as locks:
+            lines = [line.split() for line in locks]
+    except OSError:
+        return None
+    for line in lines:  # "1: POSIX  ADVISORY  WRITE 4242 08:01:1234 0 EOF"; a waiter has "->" in second place
+        if len(line) >= 6 and line[1] in ("POSIX", "OFDLCK") and line[3] == "WRITE" and line[5] == wanted:
+            return int(line[4]) if int(line[4]) > 0 else _process_with(status)
+    return None
+
+
+def _process_with(header: os.stat_result) -> int | None:
+    """The process that has the header open and locked: the kernel's list names no process for OFD locks."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # processes come and go, and those of other users cannot be read
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{name}/fd/{fd}")
+                    if (status.st_dev, status.st_ino) == (header.st_dev, header.st_ino):
+                        with open(f"/proc/{name}/fdinfo/{fd}") as info:
+                            if "OFDLCK" in info.read():
+                                return int(name)
+    return None

@@ -1,0 +1,437 @@
+"""The transaction log `NAME.log`: the bytes of commits and snapshots, and nothing else knows them.
+
+The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state
+followed by one frame for each commit since. A commit *is* its frame: it happened if and only if the
+whole frame is in the log. All integers are big-endian::
+
+     0        8           12      16          each frame:   0        4       8      9
+    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬──────┬────────┐
+    │QEWQLOG1│generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ kind │ body   │
+    │        │    u32    │       │        │               │  u32   │  u32  │  u8  │ length │
+    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴──────┴────────┘
+
+A frame's crc is that of kind and body, begun with the generation, which is new for each snapshot: bytes
+of an older log are never taken for frames. A length of zero (unwritten space) ends the log.
+
+=============== =========================================================================================
+kind            body
+=============== =========================================================================================
+1 chunk         a chunk of the chain (``_CHUNK``, then its pieces)
+2 batch         u32 length, JSON, then its chunks
+3 put keys      (16-byte hash, u64 time, u64 records) for each
+4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
+5 end           u32 number of frames before it: the snapshot is whole; it is replaced by rename, never torn
+6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
+7 checkpoint    empty: header and pointers in the files now say the same as the log
+=============== =========================================================================================
+
+A torn frame at the end never happened and is cut off. A bad frame with a good one behind it is damage:
+`CorruptQueue`. In a commit, the crc of its frame is the checksum of the payload that it carries.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
+from qewqew_core.files import Files
+from qewqew_core.state import BatchState, Chunk, Cut, Piece, State
+
+MAGIC = b"QEWQLOG1"
+_HEAD = struct.Struct(">8sII")
+_FRAME = struct.Struct(">IIB")
+_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = range(1, 8)
+_MAX_FRAME = 1 << 31
+
+_CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then the number of pieces, and the pieces
+_COUNT = struct.Struct(">I")
+_PIECE = struct.Struct(">IIIQ")
+_KEY = struct.Struct(">16sQQ")
+_TIME = struct.Struct(">Q")
+
+# Operations of a commit
+_INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
+_EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
+_TAKE = struct.Struct(">cHII")  # G chunk, new head, records
+_NEW = struct.Struct(">cHI")  # N chunk, size
+_PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
+_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name of a method of State, …}
+
+
+def inline(chunk_id: int, records: int, frames: bytes) -> bytes:
+    return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
+
+
+def extent(chunk_id: int, records: int, size: int, crc: int) -> bytes:
+    return _EXTENT.pack(b"X", chunk_id, records, size, crc)
+
+
+def take(chunk_id: int, head: int, records: int) -> bytes:
+    return _TAKE.pack(b"G", chunk_id, head, records)
+
+
+def new_chunk(chunk_id: int, size: int) -> bytes:
+    return _NEW.pack(b"N", chunk_id, size)
+
+
+def put_key(key: bytes, records: int) -> bytes:
+    return _PUT_KEY.pack(b"K", key, records)
+
+
+def rare(op: str, **arguments: Any) -> bytes:
+    body = json.dumps({"op": op, **arguments}).encode()
+    return _JSON.pack(b"J", len(body)) + body
+
+
+@dataclass
+class Replayed:
+    """What a log says, and what recovery needs to know about how it got there."""
+
+    state: State
+    generation: int
+    end: int  # offset just past the last whole frame
+    snapshot_end: int
+    clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
+    redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
+    firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
+    gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
+    last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
+
+
+def replay(data: bytes, path: str) -> Replayed:
+    """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
+    if len(data) < _HEAD.size:
+        raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
+    magic, generation, crc = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptQueue("this is not a transaction log of version 1", path=path, offset=0)
+    if crc != zlib.crc32(data[: _HEAD.size - 4]):
+        raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
+    state = State()
+    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), None)
+    at = _HEAD.size
+    snapshot = True
+    for number, (kind, body, end) in enumerate(_frames(data, generation, at)):
+        try:
+            if kind == COMMIT:
+                if snapshot:
+                    raise ValueError("a commit inside the snapshot")
+                result.clean = False
+                _apply(body, result)
+            elif kind == CHECKPOINT:
+                _checkpoint(result)
+            elif kind == _END:
+                if _COUNT.unpack(body)[0] != number or not snapshot:
+                    raise ValueError("the snapshot is not whole")
+                snapshot, result.snapshot_end = False, end
+                _checkpoint(result)
+            else:
+                _load(kind, body, state)
+        except (ValueError, KeyError, IndexError, struct.error, TypeError) as error:
+            # The checksum is right, so this was written so: better no queue than a wrong one.
+            raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
+        at = end
+    if snapshot or _good_frame_after(data, generation, at):
+        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
+    result.end = at
+    return result
+
+
+def _frames(data: bytes, generation: int, at: int) -> Iterator[tuple[int, bytes, int]]:
+    while (frame := _frame_at(data, generation, at)) is not None:
+        yield frame
+        at = frame[2]
+
+
+def _frame_at(data: bytes, generation: int, at: int) -> tuple[int, bytes, int] | None:
+    if at + _FRAME.size > len(data):
+        return None
+    length, crc, kind = _FRAME.unpack_from(data, at)
+    end = at + _FRAME.size + length
+    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + 8 : end], generation) != crc:
+        return None
+    return kind, data[at + _FRAME.size : end], end
+
+
+def _good_frame_after(data: bytes, generation: int, at: int) -> bool:
+    """Whether a whole frame stands anywhere behind ``at``: then what is at ``at`` was not torn, but damaged."""
+    for start in range(at + 1, len(data) - _FRAME.size):
+        # The length field tells most places apart before a checksum is computed.
+        length = int.from_bytes(data[start : start + 4])
+        if (
+            start + _FRAME.size + length <= len(data)
+            and data[start + 8] in (COMMIT, CHECKPOINT)
+            and _frame_at(data, generation, start)
+        ):
+            return True
+    return False
+
+
+def _checkpoint(result: Replayed) -> None:
+    result.clean = True
+    result.redo.clear()
+    result.gone.clear()
+    result.last_rare = None
+    result.firsts = {result.state.first}
+    for one, pointers in result.state.pointers():
+        one.stored = pointers
+
+
+def _apply(body: bytes, result: Replayed) -> None:
+    result.last_rare = None
+    for letter, chunk_id, offset, data in apply(body, result.state):
+        if letter == b"A":
+            result.redo.setdefault(chunk_id, []).append((offset, data))
+        elif letter == b"N":
+            result.gone.discard(chunk_id)
+        elif letter == b"J":
+            result.last_rare = json.loads(data)
+            result.gone.difference_update(result.last_rare["chunks"] if result.last_rare["op"] == "put_back" else ())
+    if result.state.dropped or result.last_rare:
+        # What a lease moves was written out before it, and what is dropped is not needed.
+        result.redo = {one: runs for one, runs in result.redo.items() if one in result.state.chain}
+        result.gone.update(result.state.dropped)
+        result.state.dropped.clear()
+    result.firsts.add(result.state.first)
+
+
+def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
+    """Apply the operations of one commit, and tell each: letter, chunk, offset before it, bytes."""
+    (time,) = _TIME.unpack_from(body)
+    at = _TIME.size
+    while at < len(body):
+        letter = body[at : at + 1]
+        if letter == b"A":
+            _, chunk_id, records, size = _INLINE.unpack_from(body, at)
+            at += _INLINE.size + size
+            one, frames = state.chain[chunk_id], body[at - size : at]
+            offset = one.tail
+            state.append(chunk_id, size, records, zlib.crc32(frames, one.crc), time)
+            yield letter, chunk_id, offset, frames
+        elif letter == b"X":
+            _, chunk_id, records, size, crc = _EXTENT.unpack_from(body, at)
+            at += _EXTENT.size
+            offset = state.chain[chunk_id].tail
+            state.append(chunk_id, size, records, crc, time)
+            yield letter, chunk_id, offset, b""
+        elif letter == b"G":
+            _, chunk_id, head, records = _TAKE.unpack_from(body, at)
+            at += _TAKE.size
+            state.take(chunk_id, head, records)
+            yield letter, chunk_id, head, b""
+        elif letter == b"N":
+            _, chunk_id, size = _NEW.unpack_from(body, at)
+            at += _NEW.size
+            state.new_chunk(chunk_id, size)
+            yield letter, chunk_id, 0, b""
+        elif letter == b"K":
+            _, key, records = _PUT_KEY.unpack_from(body, at)
+            at += _PUT_KEY.size
+            state.put_keys[key] = (time, records)
+        elif letter == b"J":
+            _, size = _JSON.unpack_from(body, at)
+            at += _JSON.size + size
+            operation = json.loads(body[at - size : at])
+            _RARE[operation["op"]](state, time, operation)
+            yield letter, 0, 0, body[at - size : at]
+        else:
+            raise ValueError(f"unknown operation {letter!r}")
+
+
+def _lease(state: State, time: int, op: dict[str, Any]) -> None:
+    cut = None
+    if op["cut"]:
+        offset, records, crc, pieces = op["cut"]
+        cut = Cut(offset, records, crc, [Piece(*piece) for piece in pieces])
+    batch = BatchState(op["id"], [op["key"]], "leased", 1, op["records"], op["bytes"], time, time)
+    state.lease(batch, op["chunks"], cut)
+
+
+_RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
+    "clear": lambda state, time, op: state.clear(),
+    "lease": _lease,
+    "lease_again": lambda state, time, op: state.lease_again(op["id"], op["key"], op["attempt"], time),
+    "release": lambda state, time, op: state.release(op["id"], op["state"], op["reason"], time),
+    "put_back": lambda state, time, op: state.put_back(op["id"], op["chunks"]),
+    "forget": lambda state, time, op: state.forget(op["ids"]),
+}
+
+
+# The snapshot
+
+
+def snapshot(state: State, generation: int) -> bytes:
+    """A whole log that says nothing but this state. It counts as a checkpoint."""
+    head = _HEAD.pack(MAGIC, generation, 0)[:-4]
+    parts = [head, _COUNT.pack(zlib.crc32(head))]
+    parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
+    for batch in state.batches.values():
+        fields = {name: getattr(batch, name) for name in _BATCH_FIELDS}
+        body = json.dumps(fields).encode()
+        body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
+        parts.append(frame(_BATCH, body, generation))
+    for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
+        if keys:
+            parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
+    parts.append(frame(_END, _COUNT.pack(len(parts) - 2), generation))
+    return b"".join(parts)
+
+
+_BATCH_FIELDS = ("id", "keys", "state", "attempt", "records", "bytes", "created", "changed", "reason")
+
+
+def _load(kind: int, body: bytes, state: State) -> None:
+    if kind == _CHUNK_KIND:
+        (one,) = _unpack_chunks(body)
+        state.chain[one.id] = one
+        state.records += one.records
+    elif kind == _BATCH:
+        (size,) = _COUNT.unpack_from(body)
+        batch = BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :]))
+        state.batches[batch.id] = batch
+    elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
+        keys = state.put_keys if kind == _PUT_KEYS else state.expired_keys
+        keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
+    else:
+        raise ValueError(f"unknown frame kind {kind}")
+
+
+def _pack_chunk(one: Chunk) -> bytes:
+    head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
+    return head + _COUNT.pack(len(one.pieces)) + b"".join(_PIECE.pack(*piece) for piece in one.pieces)
+
+
+def _unpack_chunks(body: bytes) -> list[Chunk]:
+    chunks, at = [], 0
+    while at < len(body):
+        chunk_id, size, base, head, tail, taken, total, crc = _CHUNK.unpack_from(body, at)
+        (count,) = _COUNT.unpack_from(body, at + _CHUNK.size)
+        at += _CHUNK.size + _COUNT.size
+        pieces = [Piece(*piece) for piece in _PIECE.iter_unpack(body[at : at + count * _PIECE.size])]
+        at += count * _PIECE.size
+        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces))
+    return chunks
+
+
+def new_generation() -> int:
+    """Random, so that no record can hold bytes that pass for a frame of the log it is in."""
+    return int.from_bytes(os.urandom(4))
+
+
+def frame(kind: int, body: bytes, generation: int) -> bytes:
+    crc = zlib.crc32(body, zlib.crc32(bytes((kind,)), generation))
+    return _FRAME.pack(len(body), crc, kind) + body
+
+
+class Log:
+    """The open log of a queue, for appending. Positions count bytes over all generations and never go back."""
+
+    def __init__(self, files: Files, path: str, fd: int, generation: int, end: int, snapshot_end: int) -> None:
+        self._files = files
+        self.path = path
+        self._fd = fd
+        self.generation = generation
+        self.end = end  # offset in the file: where the next frame goes
+        self.snapshot_end = snapshot_end
+        self._base = 0  # position of offset 0
+        self.synced = end
+
+    @property
+    def position(self) -> int:
+        return self._base + self.end
+
+    def append(self, kind: int, body: bytes) -> int:
+        """Write one frame; returns the position that `sync` takes. On an error nothing of it is left.
+
+        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
+        """
+        data = frame(kind, body, self.generation)
+        try:
+            self._files.write(self._fd, data, self.end)
+        except OSError as error:
+            self._cut(self.end, error)
+            if error.errno in FULL:
+                raise DiskFull(
+                    f"no room for a commit of {len(data):,} bytes: {error.strerror}. Nothing was stored", path=self.path
+                ) from error
+            self.broken(error)
+        self.end += len(data)
+        return self._base + self.end
+
+    def sync(self, position: int) -> None:
+        """Everything up to ``position`` is durable. Not thread-safe; raises `QueueBroken`, after which nothing is sure."""
+        if self._base + self.synced >= position:
+            return
+        end = self.end
+        try:
+            self._files.sync(self._fd)
+        except OSError as error:
+            # Commits that are refused here must not come back when the queue is opened again.
+            self._cut(self.synced, error)
+            self.broken(error)
+        self.synced = max(self.synced, end)
+
+    def replace(self, state: State, before_rename: Callable[[], None]) -> None:
+        """Begin a new log with a snapshot of ``state``. Raises OSError while the old log is still whole.
+
+        ``before_rename`` is called when the new log is durable beside the old one.
+        """
+        generation = new_generation()
+        data = snapshot(state, generation)
+        fd = create(self._files, self.path, data)
+        before_rename()
+        try:
+            self._files.rename(self.path + ".tmp", self.path)
+            self._files.sync_directory(parent(self.path))
+        except OSError as error:
+            self.broken(error)
+        self._files.close(self._fd)
+        self._base += self.end - len(data)
+        self._fd, self.generation = fd, generation
+        self.end = self.snapshot_end = self.synced = len(data)
+
+    def close(self) -> None:
+        self._files.close(self._fd)
+
+    def _cut(self, end: int, cause: OSError) -> None:
+        try:
+            self._files.truncate(self._fd, end)
+        except OSError:
+            self.broken(cause)
+
+    def broken(self, error: OSError) -> NoReturn:
+        raise QueueBroken(
+            f"writing failed: {error.strerror}. This queue object refuses every further call; check the disk, then open "
+            "the queue again: that recovers all that was committed",
+            path=self.path,
+        ) from error
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def parent(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+
+
+def create(files: Files, path: str, data: bytes) -> int:
+    """Write a whole log to ``path``.tmp, durably, and return its descriptor; the caller renames it."""
+    temporary = path + ".tmp"
+    if files.exists(temporary):
+        files.unlink(temporary)
+    fd = files.open(temporary, new=True)
+    try:
+        files.write(fd, data, 0)
+        files.sync(fd)
+    except BaseException:
+        files.close(fd)
+        files.unlink(temporary)
+        raise
+    return fd

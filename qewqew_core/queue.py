@@ -1,0 +1,941 @@
+"""`Queue`: a durable FIFO of records in chunk files, with one owner at a time.
+
+What happens to a put: its frames become one commit in the transaction log (large ones are first written to
+the chunk files, past the tail, where no reader looks); with ``sync="commit"`` the call returns when that is on
+disk. Frames that the log carries go into the chunk file later, many at once; until then the log has them.
+Everything else (pointers, header, removed files) follows the log and is redone from it after a crash (`recovery`).
+
+The order that is kept everywhere: payload, then the commit, both durable, then the files that follow it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time as clock
+import warnings
+import weakref
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import accumulate
+from typing import Literal, Self
+
+from qewqew_core import batch as batches
+from qewqew_core import chunk, layout, lock, recovery
+from qewqew_core import log as logs
+from qewqew_core.batch import Batch
+from qewqew_core.chunk import Record
+from qewqew_core.errors import (
+    BadArgument,
+    BadPath,
+    BatchConflict,
+    BatchExpired,
+    BatchNotFound,
+    CorruptQueue,
+    DiskFull,
+    Empty,
+    QewQewError,
+    QueueBroken,
+    QueueClosed,
+    QueueFull,
+)
+from qewqew_core.files import Files
+from qewqew_core.inspection import QueueStats, stats_of
+from qewqew_core.reading import Run, read_run, unread
+from qewqew_core.state import PIECE_BYTES, BatchState, Chunk, Cut, Piece, key_hash
+from qewqew_core.verification import Report, verify
+
+LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
+LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log
+PENDING_BYTES = 256 << 10
+# A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
+INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}
+
+_open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
+class Queue:
+    """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
+
+    ``chunk_size``: bytes of each new chunk file, 12 to 2**31 - 1, really allocated; a record may have
+    ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes the queue is
+    durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
+    power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
+    ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
+    ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
+    batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
+
+    Raises `BadPath`, `BadArgument`, `QueueLocked`, `CorruptQueue`, `DiskFull`; then nothing was changed. After
+    `QueueBroken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        chunk_size: int = 16 << 20,
+        sync: Literal["commit", "never"] = "commit",
+        lock_timeout: float = 10.0,
+        max_attempts: int = 5,
+        retention: timedelta = timedelta(days=1),
+        retention_bytes: int = 1 << 30,
+        _files: Files | None = None,
+    ) -> None:
+        self._refusal: QewQewError | None = QueueClosed("the queue was never opened")
+        self.path = layout.check_path(path)
+        self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
+        self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, 1 << 63)
+        if sync not in INLINE_BYTES:
+            raise BadArgument(f'sync must be "commit" or "never", not {sync!r:.60}')
+        if not isinstance(retention, timedelta) or retention < timedelta(0):
+            raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
+        if (
+            isinstance(lock_timeout, bool)
+            or not isinstance(lock_timeout, (int, float))
+            or not 0 <= lock_timeout < threading.TIMEOUT_MAX
+        ):
+            raise BadArgument(f"lock_timeout must be a number of seconds, 0 or more, not {lock_timeout!r:.60}")
+        self.sync = sync
+        self.retention = retention
+        self.largest_record = chunk.largest_record(self.chunk_size)
+        self._inline_bytes = INLINE_BYTES[sync]
+        self._files = _files or Files()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._sync_lock = threading.Lock()  # taken after _lock, if both
+        self._descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
+        self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
+        self._pending_at = 0  # … where they begin there
+        self._pending_bytes = 0
+        self._unsynced: set[int] = set()  # chunks with such frames in their file, but perhaps not on disk
+        self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
+        self._removals = 0  # counts what disturbs an iteration
+        self._in_predicate = False
+        self._open(lock_timeout)
+
+    # Opening and closing
+
+    def _open(self, lock_timeout: float) -> None:
+        try:
+            self._header, created = lock.acquire(self.path, lock_timeout)
+        except PermissionError as error:
+            raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            raise self._full(error) or BadPath(f"cannot be opened: {error.strerror}", path=self.path) from error
+        try:
+            self._state, self._log, self._taken = recovery.recover(self._files, self.path, self._header.fd)
+            recovery.store_header(self._files, self._header.fd, self._state.first)
+        except BaseException as error:
+            if created:
+                with contextlib.suppress(OSError):
+                    self._files.unlink(self.path)
+            self._header.release()
+            if isinstance(error, OSError) and not isinstance(error, QewQewError):
+                raise self._full(error) or BadPath(
+                    f"cannot be opened: {error.strerror}", path=error.filename or self.path
+                ) from error
+            raise
+        self._checkpointed = self._log.end
+        self._rotate_at = self._log.snapshot_end + LOG_BYTES
+        self._refusal = None
+        _open_queues.add(self)
+
+    def close(self) -> None:
+        """Leave the files as the Java library would, and give the lock back. A second call does nothing.
+
+        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Callers
+        that wait in other threads get `QueueClosed`.
+        """
+        with self._lock:
+            if isinstance(self._refusal, QueueClosed):
+                return
+            broken, self._refusal = self._refusal, QueueClosed("the queue is closed", path=self.path)
+            self._changed.notify_all()
+            _open_queues.discard(self)
+            try:
+                if broken is None:
+                    self._settle()
+            finally:
+                self._release()
+
+    def _settle(self) -> None:
+        """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
+        files, state = self._files, self._state
+        try:
+            if not state.records and state.chain:
+                self._clear()
+            if not (state.chain or state.batches or state.put_keys or state.expired_keys):
+                files.unlink(self._log.path)
+                files.unlink(self.path)
+            else:
+                if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
+                    self._rotate()
+                if self._log.end > self._checkpointed:
+                    self._store()
+                    self._log.append(logs.CHECKPOINT, b"")  # if it is lost, the next opening does it again
+                if not state.chain:
+                    files.unlink(self.path)
+            files.sync_directory(os.path.dirname(self.path))
+        except DiskFull:
+            pass  # all is in the log: the next opening does what could not be done now
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            raise QueueBroken(f"closing failed: {error.strerror}; opening the queue again recovers it", path=self.path) from error
+
+    def _release(self) -> None:
+        for fd in self._descriptors.values():
+            self._files.close(fd)
+        self._descriptors.clear()
+        self._log.close()
+        self._header.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_refusal", True) is None:
+            warnings.warn(f"queue {self.path} was not closed", ResourceWarning, stacklevel=2)
+            self._release()
+
+    def _forked(self) -> None:
+        """In a forked child: the queue stays the parent's. Descriptors are closed, which drops no lock of the parent."""
+        self._refusal = QueueClosed("the queue was opened before this process was forked; open it again here", path=self.path)
+        self._lock = threading.RLock()  # whoever held it does not exist here
+        self._changed = threading.Condition(self._lock)
+        for fd in (*self._descriptors.values(), self._header.fd):
+            os.close(fd)
+        self._log.close()
+
+    # Errors
+
+    def _usable(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if self._in_predicate:
+            raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
+
+    def _full(self, error: OSError) -> DiskFull | None:
+        if error.errno not in logs.FULL:
+            return None
+        return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or self.path)
+
+    def _break(self, error: OSError) -> QueueBroken:
+        """A call of the file system failed in the middle of a change: what is on disk is no longer known here."""
+        broken = (
+            error
+            if isinstance(error, QueueBroken)
+            else QueueBroken(
+                f"a file-system call failed: {error.strerror or error}. This queue object refuses every further call; check "
+                "the disk, then open the queue again: that recovers all that was committed",
+                path=error.filename or self.path,
+            )
+        )
+        self._refusal = broken
+        self._changed.notify_all()
+        return broken
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            self._usable()
+            try:
+                yield
+            except OSError as error:
+                if isinstance(error, QewQewError) and not isinstance(error, QueueBroken):
+                    raise
+                broken = self._break(error)
+                if broken is error:
+                    raise
+                raise broken from error
+
+    # Commits
+
+    def _commit(self, operations: bytes, now: int) -> int:
+        """Append one commit to the log and apply it. Raises `DiskFull` (nothing changed) or `QueueBroken`."""
+        body = now.to_bytes(8) + operations
+        position = self._log.append(logs.COMMIT, body)
+        for _ in logs.apply(body, self._state):
+            pass
+        return position
+
+    def _durable(self, position: int, always: bool = False) -> None:
+        """Wait until the log is on disk up to ``position``. Threads that wait together share one fsync."""
+        if self.sync == "commit" or always:
+            with self._sync_lock:
+                try:
+                    self._log.sync(position)
+                except QueueBroken as error:
+                    self._refusal = error
+                    raise
+
+    def _flush(self) -> None:
+        """Write the frames that only the log has into the last chunk's file."""
+        if self._pending:
+            last = self._state.last
+            assert last is not None
+            self._files.write(self._descriptor(last), b"".join(self._pending), self._pending_at)
+            self._unsynced.add(last.id)
+            self._pending.clear()
+            self._pending_bytes = 0
+
+    def _store(self) -> None:
+        """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
+        self._flush()
+        self._durable(self._log.position, always=True)
+        recovery.store_pointers(self._files, self.path, self._state)
+        self._unsynced.clear()
+        recovery.store_header(self._files, self._header.fd, self._state.first)
+        self._checkpointed = self._log.end
+
+    def _rotate(self) -> None:
+        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+
+        def before_rename() -> None:
+            self._store()
+            self._files.sync_directory(os.path.dirname(self.path))  # removed chunks must not come back unknown
+
+        expired = self._state.prune_keys(_now())
+        try:
+            self._log.replace(self._state, before_rename)
+        except OSError as error:
+            if self._full(error) is None:
+                raise
+            self._rotate_at = self._log.end + LOG_BYTES // 4
+            return
+        self._checkpointed = self._log.end
+        self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
+        for number in expired:
+            batches.remove_tree(self._files, os.path.join(self.path + layout.BATCHES, layout.numbered_id(self.path, number)))
+
+    def _descriptor(self, one: Chunk) -> int:
+        fd = self._descriptors.get(one.id)
+        if fd is None:
+            last = self._state.last
+            for other in self._descriptors.keys() - {self._state.first, last.id if last else chunk.NONE}:
+                self._files.close(self._descriptors.pop(other))
+            fd = self._descriptors[one.id] = self._files.open(chunk.chunk_path(self.path, one.id))
+        return fd
+
+    def _forget_chunk(self, chunk_id: int) -> None:
+        """The file at this id is no longer a chunk of the queue."""
+        if (fd := self._descriptors.pop(chunk_id, None)) is not None:
+            self._files.close(fd)
+        self._unsynced.discard(chunk_id)
+        self._taken.discard(chunk_id)
+        if self._run is not None and self._run[0].id == chunk_id:
+            self._run = None
+
+    # Putting
+
+    def put(self, record: Record) -> None:
+        """Append one record, as one commit. Raises `BadRecord`, `RecordTooLarge`, `QueueFull`, `DiskFull`: nothing was stored."""
+        if type(record) is not bytes or len(record) > self.largest_record:
+            (record,) = chunk.checked((record,), self.chunk_size)
+        with self._exclusive():
+            position = self._append([record], b"")
+        self._durable(position)
+
+    def put_many(self, records: Iterable[Record], key: str | None = None) -> int:
+        """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
+
+        With a ``key`` that was used before (within thirty days, and among the last 65,536), nothing is stored, and what
+        the first call returned is returned again. Raises as `put`, and `BadKey`.
+        """
+        if isinstance(records, (bytes, bytearray, memoryview, str)):
+            raise BadArgument("put_many takes an iterable of records; for a single one use put")
+        hashed = None if key is None else key_hash(layout.check_key(key))
+        ready = chunk.checked(records, self.chunk_size)
+        with self._exclusive():
+            if hashed is not None and hashed in self._state.put_keys:
+                return self._state.put_keys[hashed][1]
+            if not ready and hashed is None:
+                return 0
+            position = self._append(ready, b"" if hashed is None else logs.put_key(hashed, len(ready)))
+        self._durable(position)
+        return len(ready)
+
+    def _append(self, records: list[bytes], operations: bytes) -> int:
+        """Commit records together with other operations; returns the position in the log."""
+        plan = self._place(records)
+        inline = sum(map(len, records)) + 2 * len(records) <= self._inline_bytes
+        if not inline or any(target is None for target, _ in plan):
+            self._flush()  # these frames lie before what is written now
+        new_ids = self._free_ids(sum(target is None for target, _ in plan))
+        made: list[int] = []
+        writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
+        try:
+            for target, runs in plan:
+                if target is None:
+                    chunk_id, at, crc = new_ids[len(made)], chunk.BEGIN, 0
+                    made.append(chunk_id)
+                    self._make_chunk(chunk_id)
+                    operations += logs.new_chunk(chunk_id, self.chunk_size)
+                else:
+                    chunk_id, at, crc = target.id, target.tail, target.crc
+                for run in runs:
+                    frames = chunk.frame(run)
+                    if inline:
+                        operations += logs.inline(chunk_id, len(run), frames)
+                    else:
+                        crc = zlib.crc32(frames, crc)
+                        operations += logs.extent(chunk_id, len(run), len(frames), crc)
+                    writes.append((chunk_id, at, frames))
+                    at += len(frames)
+                if not inline:
+                    self._write_extent(chunk_id, writes)
+                    writes.clear()
+            if made and self.sync == "commit":
+                self._files.sync_directory(os.path.dirname(self.path))
+            position = self._commit(operations, _now())
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else self._full(error)
+            if full is None:
+                raise
+            for chunk_id in made:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(chunk.chunk_path(self.path, chunk_id))
+                self._forget_chunk(chunk_id)
+            raise full from error
+        for chunk_id, at, frames in writes:
+            self._pend(chunk_id, at, frames)
+        if records:
+            self._changed.notify_all()
+        self._follow(position)
+        return position
+
+    def _follow(self, position: int) -> None:
+        """What follows a commit: remove the files of chunks that it dropped, cut the log back when it has grown.
+
+        Log first, then the header, then the files: the original loses the whole queue when a crash finds them otherwise.
+        """
+        if dropped := self._state.dropped:
+            self._durable(position, always=True)
+            recovery.store_header(self._files, self._header.fd, self._state.first)
+            for chunk_id in dropped:
+                self._files.unlink(chunk.chunk_path(self.path, chunk_id))
+                self._forget_chunk(chunk_id)
+            dropped.clear()
+        if self._log.end > self._rotate_at:
+            self._rotate()
+
+    def _place(self, records: list[bytes]) -> list[tuple[Chunk | None, list[list[bytes]]]]:
+        """Which records go into the last chunk and into new ones (None), in runs of about `PIECE_BYTES`."""
+        plan: list[tuple[Chunk | None, list[list[bytes]]]] = []
+        ends = list(accumulate(len(record) + 2 for record in records))
+        target = self._state.last
+        # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
+        room = min(self.chunk_size, target.size) - target.tail if target else 0
+        start = used = 0
+        while start < len(records):
+            stop = bisect_right(ends, used + room, start)
+            runs = []
+            while start < stop:
+                middle = min(bisect_left(ends, used + PIECE_BYTES, start) + 1, stop)
+                runs.append(records[start:middle])
+                start, used = middle, ends[middle - 1]
+            if runs:
+                plan.append((target, runs))
+            target, room = None, self.chunk_size - chunk.BEGIN
+        return plan
+
+    def _free_ids(self, count: int) -> list[int]:
+        """Ids for new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
+        last = self._state.last
+        one = last.id if last else chunk.NONE
+        ids: list[int] = []
+        for _ in range(chunk.MAX_ID if count else 0):
+            one = chunk.successor(one)
+            if one not in self._taken:
+                ids.append(one)
+                if len(ids) == count:
+                    break
+        else:
+            if count:
+                raise QueueFull(
+                    f"all {chunk.MAX_ID:,} chunk ids are in use. Nothing was stored; take or lease records, or use a larger "
+                    f"chunk_size than {self.chunk_size:,}",
+                    path=self.path,
+                )
+        return ids
+
+    def _make_chunk(self, chunk_id: int) -> None:
+        """A new file, whole and durable before any commit refers to it; nothing refers to it yet."""
+        fd = self._files.open(chunk.chunk_path(self.path, chunk_id), new=True)
+        try:
+            self._taken.add(chunk_id)
+            self._files.allocate(fd, self.chunk_size)
+            self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+            if self.sync == "commit":
+                self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    def _write_extent(self, chunk_id: int, writes: list[tuple[int, int, bytes]]) -> None:
+        """Write frames past the tail, where no reader looks before the commit."""
+        fd = self._files.open(chunk.chunk_path(self.path, chunk_id))
+        try:
+            for _, at, frames in writes:
+                self._files.write(fd, frames, at)
+            if self.sync == "commit":
+                self._files.sync(fd)
+            else:
+                self._unsynced.add(chunk_id)
+        finally:
+            self._files.close(fd)
+
+    def _pend(self, chunk_id: int, at: int, frames: bytes) -> None:
+        """Frames that the log carries: kept for the file of the last chunk, written at once for one before it."""
+        last = self._state.last
+        assert last is not None
+        if chunk_id != last.id:
+            self._files.write(self._descriptor(self._state.chain[chunk_id]), frames, at)
+            self._unsynced.add(chunk_id)
+            return
+        if not self._pending:
+            self._pending_at = at
+        self._pending.append(frames)
+        self._pending_bytes += len(frames)
+        if self._pending_bytes > PENDING_BYTES:
+            self._flush()
+
+    # Taking
+
+    def peek(self, timeout: float | None = 0) -> bytes:
+        """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+
+        Raises `CorruptQueue` if the record is not what was committed.
+        """
+        with self._exclusive():
+            self._wait(timeout)
+            return self._front()[0]
+
+    def get(self, timeout: float | None = 0) -> bytes:
+        """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
+        with self._exclusive():
+            self._wait(timeout)
+            record, end = self._front()
+            position = self._take([(self._state.first, end, 1)])
+        self._durable(position)
+        return record
+
+    def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
+        """Take the first record if ``predicate(record)`` is true, else leave it and return None; also None after ``timeout``.
+
+        The queue is locked meanwhile: the predicate must not use it (`QueueClosed`). What it raises passes through, and
+        the record stays.
+        """
+        with self._exclusive():
+            try:
+                self._wait(timeout)
+            except Empty:
+                return None
+            record, end = self._front()
+            self._in_predicate = True
+            try:
+                wanted = predicate(record)
+            finally:
+                self._in_predicate = False
+            if not wanted:
+                return None
+            position = self._take([(self._state.first, end, 1)])
+        self._durable(position)
+        return record
+
+    def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
+        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, as one commit; maybe [].
+
+        The first record is taken even if it alone is larger than ``max_bytes``.
+        """
+        layout.check_whole("max_records", max_records, 1, 1 << 63)
+        room = layout.check_whole("max_bytes", max_bytes, 1, 1 << 63) if max_bytes is not None else 1 << 63
+        taken: list[bytes] = []
+        steps: list[tuple[int, int, int]] = []
+        with self._exclusive():
+            for one in list(self._state.chain.values()):
+                head, before = one.head, len(taken)
+                while head < one.tail and len(taken) < max_records and room > 0:
+                    run = self._load(one, head)
+                    records, used = chunk.split(run.data[head - run.start :], max_records - len(taken))
+                    sizes = list(accumulate(map(len, records)))
+                    fit = len(records) if sizes[-1] <= room else max(bisect_right(sizes, room), int(not taken))
+                    if fit < len(records):
+                        used, room = sizes[fit - 1] + 2 * fit if fit else 0, 0
+                    else:
+                        room -= sizes[-1]
+                    taken += records[:fit]
+                    head += used
+                if len(taken) > before:
+                    steps.append((one.id, head, len(taken) - before))
+                if head < one.tail:
+                    break
+            if not taken:
+                return []
+            position = self._take(steps)
+        self._durable(position)
+        return taken
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._state.records:
+            return
+        deadline = None if timeout is None else clock.monotonic() + timeout
+        while not self._state.records:
+            rest = None if deadline is None else deadline - clock.monotonic()
+            if rest is not None and rest <= 0:
+                raise Empty("the queue is empty", path=self.path)
+            self._changed.wait(rest)
+            self._usable()
+
+    def _front(self) -> tuple[bytes, int]:
+        """The first record, and where it ends in its chunk."""
+        one = self._state.chain[self._state.first]
+        run = self._load(one, one.head)
+        at = one.head - run.start
+        end = chunk.record_end(run.data, at)
+        return run.data[at + 2 : end], run.start + end
+
+    def _load(self, one: Chunk, offset: int) -> Run:
+        """Verified records around ``offset`` (head <= offset < tail); keeps the last ones read."""
+        after = None
+        if self._run is not None and self._run[0] is one:
+            run = self._run[1]
+            if run.start <= offset < run.start + len(run.data):
+                return run
+            if offset == run.start + len(run.data):
+                after = run
+        if self._pending and one is self._state.last:
+            self._flush()
+        run = read_run(self._files, self._descriptor(one), chunk.chunk_path(self.path, one.id), one, one.piece_of(offset), after)
+        self._run = (one, run)
+        return run
+
+    def _take(self, steps: list[tuple[int, int, int]]) -> int:
+        """Commit that records are gone: (chunk, new head, records) each. Chunks read to the end are removed."""
+        position = self._commit(b"".join(logs.take(*step) for step in steps), _now())
+        self._removals += 1
+        if not self._state.records:
+            self._forget_content()
+        self._follow(position)
+        return position
+
+    def _forget_content(self) -> None:
+        """The chunk begins anew: what was read of it is stale, and what was still to be written to it is not needed."""
+        self._run = None
+        self._pending.clear()
+        self._pending_bytes = 0
+
+    def clear(self) -> int:
+        """Drop all records of the queue (not those of batches); returns how many. Durable when it returns."""
+        with self._exclusive():
+            records = self._state.records
+            if self._state.chain:
+                self._clear()
+            return records
+
+    def _clear(self) -> None:
+        position = self._commit(logs.rare("clear"), _now())
+        self._removals += 1
+        self._forget_content()
+        self._follow(position)
+        self._durable(position, always=True)
+
+    # Looking
+
+    def __len__(self) -> int:
+        """How many records can be taken."""
+        with self._lock:
+            self._usable()
+            return self._state.records
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The records in order; they stay. Raises RuntimeError if records are taken meanwhile."""
+        with self._exclusive():
+            self._flush()
+            chunks, removals = list(self._state.chain.values()), self._removals
+        for one in chunks:
+            path = chunk.chunk_path(self.path, one.id)
+            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
+                with self._exclusive():
+                    if self._removals != removals:
+                        raise RuntimeError("records were taken from the queue during the iteration")
+                    self._flush()
+                    run = read_run(self._files, self._descriptor(one), path, one, index)
+                yield from chunk.split(run.data[max(0, one.head - run.start) :])[0]
+
+    def stats(self) -> QueueStats:
+        """Counts and sizes, as `inspect` gives them."""
+        with self._exclusive():
+            return stats_of(self.path, self._state)
+
+    def verify(self) -> Report:
+        """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing."""
+        with self._exclusive():
+            self._flush()
+            return verify(self._files, self.path, self._state)
+
+    # Batches
+
+    def lease(self, key: str, max_records: int | None = None, max_bytes: int | None = None) -> Batch | None:
+        """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
+
+        The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
+        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
+        otherwise a new one is cut off the front of the queue: up to ``max_records`` records of together up to
+        ``max_bytes`` payload bytes, at least one. The cost depends on the number of chunk files, not of records.
+
+        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
+        `BatchConflict` (somebody else has this key's batch now, or it is dead), `CorruptQueue`, `DiskFull`.
+        """
+        layout.check_key(key)
+        limits = [
+            1 << 63 if value is None else layout.check_whole(name, value, 1, 1 << 63)
+            for name, value in (("max_records", max_records), ("max_bytes", max_bytes))
+        ]
+        with self._exclusive():
+            state = self._batch_of(key)
+            if state is None:
+                state = next((one for one in self._state.batches.values() if one.state == "returned"), None)
+            if state is not None:
+                if state.state == "returned":
+                    self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1)
+                    batches.settle_manifest(self._files, self.path, state)
+            elif self._state.records:
+                state = self._cut_batch(key, *limits)
+            return self._present(state) if state else None
+
+    def _batch_of(self, key: str) -> BatchState | None:
+        for state in self._state.batches.values():
+            if key in state.keys:
+                if state.state == "leased" and key != state.keys[-1]:
+                    raise BatchConflict(
+                        f"batch {state.id}, once leased under {key!r}, was returned and is now leased under {state.keys[-1]!r}; "
+                        "wait for that to end",
+                        path=self.path,
+                    )
+                if state.state == "dead":
+                    raise BatchConflict(
+                        f"batch {state.id} of key {key!r} is in the dead letters ({state.reason or 'no reason given'}); "
+                        "look at it, then return it to the queue or drop it",
+                        path=self.path,
+                    )
+                return state
+        if key_hash(key) in self._state.expired_keys:
+            raise BatchExpired(
+                f"the batch of key {key!r} was acknowledged, and its records are no longer kept (retention {self.retention}, "
+                f"{self.retention_bytes:,} bytes). A new batch needs a new key, for example a new run",
+                path=self.path,
+            )
+        return None
+
+    def _cut_batch(self, key: str, max_records: int, max_bytes: int) -> BatchState:
+        whole: list[Chunk] = []
+        rest: Chunk | None = None
+        for one in self._state.chain.values():
+            if one.records > max_records or one.bytes > max_bytes:
+                rest = one if max_records > 0 and max_bytes > 0 else None
+                break
+            if one.records:
+                whole.append(one)
+                max_records -= one.records
+                max_bytes -= one.bytes
+        self._flush()
+        now = _now()
+        batch = BatchState(layout.batch_id(self.path, key), [key], "leased", 1, 0, 0, now, now)
+        making = self.path + layout.LEASE
+        try:
+            batches.remove_tree(self._files, making)
+            self._files.make_directory(making)
+            cut = self._copy_front(rest, making, max_records, max_bytes, not whole) if rest else None
+            for one in whole:
+                if one.id in self._unsynced:
+                    self._files.sync(self._descriptor(one))
+                    self._unsynced.discard(one.id)
+            batch.chunks = [*whole, *([cut[1]] if cut else [])]
+            batch.records = sum(one.records for one in batch.chunks)
+            batch.bytes = sum(one.bytes for one in batch.chunks)
+            paths = [chunk.chunk_path(self.path, one.id) for one in whole]
+            if cut:
+                paths.append(os.path.join(making, batches.segment_file(self.path, cut[1].id)))
+            batches.write_manifest(self._files, making, batches.manifest_of(self._files, self.path, batch, paths))
+            self._files.sync_directory(os.path.dirname(self.path))
+            operation = logs.rare(
+                "lease",
+                id=batch.id,
+                key=key,
+                records=batch.records,
+                bytes=batch.bytes,
+                chunks=[one.id for one in whole],
+                cut=cut[0] if cut else None,
+            )
+            position = self._commit(operation, now)
+        except (OSError, CorruptQueue) as error:
+            if isinstance(error, QueueBroken):
+                raise
+            batches.remove_tree(self._files, making)
+            if isinstance(error, QewQewError):
+                raise
+            raise self._full(error) or self._break(error) from error
+        self._durable(position, always=True)
+        self._removals += 1
+        for one in whole:
+            self._forget_chunk(one.id)
+        self._run = None
+        recovery.store_header(self._files, self._header.fd, self._state.first)
+        state = self._state.batches[batch.id]
+        batches.settle_lease(self._files, self.path, state)
+        return state
+
+    def _copy_front(self, one: Chunk, directory: str, max_records: int, max_bytes: int, needed: bool) -> tuple[Cut, Chunk] | None:
+        """Copy the first records of a chunk, as many as fit, into a file for the new batch; None if none fits."""
+        pieces: list[Piece] = []
+        copy = Chunk(one.id, 0)
+        parts: list[bytes] = []
+        fd = self._descriptor(one)
+        for boundary, data in unread(self._files, fd, chunk.chunk_path(self.path, one.id), one):
+            records, used = chunk.split(data, max_records - copy.total)
+            sizes = list(accumulate(map(len, records)))
+            fit = bisect_right(sizes, max_bytes - copy.bytes)
+            if not fit and needed and not copy.total:
+                fit = 1
+            if fit < len(records):
+                used = sizes[fit - 1] + 2 * fit if fit else 0
+            if fit:
+                parts.append(data[:used])
+                pieces.append(Piece(copy.tail, copy.total, copy.crc, boundary.time))
+                copy.tail, copy.total, copy.crc = copy.tail + used, copy.total + fit, zlib.crc32(parts[-1], copy.crc)
+            if used < len(data):
+                break
+        if not copy.total:
+            return None
+        copy.pieces = pieces
+        head = chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE)
+        batches.write_new(self._files, os.path.join(directory, batches.segment_file(self.path, one.id)), head + b"".join(parts))
+        return Cut(one.head + copy.tail - chunk.BEGIN, copy.total, copy.crc, pieces), copy
+
+    def batches(self) -> list[Batch]:
+        """The batches that are leased or returned, oldest first."""
+        return self._list("leased", "returned")
+
+    def dead(self) -> list[Batch]:
+        """The dead letters, oldest first."""
+        return self._list("dead")
+
+    def _list(self, *states: str) -> list[Batch]:
+        with self._exclusive():
+            return [self._present(one) for one in self._state.batches.values() if one.state in states]
+
+    def batch(self, batch_id: str) -> Batch:
+        """The batch with this id, in any state. Raises `BatchNotFound`, or `BatchExpired` if its records were dropped."""
+        with self._exclusive():
+            state = self._state.batches.get(batch_id)
+            if state is None:
+                if any(layout.numbered_id(self.path, number) == batch_id for _, number in self._state.expired_keys.values()):
+                    raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=self.path)
+                raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=self.path)
+            return self._present(state)
+
+    def _present(self, state: BatchState) -> Batch:
+        return Batch(self, state, batches.directory_of(self.path, state))
+
+    def _change(self, op: str, **arguments: object) -> None:
+        """Commit a change of a batch, durably whatever ``sync`` is: its files follow."""
+        self._durable(self._commit(logs.rare(op, **arguments), _now()), always=True)
+
+    def _current(self, batch: Batch, *states: str) -> BatchState:
+        """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
+        state = self._state.batches.get(batch.id)
+        if state is None:
+            raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=self.path)
+        if state.state not in states:
+            raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=self.path)
+        if state.state == "leased" and (state.attempt, state.keys[-1]) != (batch.attempt, batch.key):
+            raise BatchConflict(
+                f"batch {batch.id} was returned and is now leased under {state.keys[-1]!r}, attempt {state.attempt}; "
+                f"this is attempt {batch.attempt} under {batch.key!r}",
+                path=self.path,
+            )
+        return state
+
+    def _refresh(self, batch: Batch, state: BatchState) -> None:
+        batch.__init__(self, state, batches.directory_of(self.path, state))  # type: ignore[misc]
+
+    def _end_lease(self, batch: Batch, to: str, reason: str) -> None:
+        with self._exclusive():
+            state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
+            if state.state == "leased":
+                if to == "returned" and state.attempt >= self.max_attempts:
+                    to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
+                self._change("release", id=state.id, state=to, reason=reason[:1000])
+                if to == "dead":
+                    batches.settle_place(self._files, self.path, state)
+            self._refresh(batch, state)
+            if to == "acked":
+                self._expire()
+            self._changed.notify_all()
+
+    def _expire(self) -> None:
+        """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
+        acked = [one for one in self._state.batches.values() if one.state == "acked"]
+        acked.sort(key=lambda one: one.changed)
+        kept = sum(one.bytes + 2 * one.records for one in acked)
+        oldest = _now() - self.retention // timedelta(milliseconds=1)
+        gone = []
+        for one in acked:
+            if one.changed >= oldest and kept <= self.retention_bytes:
+                break
+            gone.append(one.id)
+            kept -= one.bytes + 2 * one.records
+        if gone:
+            self._forget(gone, keep_manifest=True)
+
+    def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
+        self._change("forget", ids=batch_ids, keep_manifest=keep_manifest)
+        batches.settle_forget(self._files, self.path, batch_ids, keep_manifest)
+
+    def _revive(self, batch: Batch) -> None:
+        with self._exclusive():
+            state = self._current(batch, "dead")
+            self._change("release", id=state.id, state="returned", reason=state.reason)
+            batches.settle_place(self._files, self.path, state)
+            self._refresh(batch, state)
+
+    def _put_back(self, batch: Batch) -> None:
+        with self._exclusive():
+            state = self._current(batch, "leased", "returned", "dead")
+            ids = self._free_ids(len(state.chunks))
+            files = [batches.segment_file(self.path, one.id) for one in state.chunks]
+            self._change("put_back", id=state.id, chunks=ids, files=files)
+            self._taken.update(ids)
+            self._removals += 1
+            self._run = None
+            batches.settle_put_back(self._files, self.path, state.id, list(zip(files, ids, strict=True)))
+            self._changed.notify_all()
+
+    def _drop(self, batch: Batch) -> None:
+        with self._exclusive():
+            self._forget([self._current(batch, "dead").id], keep_manifest=False)
+
+
+def _now() -> int:
+    return clock.time_ns() // 1_000_000
+
+
+def _after_fork() -> None:
+    for queue in list(_open_queues):
+        queue._forked()
+    _open_queues.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,293 @@
+"""Opening whatever is on disk: what a clean close, a crash of ours, or a Java program has left.
+
+The procedure, by the numbers that stand in the code and in docs/format.md:
+
+1. Look, and change nothing: header, names, transaction log. What contradicts itself is `CorruptQueue`.
+2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
+3. A clean log (its last frame is a checkpoint): header and pointers must say the same. If they do not, a Java
+   program has used the queue since: believe the files, as in 2, and keep batches and keys of the log.
+4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
+   the last checkpoint, or of the end of the log. Otherwise another program has used the queue after our crash,
+   and nobody can say which records are meant: `CorruptQueue`.
+5. Cut a torn frame off the log.
+6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.
+7. Redo: payload that the log carries goes into the chunk files.
+8. Remove what no commit refers to: chunks read to the end, an unfinished new batch, empty new chunks, temporary files.
+9. Checkpoint: store pointers and header, make them durable, and write the checkpoint frame. (Or, from 2 and 3, a new log.)
+
+A crash in any step leaves what the same steps finish. Files with records that nothing refers to are left where they
+are: never delivered, never overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from qewqew_core import batch as batches
+from qewqew_core import chunk, layout
+from qewqew_core import log as logs
+from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.files import Files
+from qewqew_core.log import Log, Replayed
+from qewqew_core.reading import read_pointers, scan
+from qewqew_core.state import Chunk, State
+
+
+@dataclass
+class Found:
+    """Step 1: what is on disk."""
+
+    path: str
+    header: int  # id of the first chunk; 0 also where there is no header
+    ids: set[int]  # of chunk files
+    log: Replayed | None
+
+
+def look(files: Files, path: str, header: bytes | None) -> Found:
+    """Step 1. ``header`` is the content of the header file."""
+    first, longer = chunk.NONE, False
+    if header:
+        if len(header) == 1:
+            raise CorruptQueue("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
+        (first,) = chunk.FIRST.unpack_from(header)
+        longer = len(header) > chunk.FIRST.size
+    ids = layout.chunk_ids(path, files.list(os.path.dirname(path)))
+    replayed = None
+    log_path = path + layout.LOG
+    if files.exists(log_path):
+        replayed = logs.replay(read_whole(files, log_path), log_path)
+    if longer and first not in ids and replayed is None:
+        raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
+    check_reference(first, path, 0)
+    return Found(path, first, ids, replayed)
+
+
+def read_whole(files: Files, path: str) -> bytes:
+    fd = files.open_to_read(path)
+    try:
+        return files.read(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
+def check_reference(chunk_id: int, path: str, offset: int) -> None:
+    if chunk_id > chunk.MAX_ID:
+        raise CorruptQueue(
+            f"refers to chunk {chunk_id}; ids end at {chunk.MAX_ID}. Nothing was changed", path=path, offset=offset
+        )
+
+
+def agree(files: Files, found: Found) -> bool:
+    """Step 3: whether header and pointers say what a clean log says. Opens each chunk file of the chain."""
+    assert found.log is not None
+    state = found.log.state
+    if found.header != state.first or not state.chain.keys() <= found.ids:
+        return False
+    for one, pointers in state.pointers():
+        on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
+        if on_disk[1:] != pointers or on_disk.size < one.tail:
+            return False
+    return True
+
+
+def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
+    """Step 2: the chunks with records, in order, as the files alone tell, and the ids of empty ones in the chain.
+
+    The rules for states that the original leaves are REQ-24 to REQ-35 of the format: a missing first chunk is
+    skipped if its successor is there, a missing next chunk ends the chain, an uninitialised chunk is empty.
+    """
+    chain: dict[int, Chunk] = {}
+    empty: list[int] = []
+    current = found.header
+    if current and current not in found.ids:
+        current = chunk.successor(current)  # the original unlinks a read chunk before it moves the header on
+    while current in found.ids:
+        path = chunk.chunk_path(found.path, current)
+        if current in chain or current in empty:
+            raise CorruptQueue(f"the chain of chunks comes back to chunk {current}. Nothing was changed", path=path, offset=8)
+        on_disk = read_pointers(files, path)
+        size, head, tail, following = on_disk
+        check_reference(following, path, 8)
+        if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or (chunk.BEGIN <= tail < head <= size):
+            empty.append(current)
+        elif not chunk.BEGIN <= head <= tail <= size:
+            raise CorruptQueue(
+                f"head {head} and tail {tail} do not lie in the chunk, which has {size} bytes. Nothing was changed",
+                path=path,
+                offset=0 if not chunk.BEGIN <= head <= size else 4,
+            )
+        elif head == tail:
+            empty.append(current)
+        else:
+            chain[current] = scan(files, path, current, on_disk)
+        current = following
+    return chain, empty
+
+
+def must_be_ours(files: Files, found: Found) -> None:
+    """Step 4: the files of a queue that crashed must be as we may have left them."""
+    assert found.log is not None
+    state, expected = found.log.state, found.log.firsts | {found.log.state.first}
+    if found.header not in expected:
+        raise CorruptQueue(
+            f"the header says chunk {found.header}, the transaction log says {sorted(expected)}: {_FOREIGN}",
+            path=found.path,
+            offset=0,
+        )
+    coming = _coming_files(found)
+    for one, pointers in state.pointers():
+        path = chunk.chunk_path(found.path, one.id)
+        if one.id not in found.ids:
+            if one.id in coming:
+                continue
+            raise CorruptQueue(
+                "the chunk file is missing; the transaction log says that it holds records. Nothing was changed", path=path
+            )
+        on_disk = read_pointers(files, path)
+        if on_disk.size < one.tail:
+            raise CorruptQueue(
+                f"the chunk file has {on_disk.size} bytes, its records end at {one.tail}. Nothing was changed", path=path
+            )
+        if one.stored is not None and on_disk[1:] not in (one.stored, pointers):
+            raise CorruptQueue(
+                f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
+            )
+
+
+_FOREIGN = (
+    "damage, or another program has used the queue after a crash, before QewQew had recovered it. Nothing was changed; "
+    "restore the files of the queue from before that"
+)
+
+
+def _coming_files(found: Found) -> set[int]:
+    """Chunk files that the unfinished last commit is about to put back beside the queue."""
+    rare = found.log and found.log.last_rare
+    return set(rare["chunks"]) if rare and rare["op"] == "put_back" else set()
+
+
+def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[int]]:
+    """Open the queue whose header is locked: its state, its log, and the ids that must not be given to new chunks.
+
+    Raises `CorruptQueue` before anything is changed.
+    """
+    found = look(files, path, files.read(header_fd, 64, 0))
+    if found.log is not None and not found.log.clean:
+        must_be_ours(files, found)
+        log = open_log(files, found.log, path)
+        state = found.log.state
+        _finish(files, path, state, found.log.last_rare)
+        _redo(files, path, state, found.log.redo)
+        store_pointers(files, path, state)
+        store_header(files, header_fd, state.first)
+        for chunk_id in sorted(found.log.gone & found.ids):
+            files.unlink(chunk.chunk_path(path, chunk_id))
+        files.sync_directory(os.path.dirname(path))
+        log.sync(log.append(logs.CHECKPOINT, b""))
+    elif found.log is not None and agree(files, found):
+        state, log = found.log.state, open_log(files, found.log, path)
+    else:
+        state, log = _believe_files(files, header_fd, found)
+    _remove_leftovers(files, path, state, found.ids)
+    taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
+    return state, log, taken
+
+
+def open_log(files: Files, replayed: Replayed, path: str) -> Log:
+    """Step 5."""
+    fd = files.open(path + layout.LOG)
+    if files.size(fd) > replayed.end:
+        files.truncate(fd, replayed.end)
+    return Log(files, path + layout.LOG, fd, replayed.generation, replayed.end, replayed.snapshot_end)
+
+
+def _finish(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:
+    """Step 6."""
+    if rare is None:
+        return
+    op = rare["op"]
+    if op == "lease":
+        batches.settle_lease(files, path, state.batches[rare["id"]])
+    elif op == "lease_again":
+        batches.settle_manifest(files, path, state.batches[rare["id"]])
+    elif op == "release":
+        batches.settle_place(files, path, state.batches[rare["id"]])
+    elif op == "put_back":
+        batches.settle_put_back(files, path, rare["id"], list(zip(rare["files"], rare["chunks"], strict=True)))
+    elif op == "forget":
+        batches.settle_forget(files, path, rare["ids"], rare["keep_manifest"])
+
+
+def _redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
+    """Step 7. Made durable by the checkpoint, which syncs every chunk whose pointers it stores."""
+    for chunk_id, runs in redo.items():
+        fd = files.open(chunk.chunk_path(path, chunk_id))
+        try:
+            for offset, frames in runs:
+                files.write(fd, frames, offset)
+            files.sync(fd)
+        finally:
+            files.close(fd)
+
+
+def _remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> None:
+    """Step 8."""
+    for temporary in (path + layout.LOG + ".tmp",):
+        if files.exists(temporary):
+            files.unlink(temporary)
+    batches.remove_tree(files, path + layout.LEASE)
+    for chunk_id in sorted(ids - state.chain.keys()):
+        name = chunk.chunk_path(path, chunk_id)
+        if files.exists(name) and read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE):
+            files.unlink(name)
+
+
+def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, Log]:
+    """Steps 2, 3 and 9 for a queue that no log describes, or that a Java program has used."""
+    chain, empty = chain_of(files, found)
+    old = found.log.state if found.log else None
+    if old is None and files.is_directory(found.path + layout.BATCHES):
+        raise CorruptQueue(
+            "there are batches, but no transaction log: nobody can say which of them were acknowledged. Nothing was changed; "
+            f"restore the log, or move {found.path + layout.BATCHES} away",
+            path=found.path + layout.LOG,
+        )
+    state = State(chain, records=sum(one.records for one in chain.values()))
+    if old is not None:
+        state.batches, state.put_keys, state.expired_keys = old.batches, old.put_keys, old.expired_keys
+    # The log first: if a crash follows, it does not agree with the files, which are then believed again.
+    data = logs.snapshot(state, generation := logs.new_generation())
+    log_path = found.path + layout.LOG
+    fd = logs.create(files, log_path, data)
+    files.rename(log_path + ".tmp", log_path)
+    files.sync_directory(os.path.dirname(found.path))
+    log = Log(files, log_path, fd, generation, len(data), len(data))
+    store_pointers(files, found.path, state)
+    store_header(files, header_fd, state.first)
+    for chunk_id in empty:
+        files.unlink(chunk.chunk_path(found.path, chunk_id))
+    return state, log
+
+
+def store_pointers(files: Files, path: str, state: State) -> None:
+    """Step 9: make head, tail and next in each chunk file say what the log says, durably."""
+    for one, pointers in state.pointers():
+        if one.stored != pointers:
+            fd = files.open(chunk.chunk_path(path, one.id))
+            try:
+                files.write(fd, chunk.POINTERS.pack(*pointers), 0)
+                files.sync(fd)
+            finally:
+                files.close(fd)
+            one.stored = pointers
+
+
+def store_header(files: Files, header_fd: int, first: int) -> None:
+    """Step 9: make the header say which chunk is the first, durably, before anything it referred to is removed."""
+    data = chunk.FIRST.pack(first)
+    if files.read(header_fd, 3, 0) != data:
+        files.write(header_fd, data, 0)
+        files.truncate(header_fd, len(data))
+        files.sync(header_fd)

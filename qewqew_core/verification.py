@@ -1,0 +1,96 @@
+"""`verify`: read everything that a queue holds, and say what is not as it was committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from qewqew_core import batch as batches
+from qewqew_core import chunk, layout, manifest, recovery
+from qewqew_core import log as logs
+from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.files import Files
+from qewqew_core.reading import unread
+from qewqew_core.state import BatchState, Chunk, State
+
+
+@dataclass
+class Report:
+    """What was read, and what was wrong with it: one message for each problem, with path and offset."""
+
+    records: int = 0
+    bytes: int = 0  # payload, read and found right
+    chunks: int = 0
+    batches: int = 0
+    orphans: list[str] = field(default_factory=list)  # chunk files that nothing refers to; they are never delivered
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(files: Files, path: str, state: State) -> Report:
+    """Compare log, chunk files and batches with checksums and counts. Changes nothing."""
+    report = Report()
+    log_path = path + layout.LOG
+    with _noting(report):
+        logs.replay(recovery.read_whole(files, log_path), log_path)
+    for one in state.chain.values():
+        if one.records:
+            report.chunks += 1
+            with _noting(report):
+                _verify_chunk(files, chunk.chunk_path(path, one.id), one, report)
+    for batch in state.batches.values():
+        report.batches += 1
+        with _noting(report):
+            _verify_batch(batches.directory_of(path, batch), batch, report)
+    for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
+        report.orphans.append(chunk.chunk_path(path, chunk_id))
+    return report
+
+
+@contextlib.contextmanager
+def _noting(report: Report) -> Iterator[None]:
+    try:
+        yield
+    except (QewQewError, OSError) as error:
+        report.problems.append(str(error))
+
+
+def _verify_chunk(files: Files, path: str, one: Chunk, report: Report) -> None:
+    fd = files.open_to_read(path)
+    try:
+        found = 0
+        for boundary, data in unread(files, fd, path, one):
+            found += _count(data, path, boundary.offset, report)
+        if found != one.records:
+            raise CorruptQueue(f"{found} records are in the chunk, {one.records} were committed", path=path)
+    finally:
+        files.close(fd)
+
+
+def _verify_batch(directory: str, batch: BatchState, report: Report) -> None:
+    body = manifest.load(directory)
+    if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
+        raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
+    for segment in body.segments:
+        path, found = os.path.join(directory, segment.file), 0
+        for _, data in manifest.read_segment(directory, segment):
+            found += _count(data, path, segment.start, report)
+        if found != segment.records:
+            raise CorruptQueue(f"{found} records are in the segment, the manifest says {segment.records}", path=path)
+
+
+def _count(data: bytes, path: str, offset: int, report: Report) -> int:
+    try:
+        records, used = chunk.split(data)
+    except ValueError as error:
+        raise CorruptQueue(
+            "a record does not end where the next one begins", path=path, offset=offset + int(error.args[0])
+        ) from error
+    report.records += len(records)
+    report.bytes += used - 2 * len(records)
+    return len(records)
