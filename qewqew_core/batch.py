@@ -173,8 +173,8 @@ def make_home(files: Files, path: str, suffix: str) -> str:
 def settle_lease(files: Files, path: str, batch: BatchState) -> None:
     """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
     making, home = path + layout.LEASE, make_home(files, path, layout.BATCHES)
-    if not files.is_directory(making):
-        return  # all was done
+    if files.is_directory(os.path.join(home, batch.id)):
+        return  # all was done; if NAME.lease is there, it is the beginning of the next batch
     for one in batch.chunks:
         source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
         if not files.exists(target):  # the copy of a cut chunk was made there
@@ -220,6 +220,7 @@ def settle_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[st
                 if files.exists(os.path.join(directory, name)):
                     files.rename(os.path.join(directory, name), chunk.chunk_path(path, new_id))
             files.sync_directory(os.path.dirname(path))
+            files.sync_directory(directory)
             remove_tree(files, directory)
 
 

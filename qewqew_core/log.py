@@ -4,14 +4,15 @@ The chunk files alone cannot say what is committed; the log does. It is a snapsh
 followed by one frame for each commit since. A commit *is* its frame: it happened if and only if the
 whole frame is in the log. All integers are big-endian::
 
-     0        8           12      16          each frame:   0        4       8      9
-    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬──────┬────────┐
-    │QEWQLOG1│generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ kind │ body   │
-    │        │    u32    │       │        │               │  u32   │  u32  │  u8  │ length │
-    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴──────┴────────┘
+     0        8           12      16          each frame:   0        4       8         12     13
+    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬─────────┬──────┬────────┐
+    │QEWQLOG1│generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ durable │ kind │ body   │
+    │        │    u32    │       │        │               │  u32   │  u32  │   u32   │  u8  │ length │
+    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴─────────┴──────┴────────┘
 
-A frame's crc is that of kind and body, begun with the generation, which is new for each snapshot: bytes
-of an older log are never taken for frames. A length of zero (unwritten space) ends the log.
+A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
+older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
+was written. A kind of zero (unwritten space) is no frame.
 
 =============== =========================================================================================
 kind            body
@@ -25,8 +26,8 @@ kind            body
 7 checkpoint    empty: header and pointers in the files now say the same as the log
 =============== =========================================================================================
 
-A torn frame at the end never happened and is cut off. A bad frame with a good one behind it is damage:
-`CorruptQueue`. In a commit, the crc of its frame is the checksum of the payload that it carries.
+What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
+further on says that the place was durable, then it was not torn but damaged: `CorruptQueue`. In a commit, the crc of its frame is the checksum of the payload that it carries.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from qewqew_core.state import BatchState, Chunk, Cut, Piece, State
 
 MAGIC = b"QEWQLOG1"
 _HEAD = struct.Struct(">8sII")
-_FRAME = struct.Struct(">IIB")
+_FRAME = struct.Struct(">IIIB")
+_CHECKED = 8  # the crc covers the frame from here on
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = range(1, 8)
 _MAX_FRAME = 1 << 31
 
@@ -138,38 +140,35 @@ def replay(data: bytes, path: str) -> Replayed:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         at = end
-    if snapshot or _good_frame_after(data, generation, at):
+    if snapshot or _was_durable(data, generation, at):
         raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
     result.end = at
     return result
 
 
 def _frames(data: bytes, generation: int, at: int) -> Iterator[tuple[int, bytes, int]]:
-    while (frame := _frame_at(data, generation, at)) is not None:
-        yield frame
-        at = frame[2]
+    while (end := _frame_end(data, generation, at)) is not None:
+        yield data[at + _FRAME.size - 1], data[at + _FRAME.size : end], end
+        at = end
 
 
-def _frame_at(data: bytes, generation: int, at: int) -> tuple[int, bytes, int] | None:
+def _frame_end(data: bytes, generation: int, at: int) -> int | None:
+    """Where the frame at ``at`` ends, if there is a whole one."""
     if at + _FRAME.size > len(data):
         return None
-    length, crc, kind = _FRAME.unpack_from(data, at)
+    length, crc, _, kind = _FRAME.unpack_from(data, at)
     end = at + _FRAME.size + length
-    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + 8 : end], generation) != crc:
+    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
         return None
-    return kind, data[at + _FRAME.size : end], end
+    return end
 
 
-def _good_frame_after(data: bytes, generation: int, at: int) -> bool:
-    """Whether a whole frame stands anywhere behind ``at``: then what is at ``at`` was not torn, but damaged."""
-    for start in range(at + 1, len(data) - _FRAME.size):
-        # The length field tells most places apart before a checksum is computed.
-        length = int.from_bytes(data[start : start + 4])
-        if (
-            start + _FRAME.size + length <= len(data)
-            and data[start + 8] in (COMMIT, CHECKPOINT)
-            and _frame_at(data, generation, start)
-        ):
+def _was_durable(data: bytes, generation: int, at: int) -> bool:
+    """Whether a good frame behind ``at`` says that ``at`` was on disk before it was written itself."""
+    for start in range(at + 1, len(data) - _FRAME.size + 1):
+        length, _, durable, kind = _FRAME.unpack_from(data, start)  # tells most places apart before a checksum is computed
+        plausible = at < durable <= start and kind in (COMMIT, CHECKPOINT) and start + _FRAME.size + length <= len(data)
+        if plausible and _frame_end(data, generation, start):
             return True
     return False
 
@@ -186,19 +185,24 @@ def _checkpoint(result: Replayed) -> None:
 
 def _apply(body: bytes, result: Replayed) -> None:
     result.last_rare = None
-    for letter, chunk_id, offset, data in apply(body, result.state):
+    state = result.state
+    for letter, chunk_id, offset, data in apply(body, state):
         if letter == b"A":
             result.redo.setdefault(chunk_id, []).append((offset, data))
         elif letter == b"N":
             result.gone.discard(chunk_id)
         elif letter == b"J":
-            result.last_rare = json.loads(data)
-            result.gone.difference_update(result.last_rare["chunks"] if result.last_rare["op"] == "put_back" else ())
-    if result.state.dropped or result.last_rare:
-        # What a lease moves was written out before it, and what is dropped is not needed.
-        result.redo = {one: runs for one, runs in result.redo.items() if one in result.state.chain}
-        result.gone.update(result.state.dropped)
-        result.state.dropped.clear()
+            result.last_rare = rare = json.loads(data)
+            if rare["op"] == "put_back":
+                result.gone.difference_update(rare["chunks"])
+            elif rare["op"] == "lease":  # what a lease moves was written out before it
+                result.redo = {one: runs for one, runs in result.redo.items() if one not in rare["chunks"]}
+        # To redo stale content would overwrite what was written to the chunk file since.
+        for emptied in state.emptied:
+            result.redo.pop(emptied, None)
+        result.gone.update(state.dropped)
+        state.emptied.clear()
+        state.dropped.clear()
     result.firsts.add(result.state.first)
 
 
@@ -325,9 +329,10 @@ def new_generation() -> int:
     return int.from_bytes(os.urandom(4))
 
 
-def frame(kind: int, body: bytes, generation: int) -> bytes:
-    crc = zlib.crc32(body, zlib.crc32(bytes((kind,)), generation))
-    return _FRAME.pack(len(body), crc, kind) + body
+def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
+    head = _FRAME.pack(len(body), 0, durable, kind)
+    crc = zlib.crc32(body, zlib.crc32(head[_CHECKED:], generation))
+    return head[:4] + _COUNT.pack(crc) + head[_CHECKED:] + body
 
 
 class Log:
@@ -341,7 +346,8 @@ class Log:
         self.end = end  # offset in the file: where the next frame goes
         self.snapshot_end = snapshot_end
         self._base = 0  # position of offset 0
-        self.synced = end
+        self._returned = end  # commits up to here have returned to their callers, durable or not
+        self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
 
     @property
     def position(self) -> int:
@@ -352,7 +358,7 @@ class Log:
 
         Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
         """
-        data = frame(kind, body, self.generation)
+        data = frame(kind, body, self.generation, self.synced)
         try:
             self._files.write(self._fd, data, self.end)
         except OSError as error:
@@ -365,16 +371,19 @@ class Log:
         self.end += len(data)
         return self._base + self.end
 
-    def sync(self, position: int) -> None:
-        """Everything up to ``position`` is durable. Not thread-safe; raises `QueueBroken`, after which nothing is sure."""
+    def sync(self, position: int, refuse: bool) -> None:
+        """Everything up to ``position`` is durable. Not thread-safe; raises `QueueBroken`, after which nothing is sure.
+
+        ``refuse``: commits that are not durable have not returned to their callers, and must not come back.
+        """
         if self._base + self.synced >= position:
             return
         end = self.end
         try:
             self._files.sync(self._fd)
         except OSError as error:
-            # Commits that are refused here must not come back when the queue is opened again.
-            self._cut(self.synced, error)
+            if refuse:
+                self._cut(max(self.synced, self._returned), error)
             self.broken(error)
         self.synced = max(self.synced, end)
 
@@ -395,7 +404,7 @@ class Log:
         self._files.close(self._fd)
         self._base += self.end - len(data)
         self._fd, self.generation = fd, generation
-        self.end = self.snapshot_end = self.synced = len(data)
+        self.end = self.snapshot_end = self.synced = self._returned = len(data)
 
     def close(self) -> None:
         self._files.close(self._fd)

@@ -96,7 +96,7 @@ def parse(body: Any, path: str) -> Manifest:
         value: Any = holder.get(name) if isinstance(holder, dict) else None
         if type(value) is not kind:
             raise BadManifest(f"{where}{name!r} must be {kind.__name__}, not {value!r:.80}", path=path)
-        if kind is int and value < 0:
+        if isinstance(value, int) and value < 0:
             raise BadManifest(f"{where}{name!r} is negative: {value}", path=path)
         return value
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time as clock
 import warnings
@@ -88,7 +89,7 @@ class Queue:
         self.path = layout.check_path(path)
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
-        self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, 1 << 63)
+        self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
         if sync not in INLINE_BYTES:
             raise BadArgument(f'sync must be "commit" or "never", not {sync!r:.60}')
         if not isinstance(retention, timedelta) or retention < timedelta(0):
@@ -266,6 +267,7 @@ class Queue:
         position = self._log.append(logs.COMMIT, body)
         for _ in logs.apply(body, self._state):
             pass
+        self._state.emptied.clear()  # only a replay redoes what was in them
         return position
 
     def _durable(self, position: int, always: bool = False) -> None:
@@ -273,7 +275,7 @@ class Queue:
         if self.sync == "commit" or always:
             with self._sync_lock:
                 try:
-                    self._log.sync(position)
+                    self._log.sync(position, refuse=self.sync == "commit")
                 except QueueBroken as error:
                     self._refusal = error
                     raise
@@ -283,6 +285,7 @@ class Queue:
         if self._pending:
             last = self._state.last
             assert last is not None
+            self._durable(self._log.position)  # where they go may be what an earlier commit has freed
             self._files.write(self._descriptor(last), b"".join(self._pending), self._pending_at)
             self._unsynced.add(last.id)
             self._pending.clear()
@@ -370,6 +373,8 @@ class Queue:
         inline = sum(map(len, records)) + 2 * len(records) <= self._inline_bytes
         if not inline or any(target is None for target, _ in plan):
             self._flush()  # these frames lie before what is written now
+        if not inline:
+            self._durable(self._log.position)  # where the others go may be what an earlier commit has freed
         new_ids = self._free_ids(sum(target is None for target, _ in plan))
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
@@ -556,8 +561,8 @@ class Queue:
 
         The first record is taken even if it alone is larger than ``max_bytes``.
         """
-        layout.check_whole("max_records", max_records, 1, 1 << 63)
-        room = layout.check_whole("max_bytes", max_bytes, 1, 1 << 63) if max_bytes is not None else 1 << 63
+        layout.check_whole("max_records", max_records, 1, sys.maxsize)
+        room = layout.check_whole("max_bytes", max_bytes, 1, sys.maxsize) if max_bytes is not None else sys.maxsize
         taken: list[bytes] = []
         steps: list[tuple[int, int, int]] = []
         with self._exclusive():
@@ -700,7 +705,7 @@ class Queue:
         """
         layout.check_key(key)
         limits = [
-            1 << 63 if value is None else layout.check_whole(name, value, 1, 1 << 63)
+            sys.maxsize if value is None else layout.check_whole(name, value, 1, sys.maxsize)
             for name, value in (("max_records", max_records), ("max_bytes", max_bytes))
         ]
         with self._exclusive():
@@ -756,6 +761,7 @@ class Queue:
         making = self.path + layout.LEASE
         try:
             batches.remove_tree(self._files, making)
+            batches.remove_tree(self._files, batches.directory_of(self.path, batch))  # a manifest, kept for people
             self._files.make_directory(making)
             cut = self._copy_front(rest, making, max_records, max_bytes, not whole) if rest else None
             for one in whole:

@@ -150,7 +150,9 @@ def must_be_ours(files: Files, found: Found) -> None:
             raise CorruptQueue(
                 f"the chunk file has {on_disk.size} bytes, its records end at {one.tail}. Nothing was changed", path=path
             )
-        if one.stored is not None and on_disk[1:] not in (one.stored, pointers):
+        if one.stored is not None and any(
+            found_one not in (old, new) for found_one, old, new in zip(on_disk[1:], one.stored, pointers, strict=True)
+        ):
             raise CorruptQueue(
                 f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
             )
@@ -185,7 +187,7 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
         for chunk_id in sorted(found.log.gone & found.ids):
             files.unlink(chunk.chunk_path(path, chunk_id))
         files.sync_directory(os.path.dirname(path))
-        log.sync(log.append(logs.CHECKPOINT, b""))
+        log.sync(log.append(logs.CHECKPOINT, b""), refuse=False)
     elif found.log is not None and agree(files, found):
         state, log = found.log.state, open_log(files, found.log, path)
     else:

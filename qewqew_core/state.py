@@ -119,6 +119,7 @@ class State:
     expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
     records: int = 0  # in the chain
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
+    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
 
     @property
     def first(self) -> int:
@@ -157,6 +158,7 @@ class State:
 
     def _drop_if_read(self, one: Chunk) -> None:
         if one.head == one.tail:
+            self.emptied.append(one.id)
             if len(self.chain) > 1:
                 del self.chain[one.id]
                 self.dropped.append(one.id)
@@ -165,6 +167,7 @@ class State:
 
     def clear(self) -> None:
         self.dropped += self.chain
+        self.emptied += self.chain
         self.chain.clear()
         self.records = 0
 

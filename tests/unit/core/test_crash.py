@@ -1,0 +1,180 @@
+"""Stopped after any call of the file system, a queue opens again with exactly what was committed.
+
+A workload runs once on a disk that writes down its calls. Then, for each number of calls, the disk is built as a kill
+or a power cut leaves it, and opened. The model is what the workload had been told when that call was made: every
+operation that had returned has happened, the one in flight has happened or not, and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from disk import JournalDisk, image
+
+import qewqew_core.queue
+import qewqew_core.state
+from qewqew_core import Empty, Queue
+
+View = tuple[list[bytes], dict[str, tuple[str, int, tuple[bytes, ...]]]]
+
+
+def view(q: Queue) -> View:
+    """Everything that a user can see of a queue: its records, and its batches with state, attempt and records."""
+    found = {one.id: (one.state, one.attempt, tuple(one)) for one in (*q.batches(), *q.dead())}
+    return list(q), found
+
+
+@dataclass
+class Workload:
+    """Runs operations, and remembers after how many calls each had returned, and what the queue was then."""
+
+    disk: JournalDisk
+    path: str
+    sync: str
+    chunk_size: int
+    steps: list[tuple[int, View]] = field(default_factory=list)
+    q: Queue | None = None
+    serial: int = 0
+
+    def open(self) -> None:
+        self.q = Queue(self.path, chunk_size=self.chunk_size, sync=self.sync, max_attempts=3, _files=self.disk)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.q.close()
+
+    def do(self, operation: Callable[[Queue], object]) -> None:
+        operation(self.q)
+        calls = len(self.disk.calls)
+        seen = view(self.q)
+        assert len(self.disk.calls) == calls or self.steps, "looking must not change anything that matters"
+        self.steps.append((calls, seen))
+
+    def records(self, count: int, size: int = 9) -> list[bytes]:
+        result = []
+        for _ in range(count):
+            self.serial += 1
+            result.append(b"%d:" % self.serial + b"x" * ((self.serial * 7) % size))
+        return result
+
+
+def script(work: Workload, luck: random.Random, length: int) -> None:
+    """A random sequence of all operations, with reopenings."""
+    work.open()
+    work.steps.append((0, ([], {})))
+    work.do(lambda q: None)
+    keys = 0
+    for _ in range(length):
+        pick = luck.random()
+        if pick < 0.25:
+            work.do(lambda q: q.put(work.records(1)[0]))
+        elif pick < 0.4:
+            work.do(lambda q: q.put_many(work.records(luck.randrange(1, 25)), key=f"put{luck.randrange(50)}"))
+        elif pick < 0.55:
+            work.do(_get)
+        elif pick < 0.62:
+            work.do(lambda q: q.get_many(luck.randrange(1, 12)))
+        elif pick < 0.76:
+            keys += 1
+            limits = luck.choice([{}, {"max_records": luck.randrange(1, 9)}, {"max_bytes": luck.randrange(1, 80)}])
+            work.do(lambda q, key=f"run{keys}", limits=limits: q.lease(key, **limits))
+        elif pick < 0.93:
+            end = luck.choice(["ack", "nack", "nack", "put_back", "to_dead_letters", "drop", "return_to_queue"])
+            work.do(lambda q, end=end: _end(q, end, luck))
+        elif pick < 0.95:
+            work.do(lambda q: q.clear())
+        else:
+            work.close()
+            work.open()
+            work.do(lambda q: None)
+    work.close()
+
+
+def _get(q: Queue) -> None:
+    try:
+        q.get()
+    except Empty:
+        assert len(q) == 0
+
+
+def _end(q: Queue, end: str, luck: random.Random) -> None:
+    dead = end in ("drop", "return_to_queue")
+    candidates = q.dead() if dead else [one for one in q.batches() if one.state == "leased"]
+    if candidates:
+        getattr(luck.choice(candidates), end)()
+
+
+@pytest.fixture(params=["log carries", "chunks carry"])
+def small_limits(request, monkeypatch):
+    """Limits so small that a short workload meets each of them."""
+    monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES", 3000)
+    monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES_AT_CLOSE", 1500)
+    monkeypatch.setattr(qewqew_core.queue, "PENDING_BYTES", 60)
+    monkeypatch.setattr(qewqew_core.queue, "PIECE_BYTES", 40)
+    monkeypatch.setattr(qewqew_core.state, "PIECE_BYTES", 40)
+    limit = 10_000 if request.param == "log carries" else 30
+    monkeypatch.setattr(qewqew_core.queue, "INLINE_BYTES", {"commit": limit, "never": limit})
+
+
+def check(folder: Path, allowed: list[View], work: Workload, what: str) -> None:
+    path, disk = folder / "q", JournalDisk(str(folder))
+    with Queue(path, chunk_size=work.chunk_size, sync=work.sync, max_attempts=3, _files=disk) as q:  # type: ignore[arg-type]
+        seen = view(q)
+        assert seen in allowed, f"{what}: found {seen}, not one of {allowed}"
+        assert q.verify().problems == [], what
+        q.put(b"after")
+    with Queue(path, chunk_size=work.chunk_size, _files=disk) as q:
+        assert view(q) == ([*seen[0], b"after"], seen[1]), f"{what}: opened a second time"
+
+
+def allowed_at(work: Workload, calls: int) -> list[View]:
+    done = max(number for number, (when, _) in enumerate(work.steps) if when <= calls)
+    return [seen for _, seen in work.steps[done : done + 2]]
+
+
+def crash_everywhere(tmp_path: Path, seed: int, sync: str, power: bool, length: int, every: int = 1) -> int:
+    luck = random.Random(seed)
+    root = tmp_path / "work"
+    root.mkdir()
+    work = Workload(JournalDisk(str(root)), str(root / "q"), sync, chunk_size=luck.choice([40, 64, 150, 400]))
+    script(work, luck, length)
+    calls = work.disk.calls
+    crashes = 0
+    for stop in range(luck.randrange(every), len(calls) + 1, every):
+        for chance in range(3):
+            what = f"seed {seed}, sync {sync}, stopped after call {stop} of {len(calls)}, chance {chance}"
+            fate = random.Random(f"{seed}.{stop}.{chance}") if power else None
+            folder = tmp_path / "image"
+            folder.mkdir()
+            image(calls[:stop], str(root), folder, fate)
+            if chance == 2:
+                stop_recovery_too(folder, work, random.Random(f"{seed}.{stop}"), power)
+            check(folder, allowed_at(work, stop), work, what)
+            crashes += 1
+            shutil.rmtree(folder)
+    shutil.rmtree(root)
+    return crashes
+
+
+def stop_recovery_too(folder: Path, work: Workload, luck: random.Random, power: bool) -> None:
+    """Open the queue, and stop the opening itself after some call: recovery begins again from what that left."""
+    disk = JournalDisk(str(folder))
+    Queue(folder / "q", chunk_size=work.chunk_size, max_attempts=3, _files=disk).close()
+    copy = folder.with_name("copy")
+    image(disk.calls[: luck.randrange(disk.begin, len(disk.calls) + 1)], str(folder), copy, luck if power else None)
+    shutil.rmtree(folder)
+    copy.rename(folder)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kill_after_any_call_loses_and_repeats_nothing(tmp_path, small_limits, seed):
+    assert crash_everywhere(tmp_path, seed, "never" if seed % 2 else "commit", power=False, length=40, every=3) > 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_power_cut_after_any_call_loses_and_repeats_nothing(tmp_path, small_limits, seed):
+    assert crash_everywhere(tmp_path, 100 + seed, "commit", power=True, length=40, every=3) > 100
