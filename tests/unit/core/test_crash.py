@@ -69,22 +69,23 @@ def script(work: Workload, luck: random.Random, length: int) -> None:
     work.do(lambda q: None)
     keys = 0
     for _ in range(length):
-        pick = luck.random()
+        # All that is random is drawn here, not in the operation: a test may repeat it.
+        pick, number, count = luck.random(), luck.randrange(1 << 16), luck.randrange(1, 25)
         if pick < 0.25:
-            work.do(lambda q: q.put(work.records(1)[0]))
+            work.do(lambda q, records=work.records(1): q.put(records[0]))
         elif pick < 0.4:
-            work.do(lambda q: q.put_many(work.records(luck.randrange(1, 25)), key=f"put{luck.randrange(50)}"))
+            work.do(lambda q, records=work.records(count), key=f"put{number % 50}": q.put_many(records, key=key))
         elif pick < 0.55:
             work.do(_get)
         elif pick < 0.62:
-            work.do(lambda q: q.get_many(luck.randrange(1, 12)))
+            work.do(lambda q, count=count: q.get_many(count))
         elif pick < 0.76:
             keys += 1
-            limits = luck.choice([{}, {"max_records": luck.randrange(1, 9)}, {"max_bytes": luck.randrange(1, 80)}])
+            limits = [{}, {"max_records": count}, {"max_bytes": 3 * count}][number % 3]
             work.do(lambda q, key=f"run{keys}", limits=limits: q.lease(key, **limits))
         elif pick < 0.93:
-            end = luck.choice(["ack", "nack", "nack", "put_back", "to_dead_letters", "drop", "return_to_queue"])
-            work.do(lambda q, end=end: _end(q, end, luck))
+            end = ["ack", "nack", "nack", "put_back", "to_dead_letters", "drop", "return_to_queue"][count % 7]
+            work.do(lambda q, end=end, number=number: _end(q, end, number))
         elif pick < 0.95:
             work.do(lambda q: q.clear())
         else:
@@ -101,11 +102,11 @@ def _get(q: Queue) -> None:
         assert len(q) == 0
 
 
-def _end(q: Queue, end: str, luck: random.Random) -> None:
+def _end(q: Queue, end: str, number: int) -> None:
     dead = end in ("drop", "return_to_queue")
     candidates = q.dead() if dead else [one for one in q.batches() if one.state == "leased"]
     if candidates:
-        getattr(luck.choice(candidates), end)()
+        getattr(candidates[number % len(candidates)], end)()
 
 
 @pytest.fixture(params=["log carries", "chunks carry"])
