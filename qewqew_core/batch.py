@@ -10,8 +10,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import pendulum
-
 from qewqew_core import chunk, layout, manifest
 from qewqew_core.errors import BatchExpired
 from qewqew_core.files import Files
@@ -39,7 +37,7 @@ class Batch:
         self.records = state.records
         self.bytes = state.bytes  # payload
         self.reason = state.reason  # why it was returned or is dead
-        self.created = pendulum.from_timestamp(state.created / 1000)
+        self.created = layout.moment(state.created)
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -122,7 +120,7 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
         batch.id,
         batch.keys[-1],
         layout.queue_name(path),
-        pendulum.from_timestamp(batch.created / 1000).to_rfc3339_string().replace("+00:00", "Z"),
+        layout.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z"),
         batch.attempt,
         batch.records,
         batch.bytes,

@@ -52,6 +52,10 @@ def successor(chunk_id: int) -> int:
     return chunk_id % MAX_ID + 1
 
 
+def predecessor(chunk_id: int) -> int:
+    return (chunk_id - 2) % MAX_ID + 1
+
+
 def largest_record(chunk_size: int) -> int:
     """Bytes of the largest record that a chunk of this size takes."""
     return min(chunk_size - MIN_CHUNK_SIZE, MAX_RECORD)

@@ -6,14 +6,16 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-
-import pendulum
+from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.state import State
+
+if TYPE_CHECKING:
+    import pendulum
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def stats_of(path: str, state: State) -> QueueStats:
         records=state.records,
         bytes=sum(one.bytes for one in chunks),
         chunks=len(chunks),
-        oldest=pendulum.from_timestamp(chunks[0].time() / 1000) if chunks else None,
+        oldest=layout.moment(chunks[0].time()) if chunks else None,
         leased=kinds.count("leased"),
         returned=kinds.count("returned"),
         dead=kinds.count("dead"),

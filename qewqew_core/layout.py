@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from qewqew_core import chunk
 from qewqew_core.errors import BadArgument, BadKey, BadPath
 from qewqew_core.state import key_hash
+
+if TYPE_CHECKING:
+    import pendulum
 
 LOG, BATCHES, DEAD, LEASE = ".log", ".batches", ".dead", ".lease"
 
@@ -95,3 +99,10 @@ def check_whole(name: str, value: object, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise BadArgument(f"{name} must be a whole number from {low:,} to {high:,}, not {value!r:.60}")
     return value
+
+
+def moment(milliseconds: int) -> pendulum.DateTime:
+    """A time of the log, as an aware datetime in UTC."""
+    import pendulum  # late: Spark executors import this package to read batches, and need not have it
+
+    return pendulum.from_timestamp(milliseconds / 1000)

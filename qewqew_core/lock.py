@@ -18,9 +18,6 @@ import struct
 import threading
 import time
 
-from portalocker import AlreadyLocked, LockFlags
-from portalocker.portalocker import LockfLocker
-
 from qewqew_core.errors import QueueLocked
 
 _WHOLE_FILE = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -125,6 +122,10 @@ def _set(fd: int, kind: int) -> bool:
     if kind == fcntl.F_UNLCK:
         fcntl.lockf(fd, fcntl.LOCK_UN)
         return True
+    # Late: Spark executors import this package to read batches, and need not have portalocker.
+    from portalocker import AlreadyLocked, LockFlags
+    from portalocker.portalocker import LockfLocker
+
     try:
         LockfLocker().lock(fd, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
     except AlreadyLocked:

@@ -172,6 +172,9 @@ class Queue:
             if not state.records and state.chain:
                 self._clear()
             if not (state.chain or state.batches or state.put_keys or state.expired_keys):
+                for home in (self.path + layout.BATCHES, self.path + layout.DEAD):
+                    if files.is_directory(home) and not files.list(home):
+                        files.remove_directory(home)
                 files.unlink(self._log.path)
                 files.unlink(self.path)
             else:
@@ -375,7 +378,9 @@ class Queue:
             self._flush()  # these frames lie before what is written now
         if not inline:
             self._durable(self._log.position)  # where the others go may be what an earlier commit has freed
-        new_ids = self._free_ids(sum(target is None for target, _ in plan))
+        last = self._state.last
+        new_chunks = sum(target is None for target, _ in plan)
+        new_ids = self._free_ids(new_chunks, last.id if last else chunk.NONE, chunk.successor)
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
         try:
@@ -453,25 +458,22 @@ class Queue:
             target, room = None, self.chunk_size - chunk.BEGIN
         return plan
 
-    def _free_ids(self, count: int) -> list[int]:
-        """Ids for new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
-        last = self._state.last
-        one = last.id if last else chunk.NONE
+    def _free_ids(self, count: int, start: int, step: Callable[[int], int]) -> list[int]:
+        """Ids for ``count`` new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
         ids: list[int] = []
-        for _ in range(chunk.MAX_ID if count else 0):
-            one = chunk.successor(one)
-            if one not in self._taken:
-                ids.append(one)
-                if len(ids) == count:
-                    break
-        else:
-            if count:
-                raise QueueFull(
-                    f"all {chunk.MAX_ID:,} chunk ids are in use. Nothing was stored; take or lease records, or use a larger "
-                    f"chunk_size than {self.chunk_size:,}",
-                    path=self.path,
-                )
-        return ids
+        for _ in range(chunk.MAX_ID):
+            if len(ids) == count:
+                return ids
+            start = step(start)
+            if start not in self._taken:
+                ids.append(start)
+        if len(ids) == count:
+            return ids
+        raise QueueFull(
+            f"all {chunk.MAX_ID:,} chunk ids are in use. Nothing was stored; take or lease records, or use a larger chunk_size "
+            f"than {self.chunk_size:,}",
+            path=self.path,
+        )
 
     def _make_chunk(self, chunk_id: int) -> None:
         """A new file, whole and durable before any commit refers to it; nothing refers to it yet."""
@@ -920,7 +922,9 @@ class Queue:
     def _put_back(self, batch: Batch) -> None:
         with self._exclusive():
             state = self._current(batch, "leased", "returned", "dead")
-            ids = self._free_ids(len(state.chunks))
+            # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
+            # not look whether it is free.
+            ids = self._free_ids(len(state.chunks), self._state.first or 1, chunk.predecessor)[::-1]
             files = [batches.segment_file(self.path, one.id) for one in state.chunks]
             self._change("put_back", id=state.id, chunks=ids, files=files)
             self._taken.update(ids)

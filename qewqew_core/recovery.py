@@ -250,10 +250,11 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     """Steps 2, 3 and 9 for a queue that no log describes, or that a Java program has used."""
     chain, empty = chain_of(files, found)
     old = found.log.state if found.log else None
-    if old is None and files.is_directory(found.path + layout.BATCHES):
+    homes = [found.path + suffix for suffix in (layout.BATCHES, layout.DEAD)]
+    if old is None and any(files.is_directory(home) and files.list(home) for home in homes):
         raise CorruptQueue(
             "there are batches, but no transaction log: nobody can say which of them were acknowledged. Nothing was changed; "
-            f"restore the log, or move {found.path + layout.BATCHES} away",
+            f"restore the log, or move {' and '.join(homes)} away",
             path=found.path + layout.LOG,
         )
     state = State(chain, records=sum(one.records for one in chain.values()))
