@@ -27,7 +27,7 @@ kind            body
 =============== =========================================================================================
 
 What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
-further on says that the place was durable, then it was not torn but damaged: `CorruptQueue`. In a commit, the crc of its frame is the checksum of the payload that it carries.
+further on says that the place was durable, then it was not torn but damaged: `CorruptQueue`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import errno
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def _frame_end(data: bytes, generation: int, at: int) -> int | None:
     if at + _FRAME.size > len(data):
         return None
     length, crc, _, kind = _FRAME.unpack_from(data, at)
-    end = at + _FRAME.size + length
+    end = at + _FRAME.size + int(length)
     if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
         return None
     return end
@@ -347,6 +348,7 @@ class Log:
         self.snapshot_end = snapshot_end
         self._base = 0  # position of offset 0
         self._returned = end  # commits up to here have returned to their callers, durable or not
+        self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
         self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
 
     @property
@@ -372,20 +374,22 @@ class Log:
         return self._base + self.end
 
     def sync(self, position: int, refuse: bool) -> None:
-        """Everything up to ``position`` is durable. Not thread-safe; raises `QueueBroken`, after which nothing is sure.
+        """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
 
-        ``refuse``: commits that are not durable have not returned to their callers, and must not come back.
+        Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
+        their callers, and must not come back when the queue is opened again.
         """
-        if self._base + self.synced >= position:
-            return
-        end = self.end
-        try:
-            self._files.sync(self._fd)
-        except OSError as error:
-            if refuse:
-                self._cut(max(self.synced, self._returned), error)
-            self.broken(error)
-        self.synced = max(self.synced, end)
+        with self._sync_lock:
+            if self._base + self.synced >= position:
+                return
+            end = self.end
+            try:
+                self._files.sync(self._fd)
+            except OSError as error:
+                if refuse:
+                    self._cut(max(self.synced, self._returned), error)
+                self.broken(error)
+            self.synced = max(self.synced, end)
 
     def replace(self, state: State, before_rename: Callable[[], None]) -> None:
         """Begin a new log with a snapshot of ``state``. Raises OSError while the old log is still whole.
@@ -401,13 +405,15 @@ class Log:
             self._files.sync_directory(parent(self.path))
         except OSError as error:
             self.broken(error)
-        self._files.close(self._fd)
-        self._base += self.end - len(data)
-        self._fd, self.generation = fd, generation
-        self.end = self.snapshot_end = self.synced = self._returned = len(data)
+        with self._sync_lock:
+            self._files.close(self._fd)
+            self._base += self.end - len(data)
+            self._fd, self.generation = fd, generation
+            self.end = self.snapshot_end = self.synced = self._returned = len(data)
 
     def close(self) -> None:
-        self._files.close(self._fd)
+        with self._sync_lock:
+            self._files.close(self._fd)
 
     def _cut(self, end: int, cause: OSError) -> None:
         try:

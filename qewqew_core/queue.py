@@ -11,6 +11,7 @@ The order that is kept everywhere: payload, then the commit, both durable, then 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -55,6 +56,7 @@ PENDING_BYTES = 256 << 10
 # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}
 
+_logger = logging.getLogger(__name__)
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
@@ -107,7 +109,6 @@ class Queue:
         self._files = _files or Files()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._sync_lock = threading.Lock()  # taken after _lock, if both
         self._descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
         self._pending_at = 0  # … where they begin there
@@ -186,8 +187,8 @@ class Queue:
                 if not state.chain:
                     files.unlink(self.path)
             files.sync_directory(os.path.dirname(self.path))
-        except DiskFull:
-            pass  # all is in the log: the next opening does what could not be done now
+        except DiskFull as error:
+            _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
         except OSError as error:
             if isinstance(error, QewQewError):
                 raise
@@ -276,12 +277,11 @@ class Queue:
     def _durable(self, position: int, always: bool = False) -> None:
         """Wait until the log is on disk up to ``position``. Threads that wait together share one fsync."""
         if self.sync == "commit" or always:
-            with self._sync_lock:
-                try:
-                    self._log.sync(position, refuse=self.sync == "commit")
-                except QueueBroken as error:
-                    self._refusal = error
-                    raise
+            try:
+                self._log.sync(position, refuse=self.sync == "commit")
+            except QueueBroken as error:
+                self._refusal = error
+                raise
 
     def _flush(self) -> None:
         """Write the frames that only the log has into the last chunk's file."""
@@ -362,13 +362,16 @@ class Queue:
         hashed = None if key is None else key_hash(layout.check_key(key))
         ready = chunk.checked(records, self.chunk_size)
         with self._exclusive():
+            stored = len(ready)
             if hashed is not None and hashed in self._state.put_keys:
-                return self._state.put_keys[hashed][1]
-            if not ready and hashed is None:
+                stored = self._state.put_keys[hashed][1]
+                position = self._log.position  # another thread may still be waiting for that commit
+            elif not ready and hashed is None:
                 return 0
-            position = self._append(ready, b"" if hashed is None else logs.put_key(hashed, len(ready)))
+            else:
+                position = self._append(ready, b"" if hashed is None else logs.put_key(hashed, stored))
         self._durable(position)
-        return len(ready)
+        return stored
 
     def _append(self, records: list[bytes], operations: bytes) -> int:
         """Commit records together with other operations; returns the position in the log."""

@@ -32,6 +32,13 @@ with Queue(sys.argv[1]) as q:
 """
 
 
+OPEN = """
+import sys
+from qewqew_core import Queue
+Queue(sys.argv[1], lock_timeout=0)
+"""
+
+
 def test_a_second_process_is_refused_and_told_who_holds_the_queue(tmp_path):
     path = tmp_path / "q"
     other = python(HOLD, path)
@@ -84,7 +91,7 @@ def test_a_second_opening_in_the_same_process_is_refused_in_every_thread(tmp_pat
         thread.join()
         attempt()
         # A refused opening must not cost the first one its lock, as it does with POSIX locks.
-        other = python("import sys\nfrom qewqew_core import Queue\nQueue(sys.argv[1], lock_timeout=0)", path, stderr=subprocess.PIPE)
+        other = python(OPEN, path, stderr=subprocess.PIPE)
         assert "QueueLocked" in other.communicate()[1]
         q.put(b"still mine")
     assert outcomes == [os.getpid()] * 2
@@ -143,7 +150,7 @@ def test_a_forked_child_cannot_use_the_queue_and_does_not_drop_its_lock(tmp_path
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        other = python("import sys\nfrom qewqew_core import Queue\nQueue(sys.argv[1], lock_timeout=0)", path, stderr=subprocess.PIPE)
+        other = python(OPEN, path, stderr=subprocess.PIPE)
         assert "QueueLocked" in other.communicate()[1]
         assert q.get() == b"x"
 

@@ -71,10 +71,11 @@ def script(work: Workload, luck: random.Random, length: int) -> None:
     for _ in range(length):
         # All that is random is drawn here, not in the operation: a test may repeat it.
         pick, number, count = luck.random(), luck.randrange(1 << 16), luck.randrange(1, 25)
+        records = work.records(count)
         if pick < 0.25:
-            work.do(lambda q, records=work.records(1): q.put(records[0]))
+            work.do(lambda q, record=records[0]: q.put(record))
         elif pick < 0.4:
-            work.do(lambda q, records=work.records(count), key=f"put{number % 50}": q.put_many(records, key=key))
+            work.do(lambda q, records=records, key=f"put{number % 50}": q.put_many(records, key=key))
         elif pick < 0.55:
             work.do(_get)
         elif pick < 0.62:

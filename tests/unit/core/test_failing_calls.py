@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import shutil
@@ -82,15 +83,15 @@ class FailingWorkload(Workload):
         self.done += 1
 
 
-def run_with_failure(tmp_path: Path, seed: int, steps: list[View], number: int, error: int, short: bool, for_ever: bool) -> str | None:
+def run_with_failure(
+    tmp_path: Path, seed: int, steps: list[View], number: int, error: int, short: bool, for_ever: bool
+) -> str | None:
     root = tmp_path / "work"
     root.mkdir()
     disk = FailingDisk(str(root), number, error, short, for_ever)
     work = FailingWorkload(disk, str(root / "q"), "commit", chunk_size=64)
-    try:
+    with contextlib.suppress(Stopped):
         script(work, random.Random(seed), LENGTH)
-    except Stopped:
-        pass
     what = f"seed {seed}: {disk.failed}, change number {number}, failed with {errno.errorcode[error]}"
     check(root, steps[work.done : work.done + 2], work, what)  # what was in flight has happened, or not
     shutil.rmtree(root)
