@@ -1,0 +1,48 @@
+"""Checks of arguments that hooks, operators and sensors share; each raises `BadArgument` naming the argument."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import XComArg
+
+from qewqew_core import BadArgument
+
+LARGEST = 2**63 - 1
+LONGEST = timedelta(days=3650)
+
+
+def is_rendered_later(value: Any) -> bool:
+    """Is this a template or another task's XCom, of which the value is known only when the task runs?"""
+    return isinstance(value, XComArg) or (isinstance(value, str) and "{{" in value)
+
+
+def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
+    """``value`` as an int from ``low`` to ``high``; text is accepted, since templates and connections give text."""
+    try:
+        number = int(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
+    if type(number) is not int:
+        raise BadArgument(f"{name} must be a whole number, not {value!r:.80}")
+    if not low <= number <= high:
+        raise BadArgument(f"{name} is {number:,}; it must be from {low:,} to {high:,}")
+    return number
+
+
+def seconds(name: str, value: Any, *, low: float = 0.0, high: timedelta = LONGEST) -> timedelta:
+    """``value`` (a timedelta or seconds, also as text) as a timedelta from ``low`` seconds to ``high``."""
+    if isinstance(value, timedelta):
+        number: Any = value.total_seconds()
+    else:
+        try:
+            number = float(value) if isinstance(value, str) else value
+        except ValueError:
+            number = None
+    if type(number) not in (int, float) or not math.isfinite(number):
+        raise BadArgument(f"{name} must be a timedelta or a number of seconds, not {value!r:.80}")
+    if not low <= number <= high.total_seconds():
+        raise BadArgument(f"{name} is {number:,} s; it must be from {low:g} s to {high.days:,} days")
+    return timedelta(seconds=number)

@@ -1,0 +1,62 @@
+"""What Airflow lists about this provider; the entry point `apache_airflow_provider` names the function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    name = "QewQew"
+    return {
+        "package-name": "qewqew",  # the normalised name of the distribution, or discovery raises
+        "name": name,
+        "description": "Durable local queues between Airflow tasks and Spark jobs.",
+        "integrations": [{"integration-name": name, "tags": ["software"]}],
+        "hooks": [{"integration-name": name, "python-modules": ["qewqew_airflow.hooks"]}],
+        "operators": [{"integration-name": name, "python-modules": ["qewqew_airflow.operators", "qewqew_airflow.spark_submit"]}],
+        "sensors": [{"integration-name": name, "python-modules": ["qewqew_airflow.sensors"]}],
+        "connection-types": [
+            {
+                "connection-type": "qewqew",
+                "hook-class-name": "qewqew_airflow.hooks.QewQewHook",
+                "hook-name": name,
+                "ui-field-behaviour": {
+                    "hidden-fields": ["login", "password", "port", "schema"],
+                    "relabeling": {"host": "Directory"},
+                    "placeholders": {"host": "/var/lib/qewqew"},
+                },
+                "conn-fields": {
+                    "chunk_size": {
+                        "label": "Chunk size",
+                        "description": "Bytes of one chunk file (default 16 MiB)",
+                        "schema": {"type": ["integer", "null"], "minimum": 12, "maximum": 2**31 - 1},
+                    },
+                    "sync": {
+                        "label": "Sync",
+                        "description": "commit: a commit is on disk when it returns; never: it survives a kill, not a power cut",
+                        "schema": {"type": "string", "enum": ["commit", "never"], "default": "commit"},
+                    },
+                    "lock_timeout": {
+                        "label": "Lock time-out",
+                        "description": "Seconds to wait for another owner of a queue (default 10)",
+                        "schema": {"type": ["number", "null"], "minimum": 0},
+                    },
+                    "max_attempts": {
+                        "label": "Attempts",
+                        "description": "A batch that was returned so often goes to the dead letters (default 5)",
+                        "schema": {"type": ["integer", "null"], "minimum": 1},
+                    },
+                    "retention": {
+                        "label": "Retention",
+                        "description": "Seconds that an acknowledged batch is kept, for a cleared task (default 86400)",
+                        "schema": {"type": ["number", "null"], "minimum": 0},
+                    },
+                    "retention_bytes": {
+                        "label": "Retained bytes",
+                        "description": "At most so many bytes of acknowledged batches are kept (default 1 GiB)",
+                        "schema": {"type": ["integer", "null"], "minimum": 0},
+                    },
+                },
+            }
+        ],
+    }

@@ -1,0 +1,429 @@
+"""Hand one batch of a queue to one Spark job, and acknowledge it when the job succeeded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
+from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
+
+from qewqew_airflow.arguments import is_rendered_later, whole
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.operators import task_key
+from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, QewQewError
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.sdk import Context
+
+
+class SparkConnectionMissing(QewQewError):
+    """The Spark connection does not exist or names no master; the Spark provider would submit to YARN."""
+
+
+class SparkSubmitNotFound(QewQewError):
+    """There is no spark-submit on this worker."""
+
+
+class JavaNotFound(QewQewError):
+    """spark-submit needs Java, and there is none on this worker."""
+
+
+class SparkJobFailed(QewQewError, AirflowException):
+    """The Spark job failed; the text has its last error, the cause (``__cause__``) the end of its output."""
+
+
+def ready_made_job() -> str:
+    """The path of the application that comes with QewQew, found without importing Spark."""
+    spec = importlib.util.find_spec("qewqew_spark")
+    for directory in (spec and spec.submodule_search_locations) or ():
+        path = os.path.join(directory, "jobs", "batch.py")
+        if os.path.isfile(path):
+            return path
+    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application")
+
+
+class QewQewSparkSubmitOperator(SparkSubmitOperator):
+    """Leases one batch under the task's key, submits a Spark job on it, and acknowledges it after success.
+
+    The queue is open only for the lease and for the acknowledgement; while Spark runs, others use it.
+
+    What ends how (``key`` is `task_key`, the same for every try and for a cleared task):
+
+    - success: the batch is acknowledged.
+    - a failure with retries left: the lease stays, and the next try works on the same batch.
+    - the last failure (no retries left, `AirflowFailException`, or a retry policy that says so): the
+      batch is returned with the reason, and the next lease, by whatever run, gets it first; after
+      max_attempts it goes to the dead letters.
+    - killed, at whatever point, or marked by a user: the lease stays; the next try or a cleared task
+      works on the same batch. Spark's driver on this worker dies with the task.
+    - cleared after success: the same batch is processed again, and acknowledging it again does nothing.
+    - cleared when the batch's retention has ended: fails without retries (`BatchExpired`).
+    - nothing to lease: the task is skipped.
+
+    A batch may thus be processed more than once, never partly acknowledged: the job must write by
+    batch id. The ready-made job does.
+
+    Returns (XCom) batch_id, attempt, records, bytes, and what the job reported: for the ready-made job
+    read, good, bad, outputs, quarantine, note and seconds (not in cluster mode, where the driver's
+    files are elsewhere).
+
+    :param queue_name: file name of the queue in the connection's directory (templated)
+    :param qewqew_conn_id: the connection of the queue (templated)
+    :param max_records: at most so many records in the batch
+    :param max_bytes: at most so many bytes in the batch
+    :param outputs: what the ready-made job writes: a list of dicts with ``path`` and, as needed,
+        ``sql`` (over the view ``batch``), ``format`` (default parquet), ``partition_by`` (list of
+        columns), ``options`` (dict of the format's options) (templated). A table goes to
+        ``path/batch=ID``; a format that has no path (jdbc) is appended to.
+    :param schema: of the JSON records, as Spark DDL; without it Spark infers it (templated)
+    :param quarantine: path where records go that do not decode (templated); without it the path of the
+        first output with ``-quarantine`` appended
+    :param max_bad_records: the job fails when more records do not decode
+    :param application: your own job instead of the ready-made one (templated); its
+        ``application_args`` must then hold ``{manifest}`` (path of the batch's manifest) and may hold
+        ``{batch_id}`` and ``{result}`` (a file on this worker into which it may write a JSON object for
+        the XCom).
+        Without application_args its one argument is the manifest.
+
+    All other parameters are those of SparkSubmitOperator. ``PYSPARK_PYTHON`` is this Python unless
+    ``env_vars`` or the environment say otherwise; a spark-submit that is not on PATH is looked for
+    beside this Python.
+
+    Raises `BadArgument`, `BadPath`, `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound`
+    before anything is leased, and `SparkJobFailed`.
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "queue_name",
+        "qewqew_conn_id",
+        "outputs",
+        "schema",
+        "quarantine",
+    )
+    template_fields_renderers = {"outputs": "json", "schema": "sql"}  # noqa: RUF012  (as Airflow declares it)
+
+    def __init__(
+        self,
+        *,
+        queue_name: str,
+        qewqew_conn_id: str = QewQewHook.default_conn_name,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        outputs: Sequence[Mapping[str, Any]] | None = None,
+        schema: str | None = None,
+        quarantine: str | None = None,
+        max_bad_records: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_name = queue_name
+        self.qewqew_conn_id = qewqew_conn_id
+        self.max_records = None if max_records is None else whole("max_records", max_records)
+        self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
+        self.outputs = outputs
+        self.schema = schema
+        self.quarantine = quarantine
+        self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
+        self._killed = False
+        self._driver_is_here = True
+        self._ready_made = not self.application
+        self._check_job()
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]  # the provider returns nothing
+        hook = QewQewHook(self.qewqew_conn_id)
+        key = task_key(context)
+        try:
+            self._check_job()
+            hook.path(self.queue_name)
+            self._check_worker()
+            batch = self._lease(hook, key)
+            if batch is None:
+                raise AirflowSkipException(f"queue {self.queue_name} is empty: nothing to hand to Spark")
+            if self._killed:  # during the lease: spark-submit did not run yet, so on_kill could not stop it
+                raise AirflowException("killed before spark-submit")
+            result = self._submit(context, batch)
+            self._acknowledge(hook, batch)
+        except AirflowSkipException:
+            raise
+        except BaseException as error:  # AirflowTaskTimeout is a BaseException
+            self._after_failure(context, hook, key, error)
+            raise
+        return {
+            "batch_id": batch.id,
+            "attempt": batch.attempt,
+            "records": batch.records,
+            "bytes": batch.bytes,
+            **result,
+        }
+
+    def on_kill(self) -> None:
+        """Kill the driver and keep the lease: whoever killed the task decides whether it runs again."""
+        self._killed = True
+        if self._hook is not None:
+            super().on_kill()
+
+    # Before the lease: what can be known, so that a wrong argument or worker takes nothing.
+
+    def _check_job(self) -> None:
+        if not self._ready_made:
+            for name in ("outputs", "schema", "quarantine", "max_bad_records"):
+                if getattr(self, name) is not None:
+                    raise BadArgument(f"{name} is for the ready-made job; pass it to your application in application_args")
+            if not any("{manifest}" in str(argument) for argument in self.application_args or ["{manifest}"]):
+                raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
+        elif self.application_args is not None:
+            raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs")
+        elif not is_rendered_later(self.outputs):
+            check_outputs(self.outputs)
+
+    def _check_worker(self) -> None:
+        try:
+            BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException as error:
+            raise SparkConnectionMissing(
+                f"there is no connection {self._conn_id!r}, and Airflow would submit to YARN; add one of type spark with "
+                "the master as its host, for example local[*], spark://host:7077 or yarn"
+            ) from error
+        if self._ready_made:
+            self.application = ready_made_job()
+        # Made to be looked at: the hook of the submission takes its arguments when it is made.
+        connection = self._get_hook()._connection
+        master = connection["master"]
+        if not master or master.endswith("://"):
+            raise SparkConnectionMissing(
+                f"connection {self._conn_id!r} names no Spark master; set its host, for example to local[*] or spark://host:7077"
+            )
+        environment = {**os.environ, **(self.env_vars or {})}
+        self._find_spark_submit(connection["spark_binary"], environment)
+        check_java(environment)
+        # In cluster mode the driver runs elsewhere, where neither this Python nor a file for the result need be.
+        self._driver_is_here = connection["deploy_mode"] != "cluster"
+        if self._driver_is_here and "PYSPARK_PYTHON" not in environment:
+            self.env_vars = {**(self.env_vars or {}), "PYSPARK_PYTHON": sys.executable}
+
+    def _find_spark_submit(self, binary: str, environment: Mapping[str, str]) -> None:
+        if shutil.which(binary, path=environment.get("PATH")):
+            return
+        # Not resolved: the Python of a virtual environment is a link into the system.
+        beside = os.path.join(os.path.dirname(sys.executable), binary)
+        if not os.access(beside, os.X_OK):
+            raise SparkSubmitNotFound(
+                f"{binary!r} is neither on the PATH of this worker nor beside {sys.executable}; install pyspark into the "
+                "environment of the workers, or put the bin directory of a Spark on their PATH"
+            )
+        self._spark_binary = beside
+
+    # Lease, submit, acknowledge.
+
+    def _lease(self, hook: QewQewHook, key: str) -> Batch | None:
+        try:
+            with hook.queue(self.queue_name) as queue:
+                batch = queue.lease(key, max_records=self.max_records, max_bytes=self.max_bytes)
+        except BatchExpired as error:
+            raise AirflowFailException(
+                f"BatchExpired: {error}. Trigger a new run for what is in the queue now; a longer retention in the "
+                "connection's extra keeps batches for longer"
+            ) from error
+        if batch is not None:
+            self.log.info(
+                "Leased batch %s (%s records, %s bytes, attempt %d, %s) under %s: %s",
+                batch.id,
+                f"{batch.records:,}",
+                f"{batch.bytes:,}",
+                batch.attempt,
+                "acknowledged before, processing it again" if batch.state == "acked" else batch.state,
+                key,
+                batch.manifest_path,
+            )
+        return batch
+
+    def _submit(self, context: Context, batch: Batch) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
+            result = os.path.join(directory, "result.json")
+            if self._ready_made:
+                self.application_args = self._job_arguments(batch.manifest_path, result if self._driver_is_here else None)
+            else:
+                places = {"{manifest}": batch.manifest_path, "{batch_id}": batch.id, "{result}": result}
+                pattern = re.compile("|".join(map(re.escape, places)))
+                self.application_args = [
+                    pattern.sub(lambda place: places[place[0]], str(argument))
+                    for argument in self.application_args or ["{manifest}"]
+                ]
+            start = time.monotonic()
+            try:
+                super().execute(context)
+            except AirflowException as error:
+                raise SparkJobFailed(f"batch {batch.id}: {last_error(str(error))}") from error
+            report = read_result(result)
+        report.pop("batch", None)  # it is the batch_id
+        self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
+        return report
+
+    def _job_arguments(self, manifest: str, result: str | None) -> list[str]:
+        arguments = [manifest]
+        for output in self.outputs or ():
+            arguments += ["--output", json.dumps(output)]
+        if self.schema is not None:
+            arguments += ["--schema", self.schema]
+        if self.quarantine is not None:
+            arguments += ["--quarantine", self.quarantine]
+        if self.max_bad_records is not None:
+            arguments += ["--max-bad-records", str(self.max_bad_records)]
+        if result is not None:
+            arguments += ["--result", result]
+        return arguments
+
+    def _get_hook(self) -> SparkSubmitHook:
+        hook = super()._get_hook()
+        if hook._connection["deploy_mode"] != "cluster":
+            # A driver that outlived a killed task would write the batch at the same time as the retry.
+            hook.submit = functools.partial(hook.submit, preexec_fn=die_with_parent)  # type: ignore[method-assign]
+        return hook
+
+    def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
+        with hook.queue(self.queue_name) as queue:
+            batch = queue.batch(leased.id)
+            if (batch.key, batch.attempt) != (leased.key, leased.attempt):
+                raise BatchConflict(
+                    f"batch {leased.id} was leased again since, by {batch.key}; this task's result is not acknowledged"
+                )
+            batch.ack()
+        self.log.info("Acknowledged batch %s", leased.id)
+
+    # After a failure.
+
+    def _after_failure(self, context: Context, hook: QewQewHook, key: str, error: BaseException) -> None:
+        if self._killed:
+            self.log.info("Killed: a lease under %s stays, for the next try or a cleared task", key)
+            return
+        if not self._is_last(context, error):
+            ti = context["ti"]
+            self.log.info("Try %d of %d failed: a lease under %s stays for the next try", ti.try_number, ti.max_tries + 1, key)
+            return
+        if self._hook is not None:
+            super().on_kill()  # a time-out leaves Spark running; nobody may lease the batch while it writes
+        try:
+            if not hook.inspect(self.queue_name).leased:
+                return
+            with hook.queue(self.queue_name) as queue:
+                for batch in queue.batches():
+                    if batch.key == key and batch.state == "leased":
+                        batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
+                        self.log.info(
+                            "Last try failed: returned batch %s, the next lease of %s gets it", batch.id, self.queue_name
+                        )
+        except Exception as failure:  # it must not hide why the task failed
+            self.log.warning("The lease under %s could not be returned (%s): clear this task to process it", key, failure)
+
+    def _is_last(self, context: Context, error: BaseException) -> bool:
+        """Will Airflow not try this task again by itself? By the rules of its own task runner."""
+        ti = context["ti"]
+        if isinstance(error, AirflowFailException) or not 0 < ti.try_number <= ti.max_tries:
+            return True
+        policy = getattr(self, "retry_policy", None)
+        if policy is None:
+            return False
+        decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries, context=context)
+        return bool(decision.action == RetryAction.FAIL)
+
+
+FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml", "avro"}  # these need a path; others, such as jdbc, have none
+OUTPUT_FIELDS = {"path": str, "sql": str, "format": str, "partition_by": list, "options": dict}
+
+
+def check_outputs(outputs: Any) -> None:
+    """Raise `BadArgument` unless ``outputs`` is a list of outputs as the ready-made job takes them."""
+
+    def refuse(message: str) -> NoReturn:
+        raise BadArgument(f"{message}; an output is a dict with {', '.join(OUTPUT_FIELDS)}")
+
+    if not isinstance(outputs, Sequence) or isinstance(outputs, str) or not outputs:
+        refuse(f"outputs must be a list of at least one output, not {outputs!r:.80}")
+    paths = set()
+    for number, output in enumerate(outputs):
+        where = f"output {number}"
+        if not isinstance(output, Mapping):
+            refuse(f"{where} is {type(output).__name__}")
+        for name, value in output.items():
+            if name not in OUTPUT_FIELDS:
+                refuse(f"{where} has {name!r}")
+            if not isinstance(value, OUTPUT_FIELDS[name]):
+                refuse(f"{where}: {name} must be {OUTPUT_FIELDS[name].__name__}, not {value!r:.80}")
+        path = output.get("path", "").rstrip("/")
+        if not path and output.get("format", "parquet").lower() in FILE_FORMATS:
+            refuse(f"{where} has no path")
+        if path and path in paths:
+            refuse(f"{where} writes to {path}, as another output does")
+        paths.add(path)
+        if not all(isinstance(column, str) and column for column in output.get("partition_by", ())):
+            refuse(f"{where}: partition_by must be a list of column names")
+        try:
+            json.dumps(output)
+        except (TypeError, ValueError) as error:
+            refuse(f"{where} cannot be written as JSON: {error}")
+
+
+def check_java(environment: Mapping[str, str]) -> None:
+    """Raise `JavaNotFound` if spark-submit, run with ``environment``, would find no Java."""
+    home = environment.get("JAVA_HOME")
+    if home:
+        if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+            raise JavaNotFound(f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer, or unset it")
+        return
+    # A Spark installation may set JAVA_HOME itself, in this file.
+    spark_home = environment.get("SPARK_HOME")
+    settings = environment.get("SPARK_CONF_DIR") or (spark_home and os.path.join(spark_home, "conf"))
+    if settings and os.path.isfile(os.path.join(settings, "spark-env.sh")):
+        return
+    if not shutil.which("java", path=environment.get("PATH")):
+        raise JavaNotFound(
+            "spark-submit needs Java; install Java 17 or newer on the workers, and set JAVA_HOME or put it on PATH"
+        )
+
+
+def read_result(path: str) -> dict[str, Any]:
+    """The JSON object that the job wrote, {} if it wrote none; raises `SparkJobFailed` for anything else."""
+    try:
+        with open(path, "rb") as file:
+            result = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SparkJobFailed(f"the job's result is not JSON: {error}", path=path) from error
+    if not isinstance(result, dict):
+        raise SparkJobFailed("the job's result is not a JSON object", path=path)
+    return result
+
+
+def last_error(output: str) -> str:
+    """Why spark-submit failed, in a line: what the ready-made job printed last, else the last error in the output."""
+    lines = output.splitlines()
+    ours = [line for line in lines if line.startswith("qewqew: error: ")]
+    named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
+    return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]
+
+
+_libc = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """In the forked child, before spark-submit: have the kernel kill it when this task's process ends. Linux only."""
+    if sys.platform == "linux":
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

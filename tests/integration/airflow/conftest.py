@@ -1,0 +1,142 @@
+"""A real Airflow on SQLite, in this process, with a home of its own; and a spark-submit to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+# Airflow reads its configuration when it is imported: a home of its own first, never the user's.
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-"))
+os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+os.environ.setdefault("AIRFLOW__CORE__UNIT_TEST_MODE", "False")
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"
+
+Connect = Callable[..., None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def airflow_db() -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Define a connection by its fields, as an environment variable does."""
+
+    def define(conn_id: str, conn_type: str, host: str | None, **extra: Any) -> None:
+        fields = {"conn_type": conn_type, "host": host, "extra": extra}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(fields))
+
+    return define
+
+
+@pytest.fixture
+def directory(tmp_path: Path, connect: Connect) -> Path:
+    """The directory of the connection qewqew_default."""
+    path = tmp_path / "queues"
+    path.mkdir()
+    connect("qewqew_default", "qewqew", str(path))
+    return path
+
+
+class Runner:
+    """Runs a DAG that a test made, with the tasks in this process."""
+
+    def __call__(self, dag: Any) -> Run:
+        """A new run of the DAG."""
+        from airflow.dag_processing.bundles.manager import DagBundlesManager
+        from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+
+        # dag.test() runs only what is registered, and in this order: see its message "not serialized".
+        DagBundlesManager().sync_bundles_to_db()
+        bag = DagBag(os.devnull, collect_dags=False, bundle_name="dags-folder", bundle_path=None)
+        dag.fileloc, dag.relative_fileloc = __file__, Path(__file__).name
+        bag.bag_dag(dag)
+        sync_bag_to_db(bag, "dags-folder", None)
+        return Run(dag.test())
+
+    def again(self, dag: Any, earlier: Run | None = None) -> Run:
+        """An earlier run (the DAG's last) again, all its tasks cleared. dag.test() itself would replace it by a new one."""
+        from airflow.models.dagrun import DagRun
+        from airflow.settings import Session
+
+        session = Session()
+        found = DagRun.find(dag_id=dag.dag_id, run_id=earlier and earlier.run_id, session=session)[-1]
+        for ti in found.get_task_instances(session=session):
+            if ti.state == "running":  # its process is gone, and no scheduler is here to notice
+                ti.state = "up_for_retry"
+        session.commit()
+
+        def existing(*, dag: Any, session: Any, **_: Any) -> Any:
+            dag_run = session.get(DagRun, found.id)
+            dag_run.state, dag_run.dag = "running", dag
+            session.commit()
+            return dag_run
+
+        with mock.patch("airflow.models.dagrun.get_or_create_dagrun", existing):
+            return Run(dag.test(logical_date=found.logical_date))
+
+
+class Run:
+    """What became of a DAG run."""
+
+    def __init__(self, dag_run: Any) -> None:
+        self.run_id = dag_run.run_id
+        self._instances = {(ti.task_id, ti.map_index): ti for ti in dag_run.get_task_instances()}
+
+    def states(self) -> dict[str, str]:
+        """By task, or by ``task[map_index]``."""
+        return {task if index < 0 else f"{task}[{index}]": str(ti.state) for (task, index), ti in self._instances.items()}
+
+    def tries(self, task: str) -> int:
+        return self._instances[task, -1].try_number
+
+    def result(self, task: str, map_index: int = -1) -> Any:
+        """What the task returned."""
+        return self._instances[task, map_index].xcom_pull(task_ids=task, map_indexes=map_index)
+
+
+@pytest.fixture
+def run() -> Runner:
+    return Runner()
+
+
+class FakeSpark:
+    """A spark-submit on PATH that reads the batch it is given and does what the test says; see fake_spark_submit.py."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def next(self, *actions: str) -> None:
+        (self.home / "next").write_text("\n".join(actions))
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        file = self.home / "calls"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect) -> FakeSpark:
+    home = tmp_path / "spark"
+    home.mkdir()
+    program = home / "spark-submit"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake_spark_submit.py"} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SPARK", str(home))
+    connect("spark_default", "spark", "local[1]")
+    fake = FakeSpark(home)
+    fake.next()
+    return fake

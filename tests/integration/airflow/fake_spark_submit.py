@@ -1,0 +1,80 @@
+"""Stands in for spark-submit: writes down what it was given, then does what the test says next.
+
+``$FAKE_SPARK/next`` holds the names of actions, one a line, of which each call takes the first:
+
+    fail       ends like a job that failed, with the ready-made job's last line
+    error      ends like a Python program that raised
+    kill       kills the task's process, as the loss of the worker would, and stays
+    terminate  tells it to stop, as Airflow does when a user says so, and stays
+    stay       stays, as a job that takes long
+    (none)     succeeds
+
+Every call is a line of JSON in ``$FAKE_SPARK/calls``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+from qewqew_core import Queue, inspect, manifest
+
+home = os.environ["FAKE_SPARK"]
+arguments = sys.argv[1:]
+application = next(number for number, argument in enumerate(arguments) if argument.endswith(".py"))
+given = arguments[application + 1 :]
+path = given[0]
+body = manifest.load(path)
+directory = os.path.dirname(path)
+queue = os.path.join(os.path.dirname(os.path.dirname(directory)), body.queue)
+
+records = []
+for segment in body.segments:
+    for _, frames in manifest.read_segment(directory, segment):
+        at = 0
+        while at < len(frames):
+            end = at + 2 + int.from_bytes(frames[at : at + 2], "big")
+            records.append(frames[at + 2 : end].decode())
+            at = end
+stats = inspect(queue)
+with Queue(queue, lock_timeout=1):  # raises if the task holds the queue while Spark runs
+    pass
+call = {
+    "pid": os.getpid(),
+    "id": body.id,
+    "attempt": body.attempt,
+    "records": records,
+    "leased": stats.leased,
+    "returned": stats.returned,
+    "options": arguments[:application],
+    "application": arguments[application],
+    "arguments": given,
+    "python": os.environ.get("PYSPARK_PYTHON"),
+}
+with open(os.path.join(home, "calls"), "a") as file:
+    file.write(json.dumps(call) + "\n")
+
+with open(os.path.join(home, "next")) as file:
+    action, *rest = file.read().split() or [""]
+with open(os.path.join(home, "next"), "w") as file:
+    file.write("\n".join(rest))
+
+if action == "fail":
+    print("WARN something that does not matter")
+    print("qewqew: error: 3 of 3 records do not decode, max_bad_records is 0")
+    print("INFO ShutdownHookManager: shutdown hook called")
+    sys.exit(1)
+if action == "error":
+    raise ValueError("the disk of the executor is full")
+if action == "kill":
+    os.kill(os.getppid(), signal.SIGKILL)
+if action == "terminate":
+    os.kill(os.getppid(), signal.SIGTERM)
+if action in ("kill", "terminate", "stay"):
+    time.sleep(60)
+if "--result" in given:
+    with open(given[given.index("--result") + 1], "w") as file:
+        json.dump({"batch": body.id, "attempt": body.attempt, "read": len(records), "good": len(records), "bad": 0}, file)

@@ -1,0 +1,384 @@
+"""Lease, submit, acknowledge, in a real Airflow; what becomes of the batch when something fails in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule, task
+
+from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator, SparkJobFailed
+from qewqew_core import Batch, Queue, inspect
+
+NOW = timedelta(0)
+OUTPUTS = [{"path": "/nowhere/orders"}]
+
+
+def put(directory: Path, *records: str) -> None:
+    with Queue(directory / "orders") as queue:
+        queue.put_many([record.encode() for record in records])
+
+
+def counts(directory: Path) -> dict[str, int]:
+    stats = inspect(directory / "orders")
+    return {name: getattr(stats, name) for name in ("records", "leased", "returned", "dead")}
+
+
+def operator(**arguments: Any) -> QewQewSparkSubmitOperator:
+    return QewQewSparkSubmitOperator(
+        **{"task_id": "submit", "queue_name": "orders", "outputs": OUTPUTS, "retry_delay": NOW, **arguments}
+    )
+
+
+def make(dag_id: str, **arguments: Any) -> DAG:
+    with DAG(f"spark_{dag_id}", schedule=None) as dag:
+        operator(**arguments)
+    return dag
+
+
+# Success.
+
+
+def test_a_batch_is_leased_processed_and_acknowledged(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b", "c")
+    ran = run(make("success"))
+    assert ran.states() == {"submit": "success"}
+    [call] = spark.calls
+    assert call["records"] == ["a", "b", "c"]
+    assert (call["leased"], call["attempt"]) == (1, 1)
+    assert call["application"].endswith("qewqew_spark/jobs/batch.py")
+    assert json.loads(call["arguments"][2]) == OUTPUTS[0]
+    assert call["python"] == sys.executable
+    result = {"batch_id": call["id"], "attempt": 1, "records": 3, "bytes": 3, "read": 3, "good": 3, "bad": 0}
+    assert ran.result("submit") == result
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_all_arguments_of_the_job_reach_it(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a")
+    outputs = [{"path": "/nowhere/{{ params.table }}", "partition_by": ["day"]}, {"path": "/nowhere/b", "sql": "SELECT 1 AS x"}]
+    with DAG("spark_arguments", schedule=None, params={"table": "orders"}) as dag:
+        operator(outputs=outputs, schema="id INT", quarantine="/nowhere/q", max_bad_records=0, conf={"spark.ui.enabled": "false"})
+    assert run(dag).states() == {"submit": "success"}
+    [call] = spark.calls
+    manifest, *arguments = call["arguments"]
+    assert os.path.basename(manifest) == "manifest.json"
+    assert arguments[:10:2] == ["--output", "--output", "--schema", "--quarantine", "--max-bad-records"]
+    assert json.loads(arguments[1]) == {"path": "/nowhere/orders", "partition_by": ["day"]}
+    assert arguments[5:10:2] == ["id INT", "/nowhere/q", "0"]
+    assert call["options"] == ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--name", "arrow-spark"]
+
+
+def test_an_application_of_ones_own_gets_what_it_asks_for(run: Any, directory: Path, spark: Any, tmp_path: Path) -> None:
+    put(directory, "a")
+    application = tmp_path / "mine.py"
+    arguments = ["{manifest}", "--id={batch_id}", "--result", "{result}", "{{ params.day }}", '{"batch": {}}', 7]
+    with DAG("spark_own", schedule=None, params={"day": "monday"}) as dag:
+        operator(outputs=None, application=str(application), application_args=arguments) >> operator(
+            task_id="plain", outputs=None, application=str(application)
+        )
+        put(directory, "b")
+    dag.task_dict["submit"].max_records = 1
+    ran = run(dag)
+    assert ran.states() == {"submit": "success", "plain": "success"}
+    first, second = spark.calls
+    assert first["application"] == str(application)
+    assert first["arguments"][1] == f"--id={first['id']}"
+    assert first["arguments"][4:] == ["monday", '{"batch": {}}', "7"]
+    assert ran.result("submit")["read"] == 1
+    assert len(second["arguments"]) == 1
+    assert ran.result("plain") == {"batch_id": second["id"], "attempt": 1, "records": 1, "bytes": 1}
+
+
+def test_two_tasks_get_different_batches_of_the_size_they_ask_for(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, *"abcde")
+    with DAG("spark_two", schedule=None) as dag:
+        operator(task_id="one", max_records=2) >> operator(task_id="two", max_bytes=1) >> operator(task_id="rest")
+    run(dag)
+    assert [call["records"] for call in spark.calls] == [["a", "b"], ["c"], ["d", "e"]]
+
+
+def test_an_empty_queue_skips_the_task_and_what_follows(run: Any, directory: Path, spark: Any) -> None:
+    with DAG("spark_empty", schedule=None) as dag:
+
+        @task
+        def after(batch: Any) -> None:
+            pass
+
+        after(operator().output)
+    assert run(dag).states() == {"submit": "skipped", "after": "skipped"}
+    assert spark.calls == []
+    assert list(directory.iterdir()) == []
+
+
+# Failure.
+
+
+def test_a_failure_with_retries_left_keeps_the_lease_for_the_same_batch(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b")
+    spark.next("fail", "error")
+    ran = run(make("retried", retries=2))
+    assert ran.states() == {"submit": "success"}
+    assert ran.tries("submit") == 3
+    assert [(call["records"], call["attempt"], call["leased"], call["returned"]) for call in spark.calls] == [
+        (["a", "b"], 1, 1, 0)
+    ] * 3
+    assert len({call["id"] for call in spark.calls}) == 1
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_the_last_failure_returns_the_batch_and_the_next_run_gets_it_first(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b")
+    spark.next("fail", "fail")
+    dag = make("returned", retries=1)
+    assert run(dag).states() == {"submit": "failed"}
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
+    with Queue(directory / "orders") as queue:
+        [batch] = queue.batches()
+        assert "3 of 3 records do not decode, max_bad_records is 0" in batch.reason
+
+    put(directory, "c")
+    assert run(dag).states() == {"submit": "success"}
+    assert run(dag).states() == {"submit": "success"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a", "b"], 1)] * 2 + [(["a", "b"], 2), (["c"], 1)]
+    assert len({call["id"] for call in spark.calls[:3]}) == 1
+
+
+def test_after_max_attempts_the_batch_is_a_dead_letter_and_does_not_stop_the_queue(
+    run: Any, directory: Path, spark: Any, connect: Any
+) -> None:
+    connect("qewqew_default", "qewqew", str(directory), max_attempts=1)
+    put(directory, "poison")
+    spark.next("fail")
+    dag = make("dead")
+    first = run(dag)
+    assert first.states() == {"submit": "failed"}
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 1}
+    put(directory, "b")
+    assert run(dag).states() == {"submit": "success"}
+    assert [call["records"] for call in spark.calls] == [["poison"], ["b"]]
+    # Clearing the task must not give it other records instead.
+    put(directory, "c")
+    assert run.again(dag, first).states() == {"submit": "failed"}
+    assert counts(directory) == {"records": 1, "leased": 0, "returned": 0, "dead": 1}
+
+
+def test_a_retry_policy_that_gives_up_returns_the_batch(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a")
+    spark.next("fail")
+    policy = ExceptionRetryPolicy(rules=[RetryRule(exception=SparkJobFailed, action=RetryAction.FAIL)])
+    ran = run(make("policy", retries=3, retry_policy=policy))
+    assert ran.states() == {"submit": "failed"}
+    assert ran.tries("submit") == 1
+    assert counts(directory)["returned"] == 1
+
+
+def test_a_time_out_kills_the_driver_before_the_batch_is_returned(
+    run: Any, directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(directory, "a")
+    spark.next("stay")
+    nack, alive = Batch.nack, []
+    monkeypatch.setattr(
+        Batch, "nack", lambda self, reason: (alive.append(not is_gone(spark.calls[0]["pid"])), nack(self, reason))
+    )
+    assert run(make("timeout", execution_timeout=timedelta(seconds=3))).states() == {"submit": "failed"}
+    assert alive == [False]
+    assert counts(directory)["returned"] == 1
+
+
+def test_a_task_that_cannot_acknowledge_processes_the_same_batch_again(
+    run: Any, directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the worker is lost after the job succeeded."""
+    put(directory, "a")
+    ack, failures = Batch.ack, [OSError("the disk is gone")]
+    monkeypatch.setattr(Batch, "ack", lambda self: ack(self) if not failures else (_ for _ in ()).throw(failures.pop()))
+    assert run(make("unacknowledged", retries=1)).states() == {"submit": "success"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a"], 1)] * 2
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_the_failed_task_tells_the_cause_last(run: Any, directory: Path, spark: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    put(directory, "a")
+    spark.next("error")
+    run(make("cause"))
+    output = capfd.readouterr().out
+    _, named, end = output.rpartition("SparkJobFailed: batch orders-")
+    assert named
+    assert "ValueError: the disk of the executor is full" in end
+    assert "Cannot execute" not in end  # the whole output of spark-submit stands above
+
+
+# Killed and cleared.
+
+KILLED = """
+import sys
+sys.path.insert(0, {here!r})
+from conftest import Runner
+from test_airflow_lease_and_submit import make
+Runner()(make("killed", retries=1))
+"""
+
+
+def test_a_killed_task_takes_its_driver_along_and_the_next_try_gets_the_same_batch(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b")
+    spark.next("kill")
+    here = str(Path(__file__).parent)
+    killed = subprocess.run([sys.executable, "-c", KILLED.format(here=here)], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert counts(directory) == {"records": 0, "leased": 1, "returned": 0, "dead": 0}
+    # A driver that lived on would write at the same time as the next one.
+    assert is_gone(spark.calls[0]["pid"])
+
+    put(directory, "c")
+    assert run.again(make("killed", retries=1)).states() == {"submit": "success"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a", "b"], 1)] * 2
+    assert counts(directory) == {"records": 1, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_a_task_that_is_stopped_keeps_the_lease_even_on_its_last_try(run: Any, directory: Path, spark: Any) -> None:
+    """A user who marks or clears a running task, or a worker that shuts down, sends SIGTERM."""
+    put(directory, "a")
+    spark.next("terminate")
+    dag = make("stopped")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        stopped = run(dag)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert stopped.states() == {"submit": "failed"}
+    assert is_gone(spark.calls[0]["pid"])
+    assert counts(directory) == {"records": 0, "leased": 1, "returned": 0, "dead": 0}
+    assert run.again(dag, stopped).states() == {"submit": "success"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a"], 1)] * 2
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(50):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_cleared_task_processes_the_same_batch_again_and_takes_nothing_new(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b")
+    dag = make("cleared")
+    first = run(dag)
+    put(directory, "c")
+    cleared = run.again(dag, first)
+    assert cleared.states() == {"submit": "success"}
+    assert cleared.result("submit") == first.result("submit")
+    assert [call["records"] for call in spark.calls] == [["a", "b"]] * 2
+    assert counts(directory) == {"records": 1, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_a_cleared_task_that_fails_this_time_leaves_its_batch_acknowledged(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a")
+    dag = make("cleared_failing")
+    first = run(dag)
+    spark.next("fail")
+    assert run.again(dag, first).states() == {"submit": "failed"}
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+    assert run.again(dag, first).states() == {"submit": "success"}
+    assert [call["records"] for call in spark.calls] == [["a"]] * 3
+
+
+def test_a_task_whose_returned_batch_another_run_finished_processes_that_batch_when_cleared(
+    run: Any, directory: Path, spark: Any
+) -> None:
+    put(directory, "a")
+    spark.next("fail")
+    dag = make("overtaken")
+    first = run(dag)
+    run(dag)
+    put(directory, "b")
+    assert run.again(dag, first).states() == {"submit": "success"}
+    assert [call["records"] for call in spark.calls] == [["a"]] * 3
+    assert counts(directory)["records"] == 1
+
+
+def test_a_cleared_task_whose_batch_has_expired_fails_at_once_and_takes_nothing_new(
+    run: Any, directory: Path, spark: Any, connect: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect("qewqew_default", "qewqew", str(directory), retention_bytes=0)
+    put(directory, "a")
+    dag = make("expired", retries=3)
+    first = run(dag)
+    put(directory, "b")
+    cleared = run.again(dag, first)
+    assert cleared.states() == {"submit": "failed"}
+    assert cleared.tries("submit") == 2
+    assert len(spark.calls) == 1
+    assert counts(directory)["records"] == 1
+    output = capfd.readouterr().out
+    assert "BatchExpired" in output
+    assert "Trigger a new run" in output
+
+
+# Nothing is leased for a job that cannot run.
+
+
+@pytest.mark.parametrize(
+    ("prepare", "error"),
+    [
+        (lambda m, c, d: m.delenv("AIRFLOW_CONN_SPARK_DEFAULT"), "there is no connection 'spark_default'"),
+        (lambda m, c, d: c("spark_default", "spark", ""), "names no Spark master"),
+        (lambda m, c, d: c("spark_default", "spark", "local[1]", **{"spark-binary": "rm"}), "spark-binary"),
+        (lambda m, c, d: (m.setenv("PATH", "/nowhere"), m.setattr(sys, "executable", "/nowhere/python")), "SparkSubmitNotFound"),
+        (lambda m, c, d: m.setenv("JAVA_HOME", "/nowhere"), "JAVA_HOME is /nowhere"),
+        (lambda m, c, d: c("qewqew_default", "qewqew", str(d / "missing")), "does not exist on this worker"),
+    ],
+    ids=["connection", "master", "binary", "spark-submit", "java", "directory"],
+)
+def test_what_is_missing_is_named_before_anything_is_leased(
+    run: Any,
+    directory: Path,
+    spark: Any,
+    connect: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    prepare: Any,
+    error: str,
+) -> None:
+    put(directory, "a")
+    prepare(monkeypatch, connect, directory)
+    assert run(make("missing")).states() == {"submit": "failed"}
+    assert error in capfd.readouterr().out
+    assert spark.calls == []
+    assert counts(directory) == {"records": 1, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_a_last_try_that_does_not_reach_spark_returns_what_an_earlier_one_leased(
+    run: Any, directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(directory, "a")
+    spark.next("fail")
+    dag = make("unreached", retries=1)
+    dag.task_dict["submit"].on_retry_callback = [lambda context: monkeypatch.setenv("JAVA_HOME", "/nowhere")]
+    assert run(dag).states() == {"submit": "failed"}
+    assert len(spark.calls) == 1
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
+
+
+def test_stage_and_submit_in_one_run_and_clearing_all_of_it_changes_nothing(run: Any, directory: Path, spark: Any) -> None:
+    with DAG("spark_all", schedule=None) as dag:
+        QewQewStageOperator.partial(task_id="stage", queue_name="orders").expand(records=[["a"], ["b"]]) >> operator()
+    first = run(dag)
+    run.again(dag, first)
+    assert [call["records"] for call in spark.calls] == [["a", "b"]] * 2
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}

@@ -1,0 +1,110 @@
+"""The whole path with a real spark-submit: staged in Airflow, written by Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+
+from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.sensors import QewQewSensor
+from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_core import inspect
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"
+CONF = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+
+
+@pytest.fixture(autouse=True)
+def local_spark(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spark-submit beside this Python, which need not be on PATH."""
+    connect("spark_default", "spark", "local[1]")
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    beside = os.path.dirname(sys.executable)
+    path = [part for part in os.environ["PATH"].split(os.pathsep) if part != beside]
+    monkeypatch.setenv("PATH", os.pathsep.join(path))
+
+
+def test_staged_rows_become_tables_partitioned_and_aggregated(run: Any, directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "orders.csv").write_text("id,shop,price\n4,b,8\n5,b,2\n")
+    outputs = [
+        {"path": str(tmp_path / "orders"), "partition_by": ["shop"]},
+        {"path": str(tmp_path / "sums"), "sql": "SELECT shop, sum(CAST(price AS INT)) AS total FROM batch GROUP BY shop"},
+    ]
+    with DAG("with_spark", schedule=None) as dag:
+        rows = [{"id": str(number), "shop": "a", "price": "1"} for number in range(1, 4)]
+        stage = QewQewStageOperator(task_id="stage", queue_name="orders", records=[*rows, "not json"])
+        csv = QewQewStageOperator(task_id="csv", queue_name="orders", path=str(tmp_path / "orders.csv"))
+        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=6, timeout=10)
+        submit = QewQewSparkSubmitOperator(
+            task_id="submit", queue_name="orders", schema="id STRING, shop STRING, price STRING", outputs=outputs, conf=CONF
+        )
+        stage >> csv >> wait >> submit
+    ran = run(dag)
+    assert set(ran.states().values()) == {"success"}
+
+    result = ran.result("submit")
+    under = f"batch={result['batch_id']}"
+    assert {name: result[name] for name in ("attempt", "records", "read", "good", "bad")} == {
+        "attempt": 1,
+        "records": 6,
+        "read": 6,
+        "good": 5,
+        "bad": 1,
+    }
+    assert [(each["path"], each["written"]) for each in result["outputs"]] == [
+        (str(tmp_path / "orders" / under), 5),
+        (str(tmp_path / "sums" / under), 2),
+    ]
+    orders = ds.dataset(tmp_path / "orders" / under, partitioning="hive").to_table().to_pylist()
+    assert sorted((row["id"], row["shop"]) for row in orders) == [("1", "a"), ("2", "a"), ("3", "a"), ("4", "b"), ("5", "b")]
+    assert sorted(ds.dataset(tmp_path / "sums" / under).to_table().to_pydict()["total"]) == [3, 10]
+    assert [row["value"] for row in ds.dataset(result["quarantine"]).to_table().to_pylist()] == [b"not json"]
+    stats = inspect(directory / "orders")
+    assert (stats.records, stats.leased, stats.returned) == (0, 0, 0)
+
+
+def test_a_job_that_fails_says_why_at_the_end_and_the_batch_is_returned(
+    run: Any, directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with DAG("with_spark_failing", schedule=None) as dag:
+        QewQewStageOperator(task_id="stage", queue_name="orders", records=["not json"]) >> QewQewSparkSubmitOperator(
+            task_id="submit",
+            queue_name="orders",
+            schema="id INT",
+            outputs=[{"path": str(tmp_path / "orders")}],
+            max_bad_records=0,
+            conf=CONF,
+            execution_timeout=timedelta(minutes=2),
+        )
+    assert run(dag).states() == {"stage": "success", "submit": "failed"}
+    output = capfd.readouterr().out
+    assert (
+        "1 of 1 records do not decode (1 not a JSON object), max_bad_records is 0"
+        in output.rpartition("SparkJobFailed: batch")[2]
+    )
+    assert not (tmp_path / "orders").exists()
+    assert inspect(directory / "orders").returned == 1
+
+
+def test_the_example_makes_the_tables_that_the_csv_file_says(
+    run: Any, directory: Path, tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
+    connect("spark_default", "spark", "local[2]")
+    bag = DagBag(str(EXAMPLES))
+    assert not bag.import_errors
+    ran = run(bag.dags["flights_to_parquet"])
+    assert set(ran.states().values()) == {"success"}
+    assert sum(ran.result("stage", month)["records"] for month in range(12)) == 336_776
+    assert ran.result("to_parquet")["read"] == 336_776
+    assert ran.result("check")["flights"] == 336_776
+    assert len(ran.result("check")["delays"]) == 16

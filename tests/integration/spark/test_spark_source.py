@@ -1,0 +1,192 @@
+"""The data source `qewqew` on batches made by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+
+import pytest
+from pyspark.errors import PySparkException
+from spark_batches import make_batch, write_manifest, write_segment
+
+from qewqew_core import chunk
+from qewqew_core.manifest import Segment
+
+
+def rows(spark, path) -> list[tuple[bytes, int, str]]:
+    found = spark.read.format("qewqew").load(str(path)).orderBy("offset").collect()
+    return [(bytes(row.value), row.offset, row.segment) for row in found]
+
+
+def failure(spark, path) -> str:
+    """The last line that says something of what a user sees."""
+    with pytest.raises(PySparkException) as caught:
+        spark.read.format("qewqew").load(str(path)).collect()
+    return [line for line in str(caught.value).split("\n") if line.strip() and "SQLSTATE" not in line][-1]
+
+
+def damage_manifest(batch, change) -> None:
+    body = json.loads((batch / "manifest.json").read_bytes())
+    change(body)
+    (batch / "manifest.json").write_text(json.dumps(body))
+
+
+def test_records_come_with_their_number_in_the_batch_and_their_segment(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"a", b"b"], [b"c"])
+    frame = spark.read.format("qewqew").load(str(batch))
+    assert frame.dtypes == [("value", "binary"), ("offset", "bigint"), ("segment", "string")]
+    assert rows(spark, batch) == [(b"a", 0, "orders.qew.17"), (b"b", 1, "orders.qew.17"), (b"c", 2, "orders.qew.18")]
+
+
+def test_there_is_one_partition_per_segment(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", *([b"x"] for _ in range(5)))
+    assert spark.read.format("qewqew").load(str(batch)).rdd.getNumPartitions() == 5
+
+
+def test_a_batch_is_given_by_directory_manifest_or_file_uri(spark, tmp_path):
+    batch = make_batch(tmp_path / "a batch", [b"a"])
+    manifest = batch / "manifest.json"
+    for path in (batch, f"{batch}/", manifest, f"file:{batch}", f"file://{manifest}", batch.as_uri()):
+        assert [value for value, *_ in rows(spark, path)] == [b"a"]
+
+
+def test_a_batch_without_segments_is_an_empty_frame(spark, tmp_path):
+    assert rows(spark, make_batch(tmp_path / "b")) == []
+
+
+def test_an_empty_segment_between_others_is_skipped(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"a"], [], [b"b"])
+    assert [(value, number) for value, number, _ in rows(spark, batch)] == [(b"a", 0), (b"b", 1)]
+
+
+def test_empty_largest_and_binary_records_arrive_as_they_are(spark, tmp_path):
+    records = [b"", b"\x00\xff" * 32767 + b"\x00", b"", bytes(range(256)), b"", b"x" * chunk.MAX_RECORD, b""]
+    batch = make_batch(tmp_path / "b", records, records[::-1])
+    assert [value for value, *_ in rows(spark, batch)] == records + records[::-1]
+
+
+def test_only_the_bytes_from_start_to_end_are_read(spark, tmp_path):
+    first = write_segment(tmp_path, "orders.qew.3", [b"a", b"b"], start=4711, tail=b"\x00\x05later")
+    write_manifest(tmp_path, [first, write_segment(tmp_path, "orders.qew.4", [b"c"])])
+    assert [value for value, *_ in rows(spark, tmp_path)] == [b"a", b"b", b"c"]
+
+
+def test_a_segment_read_in_many_runs_and_arrays_is_complete_and_in_order(spark, tmp_path):
+    records = [b"%d" % n * (n % 40) for n in range(60_000)]
+    segment = write_segment(tmp_path, "orders.qew.3", records, every=700)
+    write_manifest(tmp_path, [segment])
+    assert len(segment.boundaries) > 80
+    found = rows(spark, tmp_path)
+    assert [value for value, *_ in found] == records
+    assert [number for _, number, _ in found] == list(range(60_000))
+
+
+def test_the_columns_may_be_given_but_no_others(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"a"])
+    reader = spark.read.format("qewqew")
+    assert reader.schema("value BINARY, offset LONG, segment STRING").load(str(batch)).count() == 1
+    with pytest.raises(PySparkException, match="has the columns value binary, offset bigint, segment string, not id int; leave"):
+        reader.schema("id INT").load(str(batch)).count()
+
+
+def test_a_flipped_bit_fails_with_file_and_offset_whatever_the_action(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"good"], [b"hello", b"world"])
+    file = batch / "orders.qew.18"
+    data = bytearray(file.read_bytes())
+    data[14] ^= 1
+    file.write_bytes(data)
+    line = failure(spark, batch)
+    assert line.startswith(f"qewqew_core.errors.CorruptQueue: {file}, offset 10: the checksum")
+    with pytest.raises(PySparkException, match=f"CorruptQueue: {file}, offset 10: the checksum"):
+        spark.read.format("qewqew").load(str(batch)).write.mode("overwrite").parquet(str(tmp_path / "out"))
+
+
+def test_a_truncated_file_fails_before_any_record_is_read(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"hello", b"world"])
+    file = batch / "orders.qew.17"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert "segment file 'orders.qew.17' has 21 bytes, the segment ends at 24" in failure(spark, batch)
+
+
+def test_a_segment_that_vanishes_after_planning_fails_with_its_name(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"hello"])
+    frame = spark.read.format("qewqew").load(str(batch))
+    frame.count()
+    (batch / "orders.qew.17").unlink()
+    with pytest.raises(PySparkException, match=r"orders\.qew\.17.* cannot be read"):
+        frame.collect()
+
+
+@pytest.mark.parametrize(
+    ("frames", "offset"),
+    [
+        (b"\x00\x02ab\x00\x09abc", 14),  # a record longer than the segment
+        (b"\x00\x06abcdef\x00", 18),  # half a length at the end
+        (b"\x00\x02ab\x00\x03abc", 10),  # whole records, but more than announced
+    ],
+)
+def test_frames_that_contradict_the_manifest_fail_although_the_checksum_is_right(spark, tmp_path, frames, offset):
+    (tmp_path / "orders.qew.3").write_bytes(chunk.POINTERS.pack(10, 19, 0) + frames)
+    write_manifest(tmp_path, [Segment("orders.qew.3", 10, 19, 1, f"{zlib.crc32(frames):08x}", ())])
+    assert failure(spark, tmp_path).startswith(f"qewqew_core.errors.CorruptQueue: {tmp_path}/orders.qew.3, offset {offset}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: body.update(records=3), "it says 3 records of 10 bytes, its segments hold 2 of 10"),
+        (lambda body: body.update(bytes=9), "it says 2 records of 9 bytes"),
+        (lambda body: body.update(version=2), "this program reads version 1"),
+        (lambda body: body.pop("segments"), "'segments' must be list"),
+        (lambda body: body["segments"][0].update(file="../x"), "not a plain name"),
+        (lambda body: body["segments"][0].update(file="\ud800"), "cannot be read"),
+        (lambda body: body["segments"][0].update(end=9), "are no range"),
+        (lambda body: body["segments"][0].update(boundaries=[[9, 1]]), "boundaries must"),
+        (lambda body: body["segments"][0].update(crc32="0"), "not eight hex digits"),
+    ],
+)
+def test_a_manifest_that_lies_is_refused_with_its_path(spark, tmp_path, change, message):
+    batch = make_batch(tmp_path / "b", [b"hello", b"world"])
+    damage_manifest(batch, change)
+    line = failure(spark, batch)
+    assert line.startswith(f"qewqew_core.errors.BadManifest: {batch}/manifest.json: ")
+    assert message in line
+
+
+def test_a_checksum_that_the_manifest_has_wrong_fails(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"hello"])
+    damage_manifest(batch, lambda body: body["segments"][0].update(crc32="00000000"))
+    assert "the manifest says 00000000" in failure(spark, batch)
+
+
+def test_a_wrong_path_fails_in_load(spark, tmp_path):
+    (tmp_path / "orders.qew").write_bytes(b"\x00\x01")
+    for path, message in [
+        (tmp_path / "nothing", "there is no manifest; give the directory of a batch or its manifest.json"),
+        (tmp_path, "there is no manifest"),
+        (tmp_path / "orders.qew", "not JSON"),
+        (tmp_path / "orders.qew" / "x", "cannot be read: Not a directory"),
+        ("s3a://bucket/batch", "not on a local file system"),
+        ("file://elsewhere/batch", "not on a local file system"),
+    ]:
+        with pytest.raises(PySparkException, match=message):
+            spark.read.format("qewqew").load(str(path))
+
+
+def test_unknown_options_several_paths_and_no_path_are_refused(spark, tmp_path):
+    batch = str(make_batch(tmp_path / "b", [b"a"]))
+    reader = spark.read.format("qewqew")
+    with pytest.raises(PySparkException, match="has no option 'startingoffsets'; the only one is 'path'"):
+        reader.option("startingOffsets", "earliest").load(batch)
+    with pytest.raises(PySparkException, match="one batch at a time"):
+        spark.read.format("qewqew").load([batch, batch])
+    with pytest.raises(PySparkException, match="no path"):
+        spark.read.format("qewqew").load()
+
+
+def test_a_copied_batch_directory_is_read_where_it_lies(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"a"], [b"b"])
+    shutil.copytree(batch, tmp_path / "copy")
+    shutil.rmtree(batch)
+    assert [value for value, *_ in rows(spark, tmp_path / "copy")] == [b"a", b"b"]

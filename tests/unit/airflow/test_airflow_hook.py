@@ -1,0 +1,184 @@
+"""The hook: which names are queues, and what a connection may say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_core import BadArgument, BadPath
+
+Connect = Callable[..., None]
+
+
+@pytest.mark.parametrize("name", ["orders", "orders.qew", "shop/orders", "a b", "größe", "x" * 200])
+def test_a_queue_lies_in_the_directory_of_its_connection(directory: Path, name: str) -> None:
+    (directory / "shop").mkdir()
+    assert QewQewHook().path(name) == str(directory / name)
+    assert not (directory / name).exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["", ".", "..", "../orders", "shop/../../orders", "/etc/orders", "shop//orders", "orders/", "./orders"],
+        *["a\0b", "a\nb", "x" * 201, "\ud800", None, 7, b"orders"],
+    ],
+)
+def test_a_name_that_is_none_or_leaves_the_directory_is_refused(directory: Path, name: Any) -> None:
+    with pytest.raises(BadPath, match="is not the name of a queue"):
+        QewQewHook().path(name)
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_is_a_link_out_is_refused(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (directory / "shop").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadPath, match="leads out of"):
+        QewQewHook().path("shop/orders")
+
+
+def test_a_queue_that_is_a_link_out_is_refused_even_if_it_dangles(directory: Path, tmp_path: Path) -> None:
+    (directory / "orders").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BadPath, match="leads out of"):
+        QewQewHook().path("orders")
+
+
+def test_a_directory_beside_with_the_same_beginning_is_outside(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "queues2").mkdir()
+    (directory / "orders").symlink_to(tmp_path / "queues2" / "orders")
+    with pytest.raises(BadPath, match="leads out of"):
+        QewQewHook().path("orders")
+
+
+def test_a_link_inside_the_directory_is_the_queue_it_points_to(directory: Path) -> None:
+    """One queue under two paths would get two sets of chunk files."""
+    (directory / "orders").touch()
+    (directory / "alias").symlink_to("orders")
+    assert QewQewHook().path("alias") == str(directory / "orders")
+
+
+def test_the_directory_of_the_connection_may_be_a_link_itself(tmp_path: Path, directory: Path, connect: Connect) -> None:
+    (tmp_path / "link").symlink_to(directory)
+    connect("qewqew_default", "qewqew", str(tmp_path / "link"))
+    assert QewQewHook().path("orders") == str(directory / "orders")
+
+
+@pytest.mark.parametrize("host", [None, "", "queues", "~/queues", "./queues"])
+def test_a_connection_without_an_absolute_directory_is_refused(connect: Connect, host: str | None) -> None:
+    connect("qewqew_default", "qewqew", host)
+    with pytest.raises(BadPath, match=r"qewqew_default.*absolute path"):
+        QewQewHook().path("orders")
+
+
+def test_a_directory_that_does_not_exist_is_not_created(directory: Path, connect: Connect) -> None:
+    connect("qewqew_default", "qewqew", str(directory / "missing"))
+    with pytest.raises(BadPath, match=r"missing: .*does not exist on this worker; .*mkdir -p"):
+        QewQewHook().path("orders")
+    with pytest.raises(BadPath, match="does not exist"):
+        QewQewHook().inspect("orders")
+    assert not (directory / "missing").exists()
+
+
+def test_a_missing_subdirectory_is_named(directory: Path) -> None:
+    with pytest.raises(BadPath, match=r"queues/shop: .*does not exist"):
+        QewQewHook().path("shop/orders")
+
+
+def test_a_file_in_place_of_the_directory_is_refused(directory: Path, connect: Connect) -> None:
+    (directory / "file").touch()
+    connect("qewqew_default", "qewqew", str(directory / "file"))
+    with pytest.raises(BadPath, match="does not exist"):
+        QewQewHook().path("orders")
+
+
+def test_a_directory_that_cannot_be_read_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, for whom every directory is readable.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(BadPath, match="cannot read it"):
+        QewQewHook().inspect("orders")
+
+
+def test_chunk_files_and_directories_are_no_queues(directory: Path) -> None:
+    with QewQewHook().queue("orders") as queue:
+        queue.put(b"1")
+    (directory / "shop").mkdir()
+    for name in ("orders.1", "shop"):
+        with pytest.raises(BadPath):
+            QewQewHook().queue(name)
+
+
+def test_the_settings_of_a_queue_come_from_the_extra(connect: Connect) -> None:
+    settings = {
+        "chunk_size": 4096,
+        "sync": "never",
+        "lock_timeout": 0.5,
+        "max_attempts": 2,
+        "retention": 60,
+        "retention_bytes": 0,
+    }
+    connect("qewqew_default", "qewqew", "/", **settings)
+    assert QewQewHook().settings() == {**settings, "retention": timedelta(seconds=60)}
+
+
+def test_settings_may_be_text_and_empty_ones_are_not_set(connect: Connect) -> None:
+    connect("qewqew_default", "qewqew", "/", chunk_size="4096", sync="", max_attempts=None, lock_timeout="2.5")
+    assert QewQewHook().settings() == {"chunk_size": 4096, "lock_timeout": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("chunk_size", value) for value in (11, 2**31, "big", 1.5, True, [1])],
+        *[("sync", value) for value in ("always", 1)],
+        *[("lock_timeout", value) for value in (-1, "soon", "nan", "inf", True)],
+        *[("max_attempts", value) for value in (0, -1)],
+        *[("retention", value) for value in (-1, 1e12)],
+        ("retention_bytes", -1),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(connect: Connect, directory: Path, name: str, value: Any) -> None:
+    connect("qewqew_default", "qewqew", str(directory), **{name: value})
+    with pytest.raises(BadArgument, match=f"'qewqew_default': extra {name}"):
+        QewQewHook().queue("orders")
+    assert list(directory.iterdir()) == []
+
+
+def test_an_unknown_setting_is_refused(connect: Connect) -> None:
+    """A misspelt sync would be a queue that is less durable than its owner thinks."""
+    connect("qewqew_default", "qewqew", "/", snyc="never")
+    with pytest.raises(BadArgument, match="'snyc'; it may have chunk_size, sync"):
+        QewQewHook().settings()
+
+
+def test_a_queue_opens_with_the_settings_and_what_is_given_wins(connect: Connect, directory: Path) -> None:
+    connect("qewqew_default", "qewqew", str(directory), chunk_size=100)
+    with QewQewHook().queue("orders") as queue:
+        queue.put(b"1")
+        assert (directory / "orders.1").stat().st_size == 100
+    with QewQewHook().queue("others", chunk_size=200) as queue:
+        queue.put(b"1")
+        assert (directory / "others.1").stat().st_size == 200
+
+
+def test_inspecting_a_queue_that_does_not_exist_counts_nothing_and_makes_nothing(directory: Path) -> None:
+    stats = QewQewHook().inspect("orders")
+    assert (stats.records, stats.bytes, stats.oldest, stats.returned) == (0, 0, None, 0)
+    assert list(directory.iterdir()) == []
+
+
+def test_the_connection_test_says_what_is_wrong(connect: Connect, directory: Path) -> None:
+    assert QewQewHook().test_connection() == (True, f"{directory} can be read and written")
+    connect("qewqew_default", "qewqew", str(directory), sync="always")
+    works, message = QewQewHook().test_connection()
+    assert not works
+    assert message.startswith("BadArgument: connection 'qewqew_default': extra sync")
+    connect("qewqew_default", "qewqew", str(directory / "missing"))
+    works, message = QewQewHook().test_connection()
+    assert not works
+    assert message.startswith("BadPath: ")

@@ -1,0 +1,106 @@
+"""What Airflow sees of the provider, and what importing it costs."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+from airflow._shared.module_loading import import_string
+
+from qewqew_airflow.get_provider_info import get_provider_info
+from qewqew_airflow.hooks import SETTINGS, QewQewHook
+
+
+def test_the_provider_info_satisfies_the_schema_of_airflow() -> None:
+    schema = importlib.resources.files("airflow").joinpath("provider_info.schema.json").read_text()
+    jsonschema.validate(get_provider_info(), json.loads(schema))
+
+
+def test_airflow_finds_the_provider_and_its_connection_type() -> None:
+    from airflow.providers_manager import ProvidersManager
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    manager = ProvidersManager()
+    assert manager.providers["qewqew"].data["name"] == "QewQew"
+    hook = ProvidersManagerTaskRuntime().hooks["qewqew"]
+    assert hook is not None
+    assert (hook.hook_class_name, hook.hook_name) == ("qewqew_airflow.hooks.QewQewHook", "QewQew")
+    assert manager.field_behaviours["qewqew"]["relabeling"] == {"host": "Directory"}
+
+
+def test_everything_that_is_listed_can_be_imported() -> None:
+    info = get_provider_info()
+    modules = [module for part in ("hooks", "operators", "sensors") for entry in info[part] for module in entry["python-modules"]]
+    for name in [*modules, info["connection-types"][0]["hook-class-name"]]:
+        assert import_string(name) if name[-4:] == "Hook" else __import__(name)
+
+
+def test_the_form_of_the_connection_has_the_settings_that_the_hook_takes() -> None:
+    [connection] = get_provider_info()["connection-types"]
+    assert list(connection["conn-fields"]) == list(SETTINGS)
+    assert connection["connection-type"] == QewQewHook.conn_type
+
+
+def run_python(program: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+MODULES = "qewqew_airflow.get_provider_info, qewqew_airflow.hooks, qewqew_airflow.operators, qewqew_airflow.sensors"
+
+
+def test_importing_the_provider_imports_nothing_heavy_that_airflow_does_not() -> None:
+    program = f"""
+import json, sys
+from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Connection, PokeReturnValue, XComArg
+before = set(sys.modules)
+import {MODULES}
+print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
+"""
+    assert set(run_python(program)) <= {"airflow", "qewqew_airflow", "qewqew_core", "portalocker", *sys.stdlib_module_names}
+
+
+def test_all_but_the_spark_operator_works_where_spark_is_not_installed() -> None:
+    program = f"""
+import json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "pyarrow") or name.startswith("airflow.providers.apache.spark.operators"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import {MODULES}
+try:
+    import qewqew_airflow.spark_submit
+except ModuleNotFoundError as error:
+    print(json.dumps(str(error)))
+"""
+    assert "airflow.providers.apache.spark" in run_python(program)
+
+
+def test_the_spark_operator_is_made_without_importing_pyspark() -> None:
+    """Every DAG that has one is parsed again and again."""
+    program = """
+import json, sys
+from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator, ready_made_job
+QewQewSparkSubmitOperator(task_id="submit", queue_name="orders", outputs=[{"path": "/nowhere"}])
+ready_made_job()
+print(json.dumps("pyspark" in sys.modules or "qewqew_spark" in sys.modules))
+"""
+    assert run_python(program) is False
+
+
+@pytest.mark.parametrize("name", ["QewQewStageOperator", "QewQewSensor", "QewQewSparkSubmitOperator"])
+def test_the_queue_of_celery_is_left_alone(name: str) -> None:
+    """BaseOperator's ``queue`` says which worker runs the task, which matters for a queue on one worker's disk."""
+    module = {"QewQewStageOperator": "operators", "QewQewSensor": "sensors"}.get(name, "spark_submit")
+    arguments = {"QewQewStageOperator": {"records": []}, "QewQewSparkSubmitOperator": {"outputs": [{"path": "/nowhere"}]}}
+    operator = import_string(f"qewqew_airflow.{module}.{name}")(
+        task_id="t", queue_name="orders", queue="host-a", **arguments.get(name, {})
+    )
+    assert (operator.queue, operator.queue_name) == ("host-a", "orders")

@@ -1,0 +1,231 @@
+"""What the Spark operator refuses, and how it judges a failure."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from qewqew_airflow.spark_submit import (
+    JavaNotFound,
+    QewQewSparkSubmitOperator,
+    SparkJobFailed,
+    SparkSubmitNotFound,
+    check_java,
+    check_outputs,
+    last_error,
+    read_result,
+    ready_made_job,
+)
+from qewqew_core import BadArgument
+
+OUTPUTS = [{"path": "/nowhere"}]
+
+
+def operator(**arguments: Any) -> QewQewSparkSubmitOperator:
+    return QewQewSparkSubmitOperator(**{"task_id": "submit", "queue_name": "orders", **arguments})
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [{"path": "/a"}],
+        [{"path": "/a", "sql": "SELECT 1", "format": "delta", "partition_by": ["day"], "options": {"compression": "zstd"}}],
+        [{"path": "/a"}, {"path": "/b"}],
+        [{"format": "jdbc", "options": {"dbtable": "orders"}}, {"format": "jdbc", "options": {"dbtable": "sums"}}],
+    ],
+)
+def test_outputs_that_the_job_can_write(outputs: Any) -> None:
+    check_outputs(outputs)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (None, "a list of at least one"),
+        ([], "a list of at least one"),
+        ("/a", "a list of at least one"),
+        ({"path": "/a"}, "a list of at least one"),
+        (["/a"], "output 0 is str"),
+        ([{}], "output 0 has no path"),
+        ([{"path": ""}], "output 0 has no path"),
+        ([{"path": "/"}], "output 0 has no path"),
+        ([{"path": 1}], "path must be str"),
+        ([{"format": "CSV"}], "output 0 has no path"),
+        ([{"path": "/a"}, {"path": "/a/"}], "output 1 writes to /a, as another"),
+        ([{"path": "/a", "partitionBy": ["day"]}], "output 0 has 'partitionBy'"),
+        ([{"path": "/a", "partition_by": "day"}], "partition_by must be list"),
+        ([{"path": "/a", "partition_by": [""]}], "list of column names"),
+        ([{"path": "/a", "partition_by": [1]}], "list of column names"),
+        ([{"path": "/a", "options": ["x"]}], "options must be dict"),
+        ([{"path": "/a", "options": {"x": object()}}], "cannot be written as JSON"),
+    ],
+)
+def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        operator(outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outputs": OUTPUTS, "application_args": ["x"]}, "for an application of your own"),
+        ({"application": "mine.py", "outputs": OUTPUTS}, "outputs is for the ready-made job"),
+        ({"application": "mine.py", "schema": "id INT"}, "schema is for the ready-made job"),
+        ({"application": "mine.py", "application_args": ["x", "{batch_id}"]}, "must hold {manifest}"),
+        *[
+            ({"outputs": OUTPUTS, name: value}, name)
+            for name in ("max_records", "max_bytes")
+            for value in (0, -1, 1.5, True, "x")
+        ],
+        ({"outputs": OUTPUTS, "max_bad_records": -1}, "max_bad_records"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_an_error_of_the_dag_file(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        operator(**arguments)
+
+
+def test_the_ready_made_job_is_found() -> None:
+    assert Path(ready_made_job()).name == "batch.py"
+
+
+# The worker.
+
+
+def test_java_is_where_spark_submit_looks_for_it(tmp_path: Path) -> None:
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.touch(mode=0o755)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-env.sh").touch()
+    home, path = str(tmp_path / "home"), str(java.parent)
+    check_java({"JAVA_HOME": home, "PATH": "/nowhere"})
+    check_java({"PATH": path})
+    check_java({"SPARK_HOME": str(tmp_path), "PATH": "/nowhere"})
+    check_java({"SPARK_CONF_DIR": str(tmp_path / "conf"), "PATH": "/nowhere"})
+    with pytest.raises(JavaNotFound, match="JAVA_HOME is /nowhere"):
+        check_java({"JAVA_HOME": "/nowhere", "PATH": path})
+    with pytest.raises(JavaNotFound, match="install Java"):
+        check_java({"PATH": "/nowhere"})
+
+
+def test_spark_submit_is_taken_from_path_else_from_beside_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("path", "beside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "spark-submit").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside" / "python"))
+    submit = operator(outputs=OUTPUTS)
+    submit._find_spark_submit("spark-submit", {"PATH": str(tmp_path / "path")})
+    assert submit._spark_binary is None
+    submit._find_spark_submit("spark-submit", {"PATH": "/nowhere"})
+    assert submit._spark_binary == str(tmp_path / "beside" / "spark-submit")
+    with pytest.raises(SparkSubmitNotFound, match="'spark3-submit' is neither"):
+        submit._find_spark_submit("spark3-submit", {"PATH": "/nowhere"})
+
+
+def test_a_driver_dies_with_the_process_that_started_it() -> None:
+    program = (
+        "import os, subprocess, sys, signal\n"
+        "from qewqew_airflow.spark_submit import die_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent, stdout=subprocess.DEVNULL)\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    child = Path(f"/proc/{int(done.stdout)}/cmdline")
+    for _ in range(50):
+        if not child.exists() or not child.read_bytes():  # gone, or dead and waiting to be reaped
+            return
+        time.sleep(0.1)
+    pytest.fail("the child lives on")
+
+
+# Failures.
+
+
+@pytest.mark.parametrize(
+    ("try_number", "max_tries", "error", "last"),
+    [
+        (1, 0, AirflowException("x"), True),
+        (1, 2, AirflowException("x"), False),
+        (2, 2, AirflowException("x"), False),
+        (3, 2, AirflowException("x"), True),
+        (1, 2, AirflowFailException("x"), True),
+        (1, 2, KeyError("x"), True),  # the policy gives up
+        (1, 2, ValueError("x"), False),
+        (3, 2, OSError("x"), True),  # the policy says retry, there are none left
+    ],
+)
+def test_the_last_failure_is_the_one_that_airflow_does_not_retry(
+    try_number: int, max_tries: int, error: Exception, last: bool
+) -> None:
+    rules = [RetryRule(exception=KeyError, action=RetryAction.FAIL), RetryRule(exception=OSError, action=RetryAction.RETRY)]
+    submit = operator(outputs=OUTPUTS, retry_policy=ExceptionRetryPolicy(rules=rules))
+    context: Any = {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
+    assert submit._is_last(context, error) is last
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "Cannot execute: spark-submit. Error code is: 1.\nLast spark-submit output:\nValueError: other\n"
+            "qewqew: error: 3 of 5 records do not decode\nINFO done",
+            "3 of 5 records do not decode",
+        ),
+        (
+            "Cannot execute: spark-submit. Error code is: 1.\nTraceback (most recent call last):\nKeyError: x\nValueError: y\n.",
+            "ValueError: y",
+        ),
+        ("Cannot execute\nException in thread\nCaused by: java.net.ConnectException: refused\n\tat x", "Caused by: java.net"),
+        ("Cannot execute: spark-submit. Error code is: 137.\nINFO a", "Cannot execute: spark-submit. Error code is: 137."),
+        ("", "no output"),
+    ],
+)
+def test_the_cause_is_found_in_the_output_of_spark_submit(output: str, cause: str) -> None:
+    assert last_error(output).startswith(cause)
+
+
+def test_the_result_of_a_job_is_an_object_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert read_result(str(path)) == {}
+    path.write_text('{"read": 3}')
+    assert read_result(str(path)) == {"read": 3}
+    for content in ("", "[1]", "{"):
+        path.write_text(content)
+        with pytest.raises(SparkJobFailed, match="result"):
+            read_result(str(path))
+
+
+def test_a_password_in_an_output_is_masked_in_the_log_of_the_command(connect: Any) -> None:
+    connect("spark_default", "spark", "local[1]")
+    outputs = [{"format": "jdbc", "options": {"password": "hidden", "dbtable": "orders"}}]
+    submit = operator(outputs=outputs)
+    hook = submit._get_hook()
+    command = ["spark-submit", *submit._job_arguments("/batch/manifest.json", "/tmp/result.json")]
+    assert "hidden" in " ".join(command)
+    assert "hidden" not in hook._mask_cmd(command)
+
+
+@pytest.mark.parametrize(("mode", "here"), [("client", True), ("cluster", False)])
+def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(connect: Any, mode: str, here: bool) -> None:
+    connect("spark_default", "spark", "spark://master:7077", **{"deploy-mode": mode})
+    submit = operator(outputs=OUTPUTS)
+    submit._check_worker()
+    assert submit._driver_is_here is here
+    assert ("PYSPARK_PYTHON" in (submit.env_vars or {})) is here
+    assert "--result" not in submit._job_arguments("/batch/manifest.json", None)
+    assert submit._job_arguments("/batch/manifest.json", "/tmp/result")[-2:] == ["--result", "/tmp/result"]

@@ -1,0 +1,211 @@
+"""What the stage operator makes of a source, and the key it stages under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qewqew_airflow.operators import QewQewStageOperator, encode, task_key
+from qewqew_core import BadArgument, BadRecord, Queue
+
+
+def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:
+    return {"ti": SimpleNamespace(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index, try_number=1)}
+
+
+def staged(directory: Path, **arguments: Any) -> list[bytes]:
+    """The records that the operator puts into an empty queue."""
+    operator = QewQewStageOperator(task_id="stage", queue_name="orders", **arguments)
+    result = operator.execute(context())
+    with Queue(directory / "orders") as queue:
+        records = queue.get_many(1000)
+    assert result == {"queue": "orders", "records": len(records)}
+    return records
+
+
+# The key.
+
+
+def test_the_key_names_the_task_instance_and_not_the_try() -> None:
+    assert task_key(context(run_id="manual__2026-11-20T15:00:00+00:00")) == "shop|manual__2026-11-20T15:00:00+00:00|stage|-1"
+    again = context()
+    again["ti"].try_number = 2
+    assert task_key(context()) == task_key(again)
+
+
+def test_no_two_task_instances_share_a_key() -> None:
+    contexts = [
+        context(),
+        context(dag_id="shop|manual__1", run_id="x"),
+        context(dag_id="shop", run_id="manual__1|x"),
+        context(dag_id="shop%7C", run_id="manual__1"),
+        context(map_index=0),
+        context(map_index=1),
+        context(task_id="stage2"),
+        *[context(dag_id="x" * 250, run_id="y" * 250, task_id="z" * 250, map_index=number) for number in (1, 2)],
+    ]
+    assert len({task_key(one) for one in contexts}) == len(contexts)
+
+
+@pytest.mark.parametrize("part", ["a/b", "a\\b", "../x", "a\nb", "ü" * 250, "x" * 250, " "])
+def test_a_key_is_never_hostile(directory: Path, part: str) -> None:
+    key = task_key(context(dag_id=part, run_id=part, task_id=part))
+    with Queue(directory / "orders") as queue:
+        assert queue.put_many([b"1"], key=key) == 1
+
+
+# Records.
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b"\xff\x00", b"\xff\x00"),
+        (bytearray(b"ab"), b"ab"),
+        (memoryview(b"ab"), b"ab"),
+        (b"", b""),
+        ("größe", "größe".encode()),
+        ({"größe": 1, "b": [None, True, 1.5]}, '{"größe":1,"b":[null,true,1.5]}'.encode()),
+        ([1, "a"], b'[1,"a"]'),
+        (7, b"7"),
+        (None, b"null"),
+    ],
+)
+def test_bytes_stay_text_is_utf8_and_the_rest_is_json(record: Any, expected: bytes) -> None:
+    assert encode(record, 0) == expected
+
+
+@pytest.mark.parametrize("record", [{"day": date(2026, 11, 20)}, {1, 2}, float("nan"), {"a": float("inf")}, "\ud800", object()])
+def test_what_json_does_not_have_is_refused_by_number_and_nothing_is_stored(directory: Path, record: Any) -> None:
+    with pytest.raises(BadRecord, match=r"record 2 \("):
+        staged(directory, records=[b"0", b"1", record])
+    assert not (directory / "orders").exists()
+
+
+def test_an_iterable_a_generator_and_a_callable_are_sources(directory: Path) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+
+    for source in ([0, 1, 2], numbers(), numbers, lambda: [0, 1, 2]):
+        assert staged_anew(directory, source) == [b"0", b"1", b"2"]
+
+
+def staged_anew(directory: Path, source: Any, **arguments: Any) -> list[bytes]:
+    for file in directory.iterdir():
+        file.unlink()
+    return staged(directory, records=source, **arguments)
+
+
+def test_a_callable_gets_op_kwargs_and_the_context_keys_it_names(directory: Path) -> None:
+    def source(ti: Any, month: int) -> list[str]:
+        return [f"{ti.dag_id} {month}"]
+
+    assert staged(directory, records=source, op_kwargs={"month": 3}) == [b"shop 3"]
+
+
+def test_a_callable_with_kwargs_gets_the_whole_context(directory: Path) -> None:
+    assert staged(directory, records=lambda **all: sorted(all), op_kwargs={"month": 3}) == [b"month", b"ti"]
+
+
+def test_no_records_are_no_error(directory: Path) -> None:
+    assert staged(directory, records=[]) == []
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", {"a": 1}, 7])
+def test_records_that_are_no_records_are_refused(directory: Path, value: Any) -> None:
+    with pytest.raises(BadArgument, match="iterable of records"):
+        QewQewStageOperator(task_id="stage", queue_name="orders", records=value)
+    with pytest.raises(BadArgument, match="iterable of records"):
+        staged(directory, records=lambda: value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"records": [], "path": "a.csv"},
+        {"path": "a.parquet"},
+        {"path": "a"},
+        {"path": "a.csv", "format": "xml"},
+        {"records": [], "format": "csv"},
+        {"records": [], "op_kwargs": {"a": 1}},
+    ],
+)
+def test_a_source_that_is_missing_or_contradicts_itself_is_an_error_of_the_dag_file(arguments: dict[str, Any]) -> None:
+    with pytest.raises(BadArgument):
+        QewQewStageOperator(task_id="stage", queue_name="orders", **arguments)
+
+
+# Files.
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str, bytes], str]:
+    def write(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_the_lines_of_a_file_are_staged_as_they_are(directory: Path, file: Callable[[str, bytes], str]) -> None:
+    content = b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a":2}\nnot json\n  {"a":3}'
+    expected = [b'{"a": 1}', b'{"a":2}', b"not json", b'  {"a":3}']
+    assert staged(directory, path=file("orders.jsonl", content)) == expected
+
+
+def test_the_suffix_says_the_format_and_format_wins(directory: Path, file: Callable[[str, bytes], str]) -> None:
+    assert staged(directory, path=file("orders.NDJSON", b"1\n")) == [b"1"]
+    with Queue(directory / "others") as queue:
+        queue.put(b"")
+    operator = QewQewStageOperator(task_id="other", queue_name="others", path=file("orders.txt", b"a\n1\n"), format="csv")
+    assert operator.execute(context(task_id="other"))["records"] == 1
+
+
+def test_the_rows_of_a_csv_are_json_objects_of_text(directory: Path, file: Callable[[str, bytes], str]) -> None:
+    content = '\ufeffid,name\r\n1,"a ""b"",\nc"\r\n\r\n2,größe\r\n'.encode()
+    assert staged(directory, path=file("orders.csv", content)) == [
+        b'{"id":"1","name":"a \\"b\\",\\nc"}',
+        '{"id":"2","name":"größe"}'.encode(),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"id,name\n"])
+def test_a_csv_without_rows_has_no_records(directory: Path, file: Callable[[str, bytes], str], content: bytes) -> None:
+    assert staged(directory, path=file("orders.csv", content)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,name\n1,a\n2\n", "line 3 has 1 fields, the first line names 2"),
+        (b"id,name\n1,a,b\n", "line 2 has 3 fields"),
+        (b"id,id\n1,2\n", "names a column twice"),
+        (b'id,name\n1,"a"b\n', "line 2: not CSV"),
+        (b'id,name\n1,"a\n', "not CSV"),
+        (b"id,name\n1,\xff\n", "not CSV in UTF-8"),
+    ],
+)
+def test_a_csv_that_is_damaged_is_refused_by_line(
+    directory: Path, file: Callable[[str, bytes], str], content: bytes, message: str
+) -> None:
+    with pytest.raises(BadRecord, match=message):
+        staged(directory, path=file("orders.csv", content))
+    assert not (directory / "orders").exists()
+
+
+def test_a_file_that_does_not_exist_is_named(directory: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"/nowhere/orders\.csv"):
+        staged(directory, path="/nowhere/orders.csv")
+
+
+def test_a_path_in_a_template_is_judged_when_it_is_rendered(directory: Path) -> None:
+    operator = QewQewStageOperator(task_id="stage", queue_name="orders", path="/nowhere/{{ ds }}.xml")
+    operator.path = "/nowhere/2026-11-20.xml"
+    with pytest.raises(BadArgument, match="say format="):
+        operator.execute(context())

@@ -1,0 +1,39 @@
+"""What may be imported where."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(code: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+
+
+def test_importing_the_package_is_cheap():
+    assert python("import sys, qewqew_spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])") == "[]"
+
+
+def test_neither_the_source_nor_the_job_imports_airflow_or_pandas():
+    code = (
+        "import sys, qewqew_spark.source, qewqew_spark.jobs.batch; print([m for m in ('airflow', 'pandas') if m in sys.modules])"
+    )
+    assert python(code) == "[]"
+
+
+def test_spark_finds_the_source_by_its_module():
+    assert python("import pyspark_qewqew as m; print(m.DefaultSource.name())") == "qewqew"
+
+
+def test_the_module_that_spark_looks_for_never_raises():
+    code = (
+        "import sys; sys.modules['pyspark.sql.datasource'] = None; import pyspark_qewqew as m; print(hasattr(m, 'DefaultSource'))"
+    )
+    assert python(code) == "False"
