@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
@@ -25,6 +25,7 @@ from qewqew_airflow.arguments import is_rendered_later, whole
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.operators import task_key
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, QewQewError
+from qewqew_spark.output import Output, check_outputs
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -190,7 +191,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs")
         elif not is_rendered_later(self.outputs):
-            check_outputs(self.outputs)
+            check_job(self.outputs, self.quarantine, self.max_bad_records)
 
     def _check_worker(self) -> None:
         try:
@@ -343,40 +344,15 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return bool(decision.action == RetryAction.FAIL)
 
 
-FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml", "avro"}  # these need a path; others, such as jdbc, have none
-OUTPUT_FIELDS = {"path": str, "sql": str, "format": str, "partition_by": list, "options": dict}
-
-
-def check_outputs(outputs: Any) -> None:
-    """Raise `BadArgument` unless ``outputs`` is a list of outputs as the ready-made job takes them."""
-
-    def refuse(message: str) -> NoReturn:
-        raise BadArgument(f"{message}; an output is a dict with {', '.join(OUTPUT_FIELDS)}")
-
-    if not isinstance(outputs, Sequence) or isinstance(outputs, str) or not outputs:
-        refuse(f"outputs must be a list of at least one output, not {outputs!r:.80}")
-    paths = set()
-    for number, output in enumerate(outputs):
-        where = f"output {number}"
-        if not isinstance(output, Mapping):
-            refuse(f"{where} is {type(output).__name__}")
-        for name, value in output.items():
-            if name not in OUTPUT_FIELDS:
-                refuse(f"{where} has {name!r}")
-            if not isinstance(value, OUTPUT_FIELDS[name]):
-                refuse(f"{where}: {name} must be {OUTPUT_FIELDS[name].__name__}, not {value!r:.80}")
-        path = output.get("path", "").rstrip("/")
-        if not path and output.get("format", "parquet").lower() in FILE_FORMATS:
-            refuse(f"{where} has no path")
-        if path and path in paths:
-            refuse(f"{where} writes to {path}, as another output does")
-        paths.add(path)
-        if not all(isinstance(column, str) and column for column in output.get("partition_by", ())):
-            refuse(f"{where}: partition_by must be a list of column names")
-        try:
-            json.dumps(output)
-        except (TypeError, ValueError) as error:
-            refuse(f"{where} cannot be written as JSON: {error}")
+def check_job(outputs: Any, quarantine: str | None, max_bad_records: int | None) -> None:
+    """Raise `BadArgument` unless the ready-made job would take these."""
+    if not isinstance(outputs, Sequence) or isinstance(outputs, str):
+        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {outputs!r:.80}")
+    check_outputs([Output.from_fields(output) for output in outputs], quarantine, max_bad_records)
+    try:
+        json.dumps(outputs)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
 
 
 def check_java(environment: Mapping[str, str]) -> None:

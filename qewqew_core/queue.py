@@ -544,20 +544,21 @@ class Queue:
         The queue is locked meanwhile: the predicate must not use it (`QueueClosed`). What it raises passes through, and
         the record stays.
         """
-        with self._exclusive():
+        with self._lock:
             try:
-                self._wait(timeout)
+                with self._exclusive():
+                    self._wait(timeout)
+                    record, end = self._front()
             except Empty:
                 return None
-            record, end = self._front()
             self._in_predicate = True
             try:
-                wanted = predicate(record)
+                if not predicate(record):
+                    return None
             finally:
                 self._in_predicate = False
-            if not wanted:
-                return None
-            position = self._take([(self._state.first, end, 1)])
+            with self._exclusive():
+                position = self._take([(self._state.first, end, 1)])
         self._durable(position)
         return record
 

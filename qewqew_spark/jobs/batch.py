@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
@@ -35,6 +34,7 @@ from pyspark.storagelevel import StorageLevel
 try:
     from qewqew_core import manifest
     from qewqew_core.errors import BadArgument, CorruptQueue, QewQewError
+    from qewqew_spark.output import FILE_FORMATS, ROW_FORMATS, Output, check_outputs
     from qewqew_spark.source import QewqewDataSource, local_path
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
@@ -44,71 +44,10 @@ except ModuleNotFoundError as error:
     )
 
 VIEW = "batch"  # the name of the view, and of the directory level and partition column made of the batch's id
-ROW_FORMATS = {"noop", "console", "jdbc"}  # write somewhere else than into a directory
-FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}
 
 
 class TooManyBadRecords(QewQewError):
     """More records do not decode than ``max_bad_records`` allows. They are in the quarantine; no output was written."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """One table that the job writes.
-
-    ``path``: where a file format goes, to ``<path>/batch=<id>``; None for a format that has no path
-    (`noop`, `console`, `jdbc`), which is appended to. ``sql``: a query over the view ``batch``; None: all of it.
-    ``format``: any that this Spark can write. ``partition_by``: columns, as directories below the
-    batch's. ``options``: the writer's. Raises `BadArgument`.
-    """
-
-    path: str | None = None
-    sql: str | None = None
-    format: str = "parquet"
-    partition_by: Sequence[str] = ()
-    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        def check(good: bool, name: str, must: str) -> None:
-            if not good:
-                raise BadArgument(f"output: {name!r} must be {must}, not {getattr(self, name)!r:.200}")
-
-        check(self.path is None or _is_text(self.path), "path", "a path")
-        check(self.sql is None or _is_text(self.sql), "sql", "a query")
-        check(_is_text(self.format), "format", "the name of a format")
-        check(
-            isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
-            "partition_by",
-            "a list of column names",
-        )
-        check(
-            isinstance(self.options, Mapping)
-            and all(_is_text(key) and isinstance(value, (str, int, float)) for key, value in self.options.items()),
-            "options",
-            "an object of texts, numbers and booleans",
-        )
-        if "path" in map(str.lower, self.options):
-            raise BadArgument("output: give 'path' beside 'options', not in it")
-        if self.path is None and self.format.lower() in FILE_FORMATS:
-            raise BadArgument(f"output: the format {self.format!r} needs a 'path'")
-        if self.path is not None and self.format.lower() in ROW_FORMATS:
-            raise BadArgument(f"output: the format {self.format!r} takes no 'path'")
-        if self.path is not None and not self.path.rstrip("/"):
-            raise BadArgument("output: 'path' is the root directory")
-
-    @classmethod
-    def from_json(cls, text: str) -> Output:
-        """The output in a JSON object with the fields of this class; raises `BadArgument`."""
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadArgument(f"output: not JSON ({error}): {text:.200}") from error
-        if not isinstance(body, dict):
-            raise BadArgument(f"output: not a JSON object: {text:.200}")
-        names = [each.name for each in fields(cls)]
-        if unknown := sorted(set(body) - set(names)):
-            raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
-        return cls(**body)
 
 
 def run(
@@ -137,7 +76,7 @@ def run(
         raise BadArgument(f"{batch}: the id {description.id!r} cannot be the name of a directory")
     under = f"{VIEW}={description.id}"
     targets = [None if output.path is None else f"{output.path.rstrip('/')}/{under}" for output in outputs]
-    quarantine = _quarantine(outputs, quarantine, max_bad_records)
+    quarantine = check_outputs(outputs, quarantine, max_bad_records)
     quarantined = f"{quarantine}/{under}"
     for output in outputs:
         if output.format.lower() not in ROW_FORMATS | FILE_FORMATS:
@@ -267,28 +206,6 @@ def decode(raw: DataFrame, schema: StructType) -> tuple[DataFrame, str]:
     return judged.select(*columns, F.when(F.col("reason").isNotNull(), details).alias(bad)), bad
 
 
-def _quarantine(outputs: Sequence[Output], quarantine: str | None, max_bad_records: int | None) -> str:
-    """The directory of the quarantine, after the checks that outputs and quarantine do not overwrite each other."""
-    if not outputs:
-        raise BadArgument("no output; give at least one")
-    if max_bad_records is not None and max_bad_records < 0:
-        raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
-    paths = [output.path.rstrip("/") for output in outputs if output.path is not None]
-    if quarantine is None:
-        if not paths:
-            raise BadArgument("no output has a path, so say with quarantine where records go that do not decode")
-        quarantine = f"{paths[0]}-quarantine"
-    quarantine = quarantine.rstrip("/")
-    if not quarantine:
-        raise BadArgument("the quarantine is no directory, or the root")
-    for path in paths:
-        if [*paths, quarantine].count(path) > 1:
-            raise BadArgument(
-                f"two outputs, or an output and the quarantine, have the path {path!r} and would overwrite each other"
-            )
-    return quarantine
-
-
 def _check_format(spark: SparkSession, name: str) -> None:
     """Raise `BadArgument` if this Spark does not know the format: it would be found out only after other outputs were written."""
     try:
@@ -383,10 +300,6 @@ def _structs(kind: DataType) -> Iterator[StructType]:
         yield from _structs(kind.valueType)
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
     """What does not pass Spark's parser or analysis within is the fault of ``what``: raise `BadArgument`."""
@@ -438,7 +351,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--result", metavar="FILE", help="where to write what was done, as JSON, when all is done")
     found = parser.parse_args(argv)
     found.output = [Output.from_json(text) for text in found.output]
-    _quarantine(found.output, found.quarantine, found.max_bad_records)
+    check_outputs(found.output, found.quarantine, found.max_bad_records)
     found.batch = local_path(found.batch)
     manifest.load(found.batch)
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):

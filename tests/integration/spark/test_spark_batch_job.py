@@ -15,7 +15,8 @@ from spark_batches import make_batch
 
 from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_spark.jobs import batch as job
-from qewqew_spark.jobs.batch import Output, TooManyBadRecords, run
+from qewqew_spark.jobs.batch import TooManyBadRecords, run
+from qewqew_spark.output import Output
 
 ROOT = Path(__file__).parents[3]
 

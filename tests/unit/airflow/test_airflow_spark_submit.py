@@ -20,7 +20,7 @@ from qewqew_airflow.spark_submit import (
     SparkJobFailed,
     SparkSubmitNotFound,
     check_java,
-    check_outputs,
+    check_job,
     last_error,
     read_result,
     ready_made_job,
@@ -43,33 +43,38 @@ def operator(**arguments: Any) -> QewQewSparkSubmitOperator:
         [{"path": "/a"}],
         [{"path": "/a", "sql": "SELECT 1", "format": "delta", "partition_by": ["day"], "options": {"compression": "zstd"}}],
         [{"path": "/a"}, {"path": "/b"}],
-        [{"format": "jdbc", "options": {"dbtable": "orders"}}, {"format": "jdbc", "options": {"dbtable": "sums"}}],
+        [
+            {"path": "/a"},
+            {"format": "jdbc", "options": {"dbtable": "orders"}},
+            {"format": "jdbc", "options": {"dbtable": "sums"}},
+        ],
     ],
 )
 def test_outputs_that_the_job_can_write(outputs: Any) -> None:
-    check_outputs(outputs)
+    check_job(outputs, None, 0)
 
 
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
         (None, "a list of at least one"),
-        ([], "a list of at least one"),
+        ([], "no output; give at least one"),
         ("/a", "a list of at least one"),
         ({"path": "/a"}, "a list of at least one"),
-        (["/a"], "output 0 is str"),
-        ([{}], "output 0 has no path"),
-        ([{"path": ""}], "output 0 has no path"),
-        ([{"path": "/"}], "output 0 has no path"),
-        ([{"path": 1}], "path must be str"),
-        ([{"format": "CSV"}], "output 0 has no path"),
-        ([{"path": "/a"}, {"path": "/a/"}], "output 1 writes to /a, as another"),
-        ([{"path": "/a", "partitionBy": ["day"]}], "output 0 has 'partitionBy'"),
-        ([{"path": "/a", "partition_by": "day"}], "partition_by must be list"),
+        (["/a"], "not an object with fields"),
+        ([{}], "needs a 'path'"),
+        ([{"path": ""}], "'path' must be a path"),
+        ([{"path": "/"}], "the root directory"),
+        ([{"path": 1}], "'path' must be a path"),
+        ([{"format": "CSV"}], "needs a 'path'"),
+        ([{"path": "/a"}, {"path": "/a/"}], "two outputs"),
+        ([{"path": "/a", "partitionBy": ["day"]}], "unknown field 'partitionBy'"),
+        ([{"path": "/a", "partition_by": "day"}], "'partition_by' must be a list of column names"),
         ([{"path": "/a", "partition_by": [""]}], "list of column names"),
         ([{"path": "/a", "partition_by": [1]}], "list of column names"),
-        ([{"path": "/a", "options": ["x"]}], "options must be dict"),
-        ([{"path": "/a", "options": {"x": object()}}], "cannot be written as JSON"),
+        ([{"path": "/a", "options": ["x"]}], "'options' must be an object"),
+        ([{"path": "/a", "options": {"x": object()}}], "'options' must be an object"),
+        ([{"format": "jdbc", "options": {"dbtable": "orders"}}], "say with quarantine where records go"),
     ],
 )
 def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, message: str) -> None:
@@ -213,7 +218,7 @@ def test_the_result_of_a_job_is_an_object_or_nothing(tmp_path: Path) -> None:
 def test_a_password_in_an_output_is_masked_in_the_log_of_the_command(connect: Any) -> None:
     connect("spark_default", "spark", "local[1]")
     outputs = [{"format": "jdbc", "options": {"password": "hidden", "dbtable": "orders"}}]
-    submit = operator(outputs=outputs)
+    submit = operator(outputs=outputs, quarantine="/quarantine")
     hook = submit._get_hook()
     command = ["spark-submit", *submit._job_arguments("/batch/manifest.json", "/tmp/result.json")]
     assert "hidden" in " ".join(command)

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.jobs.batch import Output, explain, write_result
+from qewqew_spark.jobs.batch import explain, write_result
+from qewqew_spark.output import Output
 from qewqew_spark.source import local_path
 
 
@@ -21,7 +22,7 @@ def test_an_output_is_a_json_object_with_defaults():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([], "not a JSON object"),
+        ([], "not an object with fields"),
         ({"path": 1}, "'path' must be a path"),
         ({"path": " "}, "'path' must be a path"),
         ({"path": "/"}, "'path' is the root directory"),
