@@ -40,7 +40,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
 from qewqew_core.files import Files
@@ -336,6 +336,14 @@ def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
     return head[:4] + _COUNT.pack(crc) + head[_CHECKED:] + body
 
 
+class Prepared(NamedTuple):
+    """A snapshot that is to become the log."""
+
+    fd: int
+    generation: int
+    size: int
+
+
 class Log:
     """The open log of a queue, for appending. Positions count bytes over all generations and never go back."""
 
@@ -391,15 +399,14 @@ class Log:
                 self.broken(error)
             self.synced = max(self.synced, end)
 
-    def replace(self, state: State, before_rename: Callable[[], None]) -> None:
-        """Begin a new log with a snapshot of ``state``. Raises OSError while the old log is still whole.
-
-        ``before_rename`` is called when the new log is durable beside the old one.
-        """
+    def prepare(self, state: State) -> Prepared:
+        """Write a snapshot of ``state`` beside this log, durably. Raises OSError; then nothing has changed."""
         generation = new_generation()
         data = snapshot(state, generation)
-        fd = create(self._files, self.path, data)
-        before_rename()
+        return Prepared(create(self._files, self.path, data), generation, len(data))
+
+    def replace(self, new: Prepared) -> None:
+        """Go on in the prepared log. Header and pointers say by now what it says; raises `QueueBroken`."""
         try:
             self._files.rename(self.path + ".tmp", self.path)
             self._files.sync_directory(parent(self.path))
@@ -407,9 +414,9 @@ class Log:
             self.broken(error)
         with self._sync_lock:
             self._files.close(self._fd)
-            self._base += self.end - len(data)
-            self._fd, self.generation = fd, generation
-            self.end = self.snapshot_end = self.synced = self._returned = len(data)
+            self._base += self.end - new.size
+            self._fd, self.generation = new.fd, new.generation
+            self.end = self.snapshot_end = self.synced = self._returned = new.size
 
     def close(self) -> None:
         with self._sync_lock:

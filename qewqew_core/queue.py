@@ -225,7 +225,7 @@ class Queue:
 
     def _usable(self) -> None:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         if self._in_predicate:
             raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
 
@@ -305,19 +305,17 @@ class Queue:
 
     def _rotate(self) -> None:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
-
-        def before_rename() -> None:
-            self._store()
-            self._files.sync_directory(os.path.dirname(self.path))  # removed chunks must not come back unknown
-
         expired = self._state.prune_keys(_now())
         try:
-            self._log.replace(self._state, before_rename)
+            new = self._log.prepare(self._state)
         except OSError as error:
             if self._full(error) is None:
                 raise
             self._rotate_at = self._log.end + LOG_BYTES // 4
             return
+        self._store()
+        self._files.sync_directory(os.path.dirname(self.path))  # chunks that were removed must not come back unknown
+        self._log.replace(new)
         self._checkpointed = self._log.end
         self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
         for number in expired:
