@@ -1,0 +1,142 @@
+"""The power is cut on a real file system, again and again: what was acknowledged is there.
+
+The file system lies in a file and is told to stop as if the power had failed (FS_IOC_SHUTDOWN): what it had not
+written by then is gone, and from then on every call fails. Needs root and a loop device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qewqew_core import Queue
+
+SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
+NOT_EVEN_THE_JOURNAL = 2
+
+WORK = """
+import sys
+from qewqew_core import Queue
+path, cycle = sys.argv[1:]
+done = lambda *what: print(*what, flush=True)
+with Queue(path, chunk_size=1 << 15) as q:
+    for number in range(1_000_000):
+        if number % 3 == 0:
+            q.put(f"{cycle}.{number}.0 {'x' * 50}".encode())
+            done("put", number, 1)
+        elif number % 3 == 1:
+            q.put_many([f"{cycle}.{number}.{index} {'y' * 50}".encode() for index in range(200)])
+            done("put", number, 200)
+        elif len(q) > 900:
+            batch = q.lease(f"{cycle}.{number}", max_records=700)
+            done("lease", batch.id)
+            if number % 4 == 1:
+                batch.nack("again")
+                done("nack", batch.id)
+            else:
+                records = [record.split()[0].decode() for record in batch]
+                batch.ack()
+                done("ack", batch.id, *records)
+"""
+
+
+@pytest.fixture(params=["ext4", "xfs"])
+def mounted(request, tmp_path) -> Iterator[Path]:
+    if os.geteuid() != 0 or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and a loop device, to mount a file system whose power can be cut")
+    if not shutil.which(f"mkfs.{request.param}"):
+        pytest.skip(f"needs mkfs.{request.param} (Debian: {'e2fsprogs' if request.param == 'ext4' else 'xfsprogs'})")
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    mount.mkdir()
+    subprocess.run(["truncate", "-s", "512M", image], check=True)
+    subprocess.run([f"mkfs.{request.param}", "-q", image], check=True)
+    try:
+        subprocess.run(["mount", "-o", "loop", image, mount], check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine does not let {request.param} be mounted: {error.stderr.strip()}")
+    try:
+        yield mount
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            subprocess.run(["umount", mount], check=True, capture_output=True)
+
+
+def cut_power(mount: Path) -> None:
+    fd = os.open(mount, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NOT_EVEN_THE_JOURNAL))
+    finally:
+        os.close(fd)
+
+
+def remount(mount: Path) -> None:
+    subprocess.run(["umount", mount], check=True)
+    subprocess.run(["mount", "-o", "loop", mount.with_name("image"), mount], check=True)
+
+
+def names(batches) -> set[str]:
+    return {one.id for one in batches}
+
+
+def run_cycles(mounted: Path, cycles: int) -> None:
+    luck = random.Random(7)
+    path = mounted / "q"
+    acknowledged: set[str] = set()  # records whose put returned
+    ended: dict[str, str] = {}  # record: the acknowledged batch it was in
+    uncertain: set[str] = set()  # batches whose ack was in flight
+    for cycle in range(cycles):
+        work = subprocess.Popen([sys.executable, "-c", WORK, path, str(cycle)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        lines = [work.stdout.readline() for _ in range(luck.randrange(1, 60))]
+        time.sleep(luck.random() * 0.02)
+        cut_power(mounted)
+        work.kill()
+        lines += work.stdout.read().splitlines()
+        work.wait()
+        remount(mounted)
+        leased = ""
+        for line in lines:
+            what, *rest = line.decode().split()
+            if what == "put":
+                acknowledged |= {f"{cycle}.{rest[0]}.{index}" for index in range(int(rest[1]))}
+            elif what == "ack":
+                for record in rest[1:]:
+                    assert record not in ended, "a record is in two acknowledged batches"
+                    ended[record] = rest[0]
+                leased = ""
+            else:
+                leased = rest[0] if what == "lease" else ""
+        with Queue(path, chunk_size=1 << 15) as q:
+            report = q.verify()
+            assert report.problems == []
+            here = [record.split()[0].decode() for one in q.batches() for record in one]
+            here += [record.split()[0].decode() for record in q]
+            if leased and leased not in names(q.batches()):
+                uncertain.add(leased)  # its ack was in flight, and has happened
+                ended |= {record.split()[0].decode(): leased for record in q.batch(leased)}
+        assert len(here) == len(set(here)), "a record is there twice"
+        assert not set(here) & set(ended), "a record of an acknowledged batch came back"
+        assert acknowledged <= set(here) | set(ended), f"cycle {cycle}: acknowledged records are lost"
+        extra = {record.rsplit(".", 1)[0] for record in (set(here) | set(ended)) - acknowledged}
+        assert len(extra) <= cycle + 1, "more than the put in flight was stored"
+    assert len(acknowledged) > 100 * cycles
+    assert len(set(ended.values())) > cycles / 4
+
+
+def test_what_was_acknowledged_survives_power_cuts(mounted):
+    run_cycles(mounted, 12)
+
+
+@pytest.mark.soak
+def test_what_was_acknowledged_survives_a_thousand_power_cuts(mounted):
+    run_cycles(mounted, 1000)
