@@ -166,7 +166,8 @@ def _frame_end(data: bytes, generation: int, at: int) -> int | None:
 
 def _was_durable(data: bytes, generation: int, at: int) -> bool:
     """Whether a good frame behind ``at`` says that ``at`` was on disk before it was written itself."""
-    for start in range(at + 1, len(data) - _FRAME.size + 1):
+    written = len(data.rstrip(b"\0"))  # behind that is allocated space
+    for start in range(at + 1, min(written, len(data) - _FRAME.size + 1)):
         length, _, durable, kind = _FRAME.unpack_from(data, start)  # tells most places apart before a checksum is computed
         plausible = at < durable <= start and kind in (COMMIT, CHECKPOINT) and start + _FRAME.size + length <= len(data)
         if plausible and _frame_end(data, generation, start):
@@ -357,6 +358,7 @@ class Log:
         self._base = 0  # position of offset 0
         self._returned = end  # commits up to here have returned to their callers, durable or not
         self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
+        self._allocated = end  # size of the file; what lies behind the end is zeros
         self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
 
     @property
@@ -373,13 +375,32 @@ class Log:
             self._files.write(self._fd, data, self.end)
         except OSError as error:
             self._cut(self.end, error)
-            if error.errno in FULL:
-                raise DiskFull(
-                    f"no room for a commit of {len(data):,} bytes: {error.strerror}. Nothing was stored", path=self.path
-                ) from error
-            self.broken(error)
+            self._full_or_broken(error, len(data))
         self.end += len(data)
+        self._allocated = max(self._allocated, self.end)
         return self._base + self.end
+
+    @property
+    def spare(self) -> int:
+        """Bytes behind the end that are sure to be there when the disk is full."""
+        return self._allocated - self.end
+
+    def reserve(self, size: int) -> None:
+        """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
+        wanted = self.end + size + RESERVE
+        if wanted > self._allocated:
+            try:
+                self._files.allocate(self._fd, wanted + RESERVE)
+            except OSError as error:
+                self._full_or_broken(error, size)
+            self._allocated = wanted + RESERVE
+
+    def give_back(self) -> bool:
+        """Give the space behind the end back to the file system; whether there was any."""
+        spare = self.spare
+        if spare:
+            self._cut(self.end, None)
+        return spare > 0
 
     def sync(self, position: int, refuse: bool) -> None:
         """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
@@ -416,17 +437,23 @@ class Log:
             self._files.close(self._fd)
             self._base += self.end - new.size
             self._fd, self.generation = new.fd, new.generation
-            self.end = self.snapshot_end = self.synced = self._returned = new.size
+            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
 
     def close(self) -> None:
         with self._sync_lock:
             self._files.close(self._fd)
 
-    def _cut(self, end: int, cause: OSError) -> None:
+    def _cut(self, end: int, cause: OSError | None) -> None:
         try:
             self._files.truncate(self._fd, end)
-        except OSError:
-            self.broken(cause)
+        except OSError as error:
+            self.broken(cause or error)
+        self._allocated = end
+
+    def _full_or_broken(self, error: OSError, size: int) -> NoReturn:
+        if error.errno not in FULL:
+            self.broken(error)
+        raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
 
     def broken(self, error: OSError) -> NoReturn:
         raise QueueBroken(
@@ -436,6 +463,7 @@ class Log:
         ) from error
 
 
+RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -22,8 +22,9 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
 from qewqew_core import chunk, layout, lock, recovery
@@ -56,6 +57,7 @@ PENDING_BYTES = 256 << 10
 # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}
 
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
@@ -184,6 +186,7 @@ class Queue:
                 if self._log.end > self._checkpointed:
                     self._store()
                     self._log.append(logs.CHECKPOINT, b"")  # if it is lost, the next opening does it again
+                self._log.give_back()
                 if not state.chain:
                     files.unlink(self.path)
             files.sync_directory(os.path.dirname(self.path))
@@ -407,6 +410,7 @@ class Queue:
                     writes.clear()
             if made and self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(self.path))
+            self._log.reserve(len(operations))
             position = self._commit(operations, _now())
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)
@@ -438,6 +442,12 @@ class Queue:
             dropped.clear()
         if self._log.end > self._rotate_at:
             self._rotate()
+        elif self._log.spare < logs.RESERVE // 2:
+            try:
+                self._log.reserve(0)
+            except DiskFull:  # a short log needs less room than the reserve that is left
+                self._log.give_back()
+                self._rotate()
 
     def _place(self, records: list[bytes]) -> list[tuple[Chunk | None, list[list[bytes]]]]:
         """Which records go into the last chunk and into new ones (None), in runs of about `PIECE_BYTES`."""
@@ -719,10 +729,19 @@ class Queue:
             if state is not None:
                 if state.state == "returned":
                     self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1)
-                    batches.settle_manifest(self._files, self.path, state)
+                    self._with_room(partial(batches.settle_manifest, self._files, self.path, state))
             elif self._state.records:
-                state = self._cut_batch(key, *limits)
+                state = self._commit_batch(*self._with_room(partial(self._prepare_batch, key, *limits)))
             return self._present(state) if state else None
+
+    def _with_room(self, act: Callable[[], T]) -> T:
+        """Do it, and if the disk is full once more with the log's reserve given back: a lease needs a few KiB."""
+        try:
+            return act()
+        except OSError as error:
+            if not (isinstance(error, DiskFull) or self._full(error)) or not self._log.give_back():
+                raise
+            return act()
 
     def _batch_of(self, key: str) -> BatchState | None:
         for state in self._state.batches.values():
@@ -748,7 +767,10 @@ class Queue:
             )
         return None
 
-    def _cut_batch(self, key: str, max_records: int, max_bytes: int) -> BatchState:
+    def _prepare_batch(self, key: str, max_records: int, max_bytes: int) -> tuple[str, list[int], bytes, int]:
+        """Make NAME.lease, which is the new batch but for the chunks that it will take whole, and the operation that takes
+        them: (batch id, chunk ids, operation, time). Nothing has changed yet.
+        """
         whole: list[Chunk] = []
         rest: Chunk | None = None
         for one in self._state.chain.values():
@@ -789,22 +811,27 @@ class Queue:
                 chunks=[one.id for one in whole],
                 cut=cut[0] if cut else None,
             )
-            position = self._commit(operation, now)
+            return batch.id, [one.id for one in whole], operation, now
         except (OSError, CorruptQueue) as error:
-            if isinstance(error, QueueBroken):
-                raise
             batches.remove_tree(self._files, making)
             if isinstance(error, QewQewError):
                 raise
             raise self._full(error) or self._break(error) from error
+
+    def _commit_batch(self, batch_id: str, whole: list[int], operation: bytes, now: int) -> BatchState:
+        try:
+            position = self._commit(operation, now)
+        except DiskFull:
+            batches.remove_tree(self._files, self.path + layout.LEASE)
+            raise
         self._durable(position, always=True)
         self._removals += 1
-        for one in whole:
-            self._forget_chunk(one.id)
+        for chunk_id in whole:
+            self._forget_chunk(chunk_id)
         self._run = None
         recovery.store_header(self._files, self._header.fd, self._state.first)
-        state = self._state.batches[batch.id]
-        batches.settle_lease(self._files, self.path, state)
+        state = self._state.batches[batch_id]
+        self._with_room(partial(batches.settle_lease, self._files, self.path, state))
         return state
 
     def _copy_front(self, one: Chunk, directory: str, max_records: int, max_bytes: int, needed: bool) -> tuple[Cut, Chunk] | None:
@@ -889,7 +916,7 @@ class Queue:
                     to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
                 self._change("release", id=state.id, state=to, reason=reason[:1000])
                 if to == "dead":
-                    batches.settle_place(self._files, self.path, state)
+                    self._with_room(partial(batches.settle_place, self._files, self.path, state))
             self._refresh(batch, state)
             if to == "acked":
                 self._expire()
@@ -932,7 +959,8 @@ class Queue:
             self._taken.update(ids)
             self._removals += 1
             self._run = None
-            batches.settle_put_back(self._files, self.path, state.id, list(zip(files, ids, strict=True)))
+            moves = list(zip(files, ids, strict=True))
+            self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
             self._changed.notify_all()
 
     def _drop(self, batch: Batch) -> None:
