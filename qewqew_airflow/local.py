@@ -35,6 +35,7 @@ BIN = Path(sys.prefix) / "bin"  # of the virtual environment: airflow, spark-sub
 # ---------------------------------------------------------------------------------------------- Java and Spark
 
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it to every Java
+NO_COUNTERS = "-XX:-UsePerfData"  # else every Java leaves a directory in /tmp, wherever TMPDIR points
 
 JAVA_WRAPPER = """\
 #!/bin/sh
@@ -63,7 +64,7 @@ def usable_java(java: str | Path) -> Path | None:
     """The home of this Java if Spark can use it: 17 or newer, and with the module that the launcher asks for."""
     try:
         asked = subprocess.run(  # noqa: S603
-            [java, VECTOR_MODULE, "-XshowSettings:properties", "-version"], capture_output=True, text=True
+            [java, NO_COUNTERS, VECTOR_MODULE, "-XshowSettings:properties", "-version"], capture_output=True, text=True
         )
     except OSError:
         return None
@@ -113,9 +114,8 @@ def spark_environment(scratch: str) -> dict[str, str]:
         "SPARK_HOME": str(package("pyspark")),  # the script that would look for it fails on a path with a space
         "SPARK_LOCAL_IP": "127.0.0.1",  # else Spark looks the host's name up
         "SPARK_LOCAL_DIRS": scratch,
-        # Java does not follow TMPDIR, and keeps its counters in /tmp wherever that points.
-        "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData",
-        "SPARK_SUBMIT_OPTS": f'-XX:-UsePerfData "-Djava.io.tmpdir={scratch}"',
+        "SPARK_LAUNCHER_OPTS": NO_COUNTERS,
+        "SPARK_SUBMIT_OPTS": f'{NO_COUNTERS} "-Djava.io.tmpdir={scratch}"',  # Java does not follow TMPDIR
     }
     if not any(os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG")):
         env["LC_ALL"] = "C.UTF-8"  # else Java 17 cannot open a path with letters outside ASCII

@@ -48,7 +48,7 @@ def test_nothing_acknowledged_is_lost_nothing_refused_delivered_and_the_queue_ca
             except DiskFull:
                 refused += 1
         fill(small_disk)
-        with pytest.raises(DiskFull, match="No space left on device. Nothing was stored") as refusal:
+        with pytest.raises(DiskFull, match="Nothing was stored") as refusal:
             q.put_many([os.urandom(60_000)] * 10)
         assert refusal.value.path
         assert [q.get() for _ in range(10)] == stored[:10]
