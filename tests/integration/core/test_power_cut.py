@@ -2,6 +2,10 @@
 
 The file system lies in a file and is told to stop as if the power had failed (FS_IOC_SHUTDOWN): what it had not
 written by then is gone, and from then on every call fails. Needs root and a loop device.
+
+Only what was acknowledged *before* the cut counts. A process that dies with the power cannot see an fsync return after
+it; here it lives on, and ext4 lets such an fsync of preallocated space succeed although its data is gone (a bare loop of
+pwrite and fdatasync shows the same).
 """
 
 from __future__ import annotations
@@ -91,41 +95,37 @@ def run_cycles(mounted: Path, cycles: int) -> None:
     ended: dict[str, str] = {}  # record: the acknowledged batch it was in
     for cycle in range(cycles):
         work = subprocess.Popen([sys.executable, "-c", WORK, path, str(cycle)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        lines = [work.stdout.readline() for _ in range(luck.randrange(1, 60))]
+        told = [work.stdout.readline() for _ in range(luck.randrange(1, 60))]
         time.sleep(luck.random() * 0.02)
+        os.set_blocking(work.stdout.fileno(), False)
+        told += (work.stdout.read() or b"").splitlines(keepends=True)
         cut_power(mounted)
         work.kill()
-        lines += work.stdout.read().splitlines(keepends=True)
         work.wait()
         remount(mounted)
-        acked, leased = [], None
-        for line in lines:
+        acked = set()
+        for line in told:
             if not line.endswith(b"\n"):
-                break  # killed while it printed
+                break
             what, *rest = line.decode().split()
             if what == "put":
                 acknowledged |= {f"{cycle}.{rest[0]}.{index}" for index in range(int(rest[1]))}
             elif what == "ack":
-                acked.append(rest[0])
-            leased = rest[0] if what == "lease" else None
+                acked.add(rest[0])
         with Queue(path, chunk_size=1 << 15) as q:
             report = q.verify()
             assert report.problems == []
             here = [record.split()[0].decode() for one in q.batches() for record in one]
             here += [record.split()[0].decode() for record in q]
-            if leased and leased not in {one.id for one in q.batches()}:
-                acked.append(leased)  # its ack was in flight, and has happened
-            for batch_id in acked:
-                assert q.batch(batch_id).state == "acked"
-                for record in q.batch(batch_id):
+            for batch in map(q.batch, {entry.name for entry in mounted.glob("q.batches/*")} - set(ended.values())):
+                assert batch.state == "acked" or batch.id not in acked, "an acknowledgement is lost"
+                for record in batch if batch.state == "acked" else ():
                     name = record.split()[0].decode()
                     assert name not in ended, "a record is in two acknowledged batches"
-                    ended[name] = batch_id
+                    ended[name] = batch.id
         assert len(here) == len(set(here)), "a record is there twice"
         assert not set(here) & set(ended), "a record of an acknowledged batch came back"
         assert acknowledged <= set(here) | set(ended), f"cycle {cycle}: acknowledged records are lost"
-        extra = {record.rsplit(".", 1)[0] for record in (set(here) | set(ended)) - acknowledged}
-        assert len(extra) <= cycle + 1, "more than the put in flight was stored"
     assert len(acknowledged) > 100 * cycles
     assert len(set(ended.values())) > cycles / 4
 
