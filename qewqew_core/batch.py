@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout, manifest
-from qewqew_core.errors import BatchExpired
+from qewqew_core.errors import BadManifest, BadPath, BatchExpired
 from qewqew_core.files import Files
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.reading import crc_of_unread
@@ -32,6 +32,7 @@ class Batch:
         self._queue = queue
         self.id = state.id
         self.key = state.keys[-1]
+        self.made = state.created  # a later batch of the same key has the same id
         self.state = state.state
         self.attempt = state.attempt
         self.records = state.records
@@ -46,11 +47,20 @@ class Batch:
         Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
         directory = os.path.dirname(self.manifest_path)
-        if not os.path.isdir(directory):
+        if not os.path.isdir(directory) or os.listdir(directory) == [manifest.MANIFEST]:
             raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
         for segment in manifest.load(self.manifest_path).segments:
-            for _, frames in manifest.read_segment(directory, segment):
-                yield from chunk.split(frames)[0]
+            for count, frames in manifest.read_segment(directory, segment):
+                try:
+                    records = chunk.split(frames)[0]
+                except ValueError:
+                    records = []
+                if len(records) != count:
+                    raise BadManifest(
+                        f"boundaries or number of records of segment {segment.file} are not those of its records",
+                        path=self.manifest_path,
+                    )
+                yield from records
 
     def __len__(self) -> int:
         return self.records
@@ -151,15 +161,24 @@ def remove_tree(files: Files, directory: str) -> None:
     """Remove a batch's directory; its files lie flat."""
     if files.is_directory(directory):
         for name in files.list(directory):
-            files.unlink(os.path.join(directory, name))
+            _remove(files, os.path.join(directory, name))
         files.remove_directory(directory)
         files.sync_directory(os.path.dirname(directory))
+
+
+def _remove(files: Files, path: str) -> None:
+    if files.is_directory(path):  # not ours; but what is left of it must not pass for a batch
+        remove_tree(files, path)
+    else:
+        files.unlink(path)
 
 
 def make_home(files: Files, path: str, suffix: str) -> str:
     """The directory that holds batches, made durably if it is not there."""
     home = path + suffix
     if not files.is_directory(home):
+        if files.exists(home):
+            raise BadPath("is in the way: the batches of the queue belong there. Nothing was changed; move it away", path=home)
         files.make_directory(home)
         files.sync_directory(os.path.dirname(home))
     return home
@@ -232,4 +251,4 @@ def settle_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: 
         elif files.is_directory(directory):
             for name in files.list(directory):
                 if name != manifest.MANIFEST:
-                    files.unlink(os.path.join(directory, name))
+                    _remove(files, os.path.join(directory, name))

@@ -6,7 +6,9 @@ Errors are those of the operating system.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 
 class Files:
@@ -21,8 +23,13 @@ class Files:
             flags |= os.O_CREAT
         return os.open(path, flags, 0o600)
 
-    def open_to_read(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def open_to_read(self, path: str, *, follow: bool = False) -> int:
+        """A descriptor of a regular file; anything else is an error, and a pipe is not waited for."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -88,3 +95,8 @@ class Files:
     def modified(self, path: str) -> int:
         """When the file was last changed, milliseconds since the epoch."""
         return os.stat(path).st_mtime_ns // 1_000_000
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
+        status = os.stat(path)
+        return status.st_ino, status.st_mtime_ns

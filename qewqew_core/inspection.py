@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
-from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.errors import BadPath, CorruptQueue, QewQewError
 from qewqew_core.files import Files
 from qewqew_core.state import State
 
@@ -48,8 +48,11 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
             if attempt == 4:
                 raise
             time.sleep(0.01 * attempt)
-        except PermissionError as error:
-            raise BadPath(f"no permission to read the queue: {error.strerror}", path=error.filename or full) from error
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
+            raise BadPath(f"{what}: {error.strerror}", path=error.filename or full) from error
     raise AssertionError
 
 
@@ -57,7 +60,7 @@ def _state(path: str) -> State:
     files = Files()
     header = b""
     with contextlib.suppress(FileNotFoundError):
-        header = recovery.read_whole(files, path)
+        header = recovery.read_whole(files, path, follow=True)
     found = recovery.look(files, path, header)
     if found.log is not None and (not found.log.clean or recovery.agree(files, found)):
         return found.log.state

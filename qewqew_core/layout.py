@@ -66,7 +66,11 @@ def check_key(key: object) -> str:
 
 def check_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
-    given = os.fspath(path)
+    try:
+        given = os.fspath(path)
+        os.fsencode(given)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadPath(f"a queue's path is a str or a Path, not {path!r:.100}") from error
     if not isinstance(given, str) or not given or "\0" in given:
         raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
     if given.endswith("/") or os.path.isdir(given):

@@ -14,17 +14,17 @@ A frame's crc is that of all behind it, begun with the generation, which is new 
 older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
 was written. A kind of zero (unwritten space) is no frame.
 
-=============== =========================================================================================
+=============== ==============================================================================================================
 kind            body
-=============== =========================================================================================
+=============== ==============================================================================================================
 1 chunk         a chunk of the chain (``_CHUNK``, then its pieces)
 2 batch         u32 length, JSON, then its chunks
 3 put keys      (16-byte hash, u64 time, u64 records) for each
 4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
 5 end           u32 number of frames before it: the snapshot is whole; it is replaced by rename, never torn
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
-7 checkpoint    empty: header and pointers in the files now say the same as the log
-=============== =========================================================================================
+7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
+=============== ==============================================================================================================
 
 What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
 further on says that the place was durable, then it was not torn but damaged: `CorruptQueue`.
@@ -58,6 +58,7 @@ _COUNT = struct.Struct(">I")
 _PIECE = struct.Struct(">IIIQ")
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
+_SEAL = struct.Struct(">QQQ")
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
@@ -88,6 +89,10 @@ def put_key(key: bytes, records: int) -> bytes:
     return _PUT_KEY.pack(b"K", key, records)
 
 
+def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
+    return _SEAL.pack(log_inode, header_inode, header_time)
+
+
 def rare(op: str, **arguments: Any) -> bytes:
     body = json.dumps({"op": op, **arguments}).encode()
     return _JSON.pack(b"J", len(body)) + body
@@ -105,6 +110,7 @@ class Replayed:
     redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
+    seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
 
 
@@ -118,7 +124,7 @@ def replay(data: bytes, path: str) -> Replayed:
     if crc != zlib.crc32(data[: _HEAD.size - 4]):
         raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
     state = State()
-    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), None)
+    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), (), None)
     at = _HEAD.size
     snapshot = True
     for number, (kind, body, end) in enumerate(_frames(data, generation, at)):
@@ -130,6 +136,7 @@ def replay(data: bytes, path: str) -> Replayed:
                 _apply(body, result)
             elif kind == CHECKPOINT:
                 _checkpoint(result)
+                result.seal = _SEAL.unpack(body)
             elif kind == _END:
                 if _COUNT.unpack(body)[0] != number or not snapshot:
                     raise ValueError("the snapshot is not whole")
@@ -356,6 +363,7 @@ class Log:
         self.end = end  # offset in the file: where the next frame goes
         self.snapshot_end = snapshot_end
         self._base = 0  # position of offset 0
+        self._failed: OSError | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
         self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
         self._allocated = end  # size of the file; what lies behind the end is zeros
@@ -411,10 +419,13 @@ class Log:
         with self._sync_lock:
             if self._base + self.synced >= position:
                 return
+            if self._failed is not None:
+                self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
             end = self.end
             try:
                 self._files.sync(self._fd)
             except OSError as error:
+                self._failed = error
                 if refuse:
                     self._cut(max(self.synced, self._returned), error)
                 self.broken(error)

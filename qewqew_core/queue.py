@@ -94,7 +94,7 @@ class Queue:
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
         self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
-        if sync not in INLINE_BYTES:
+        if sync not in tuple(INLINE_BYTES):
             raise BadArgument(f'sync must be "commit" or "never", not {sync!r:.60}')
         if not isinstance(retention, timedelta) or retention < timedelta(0):
             raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
@@ -119,6 +119,7 @@ class Queue:
         self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
         self._removals = 0  # counts what disturbs an iteration
         self._in_predicate = False
+        self._last_made = 0
         self._open(lock_timeout)
 
     # Opening and closing
@@ -145,7 +146,7 @@ class Queue:
                     f"cannot be opened: {error.strerror}", path=error.filename or self.path
                 ) from error
             raise
-        self._checkpointed = self._log.end
+        self._opened_at = self._log.position
         self._rotate_at = self._log.snapshot_end + LOG_BYTES
         self._refusal = None
         _open_queues.add(self)
@@ -159,6 +160,8 @@ class Queue:
         with self._lock:
             if isinstance(self._refusal, QueueClosed):
                 return
+            if self._in_predicate:
+                raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
             broken, self._refusal = self._refusal, QueueClosed("the queue is closed", path=self.path)
             self._changed.notify_all()
             _open_queues.discard(self)
@@ -183,9 +186,10 @@ class Queue:
             else:
                 if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
                     self._rotate()
-                if self._log.end > self._checkpointed:
+                if self._log.position > self._opened_at:
                     self._store()
-                    self._log.append(logs.CHECKPOINT, b"")  # if it is lost, the next opening does it again
+                    # If it is lost, the next opening does all this again.
+                    self._log.append(logs.CHECKPOINT, recovery.seal(files, self.path))
                 self._log.give_back()
                 if not state.chain:
                     files.unlink(self.path)
@@ -283,7 +287,8 @@ class Queue:
             try:
                 self._log.sync(position, refuse=self.sync == "commit")
             except QueueBroken as error:
-                self._refusal = error
+                with self._lock:
+                    self._break(error)
                 raise
 
     def _flush(self) -> None:
@@ -301,10 +306,12 @@ class Queue:
         """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
         self._flush()
         self._durable(self._log.position, always=True)
+        for one, pointers in self._state.pointers():
+            if one.id in self._unsynced and one.stored == pointers:  # else storing the pointers syncs it
+                self._files.sync(self._descriptor(one))
         recovery.store_pointers(self._files, self.path, self._state)
         self._unsynced.clear()
         recovery.store_header(self._files, self._header.fd, self._state.first)
-        self._checkpointed = self._log.end
 
     def _rotate(self) -> None:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
@@ -319,7 +326,6 @@ class Queue:
         self._store()
         self._files.sync_directory(os.path.dirname(self.path))  # chunks that were removed must not come back unknown
         self._log.replace(new)
-        self._checkpointed = self._log.end
         self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
         for number in expired:
             batches.remove_tree(self._files, os.path.join(self.path + layout.BATCHES, layout.numbered_id(self.path, number)))
@@ -360,6 +366,8 @@ class Queue:
         """
         if isinstance(records, (bytes, bytearray, memoryview, str)):
             raise BadArgument("put_many takes an iterable of records; for a single one use put")
+        if not hasattr(records, "__iter__"):
+            raise BadArgument(f"put_many takes an iterable of records, not {type(records).__name__}")
         hashed = None if key is None else key_hash(layout.check_key(key))
         ready = chunk.checked(records, self.chunk_size)
         with self._exclusive():
@@ -380,11 +388,11 @@ class Queue:
         inline = sum(map(len, records)) + 2 * len(records) <= self._inline_bytes
         if not inline or any(target is None for target, _ in plan):
             self._flush()  # these frames lie before what is written now
-        if not inline:
             self._durable(self._log.position)  # where the others go may be what an earlier commit has freed
         last = self._state.last
         new_chunks = sum(target is None for target, _ in plan)
         new_ids = self._free_ids(new_chunks, last.id if last else chunk.NONE, chunk.successor)
+        parts = [operations]
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
         try:
@@ -393,16 +401,16 @@ class Queue:
                     chunk_id, at, crc = new_ids[len(made)], chunk.BEGIN, 0
                     made.append(chunk_id)
                     self._make_chunk(chunk_id)
-                    operations += logs.new_chunk(chunk_id, self.chunk_size)
+                    parts.append(logs.new_chunk(chunk_id, self.chunk_size))
                 else:
                     chunk_id, at, crc = target.id, target.tail, target.crc
                 for run in runs:
                     frames = chunk.frame(run)
                     if inline:
-                        operations += logs.inline(chunk_id, len(run), frames)
+                        parts.append(logs.inline(chunk_id, len(run), frames))
                     else:
                         crc = zlib.crc32(frames, crc)
-                        operations += logs.extent(chunk_id, len(run), len(frames), crc)
+                        parts.append(logs.extent(chunk_id, len(run), len(frames), crc))
                     writes.append((chunk_id, at, frames))
                     at += len(frames)
                 if not inline:
@@ -410,6 +418,7 @@ class Queue:
                     writes.clear()
             if made and self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(self.path))
+            operations = b"".join(parts)
             self._log.reserve(len(operations))
             position = self._commit(operations, _now())
         except OSError as error:
@@ -606,7 +615,11 @@ class Queue:
     def _wait(self, timeout: float | None) -> None:
         if self._state.records:
             return
-        deadline = None if timeout is None else clock.monotonic() + timeout
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout  # NaN
+        ):
+            raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
+        deadline = None if timeout is None or timeout > threading.TIMEOUT_MAX / 2 else clock.monotonic() + timeout
         while not self._state.records:
             rest = None if deadline is None else deadline - clock.monotonic()
             if rest is not None and rest <= 0:
@@ -691,7 +704,8 @@ class Queue:
                         raise RuntimeError("records were taken from the queue during the iteration")
                     self._flush()
                     run = read_run(self._files, self._descriptor(one), path, one, index)
-                yield from chunk.split(run.data[max(0, one.head - run.start) :])[0]
+                    unread_part = run.data[max(0, one.head - run.start) :]
+                yield from chunk.split(unread_part)[0]
 
     def stats(self) -> QueueStats:
         """Counts and sizes, as `inspect` gives them."""
@@ -782,13 +796,14 @@ class Queue:
                 max_records -= one.records
                 max_bytes -= one.bytes
         self._flush()
-        now = _now()
+        now = self._last_made = max(_now(), self._last_made + 1)  # tells batches of one key apart
         batch = BatchState(layout.batch_id(self.path, key), [key], "leased", 1, 0, 0, now, now)
         making = self.path + layout.LEASE
         try:
             batches.remove_tree(self._files, making)
             batches.remove_tree(self._files, batches.directory_of(self.path, batch))  # a manifest, kept for people
             self._files.make_directory(making)
+            batches.make_home(self._files, self.path, layout.BATCHES)
             cut = self._copy_front(rest, making, max_records, max_bytes, not whole) if rest else None
             for one in whole:
                 if one.id in self._unsynced:
@@ -832,6 +847,7 @@ class Queue:
         recovery.store_header(self._files, self._header.fd, self._state.first)
         state = self._state.batches[batch_id]
         self._with_room(partial(batches.settle_lease, self._files, self.path, state))
+        self._follow(position)  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
         return state
 
     def _copy_front(self, one: Chunk, directory: str, max_records: int, max_bytes: int, needed: bool) -> tuple[Cut, Chunk] | None:
@@ -876,7 +892,7 @@ class Queue:
     def batch(self, batch_id: str) -> Batch:
         """The batch with this id, in any state. Raises `BatchNotFound`, or `BatchExpired` if its records were dropped."""
         with self._exclusive():
-            state = self._state.batches.get(batch_id)
+            state = self._state.batches.get(batch_id) if isinstance(batch_id, str) else None
             if state is None:
                 if any(layout.numbered_id(self.path, number) == batch_id for _, number in self._state.expired_keys.values()):
                     raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=self.path)
@@ -897,6 +913,8 @@ class Queue:
             raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=self.path)
         if state.state not in states:
             raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=self.path)
+        if state.created != batch.made:
+            raise BatchNotFound(f"batch {batch.id} was put back, and its key has leased another since", path=self.path)
         if state.state == "leased" and (state.attempt, state.keys[-1]) != (batch.attempt, batch.key):
             raise BatchConflict(
                 f"batch {batch.id} was returned and is now leased under {state.keys[-1]!r}, attempt {state.attempt}; "
@@ -909,17 +927,24 @@ class Queue:
         batch.__init__(self, state, batches.directory_of(self.path, state))  # type: ignore[misc]
 
     def _end_lease(self, batch: Batch, to: str, reason: str) -> None:
+        if not isinstance(reason, str):
+            raise BadArgument(f"a reason is a str, not {type(reason).__name__}")
         with self._exclusive():
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
                 if to == "returned" and state.attempt >= self.max_attempts:
                     to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
+                if to == "dead":
+                    batches.make_home(self._files, self.path, layout.DEAD)
                 self._change("release", id=state.id, state=to, reason=reason[:1000])
                 if to == "dead":
                     self._with_room(partial(batches.settle_place, self._files, self.path, state))
             self._refresh(batch, state)
             if to == "acked":
-                self._expire()
+                try:
+                    self._expire()
+                except DiskFull as error:
+                    _logger.warning("acknowledged, but what has expired is still there: %s", error)
             self._changed.notify_all()
 
     def _expire(self) -> None:
@@ -930,7 +955,7 @@ class Queue:
         oldest = _now() - self.retention // timedelta(milliseconds=1)
         gone = []
         for one in acked:
-            if one.changed >= oldest and kept <= self.retention_bytes:
+            if one.changed > oldest and kept <= self.retention_bytes:
                 break
             gone.append(one.id)
             kept -= one.bytes + 2 * one.records

@@ -21,6 +21,7 @@ are: never delivered, never overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.log import Log, Replayed
-from qewqew_core.reading import read_pointers, scan
+from qewqew_core.reading import read_pointers, scan, unread
 from qewqew_core.state import Chunk, State
 
 
@@ -64,8 +65,8 @@ def look(files: Files, path: str, header: bytes | None) -> Found:
     return Found(path, first, ids, replayed)
 
 
-def read_whole(files: Files, path: str) -> bytes:
-    fd = files.open_to_read(path)
+def read_whole(files: Files, path: str, follow: bool = False) -> bytes:
+    fd = files.open_to_read(path, follow=follow)
     try:
         return files.read(fd, files.size(fd), 0)
     finally:
@@ -89,6 +90,35 @@ def agree(files: Files, found: Found) -> bool:
         on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
         if on_disk[1:] != pointers or on_disk.size < one.tail:
             return False
+    if state.chain and found.log.seal and _made_anew(files, found.path, found.log.seal):
+        return all(_as_committed(files, chunk.chunk_path(found.path, one.id), one) for one in state.chain.values())
+    return True
+
+
+def seal(files: Files, path: str) -> bytes:
+    """What a checkpoint says of the files, so that `_made_anew` can tell."""
+    return logs.checkpoint(files.identity(path + layout.LOG)[0], *files.identity(path))
+
+
+def _made_anew(files: Files, path: str, seal: tuple[int, ...]) -> bool:
+    """Whether another program has written the header since the checkpoint, though it says the same.
+
+    The original removes an empty queue and makes it anew, perhaps with other records of the same sizes. In a copy of the
+    directory nothing can be told: there the log is another file too.
+    """
+    log_inode, *header = seal
+    return files.identity(path + layout.LOG)[0] == log_inode and files.identity(path) != tuple(header)
+
+
+def _as_committed(files: Files, path: str, one: Chunk) -> bool:
+    fd = files.open_to_read(path)
+    try:
+        for _ in unread(files, fd, path, one):
+            pass
+    except CorruptQueue:
+        return False
+    finally:
+        files.close(fd)
     return True
 
 
@@ -99,9 +129,10 @@ def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
     skipped if its successor is there, a missing next chunk ends the chain, an uninitialised chunk is empty.
     """
     chain: dict[int, Chunk] = {}
-    empty: list[int] = []
+    empty: dict[int, None] = {}
     current = found.header
     if current and current not in found.ids:
+        _must_be_read(files, found)
         current = chunk.successor(current)  # the original unlinks a read chunk before it moves the header on
     while current in found.ids:
         path = chunk.chunk_path(found.path, current)
@@ -111,7 +142,7 @@ def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
         size, head, tail, following = on_disk
         check_reference(following, path, 8)
         if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or (chunk.BEGIN <= tail < head <= size):
-            empty.append(current)
+            empty[current] = None
         elif not chunk.BEGIN <= head <= tail <= size:
             raise CorruptQueue(
                 f"head {head} and tail {tail} do not lie in the chunk, which has {size} bytes. Nothing was changed",
@@ -119,11 +150,25 @@ def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
                 offset=0 if not chunk.BEGIN <= head <= size else 4,
             )
         elif head == tail:
-            empty.append(current)
+            empty[current] = None
         else:
             chain[current] = scan(files, path, current, on_disk)
         current = following
-    return chain, empty
+    return chain, list(empty)
+
+
+def _must_be_read(files: Files, found: Found) -> None:
+    """The header refers to a missing chunk: the original leaves that only when it has read and removed the chunk."""
+    if found.log is None or chunk.successor(found.header) in found.ids:
+        return
+    for one, pointers in found.log.state.pointers()[:1]:
+        if one.id in found.ids and read_pointers(files, chunk.chunk_path(found.path, one.id))[1:] == pointers:
+            raise CorruptQueue(
+                f"the header refers to chunk {found.header}, of which there is no file, but chunk {one.id} has records that "
+                "nobody has taken: the header was damaged. Nothing was changed; restore it",
+                path=found.path,
+                offset=0,
+            )
 
 
 def must_be_ours(files: Files, found: Found) -> None:
@@ -178,16 +223,8 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
     found = look(files, path, files.read(header_fd, 64, 0))
     if found.log is not None and not found.log.clean:
         must_be_ours(files, found)
-        log = open_log(files, found.log, path)
-        state = found.log.state
-        _finish(files, path, state, found.log.last_rare)
-        _redo(files, path, state, found.log.redo)
-        store_pointers(files, path, state)
-        store_header(files, header_fd, state.first)
-        for chunk_id in sorted(found.log.gone & found.ids):
-            files.unlink(chunk.chunk_path(path, chunk_id))
-        files.sync_directory(os.path.dirname(path))
-        log.sync(log.append(logs.CHECKPOINT, b""), refuse=False)
+        state, log = found.log.state, open_log(files, found.log, path)
+        _recover_crashed(files, path, header_fd, found, found.log, log)
     elif found.log is not None and agree(files, found):
         state, log = found.log.state, open_log(files, found.log, path)
     else:
@@ -195,6 +232,24 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
     _remove_leftovers(files, path, state, found.ids)
     taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
     return state, log, taken
+
+
+def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, replayed: Replayed, log: Log) -> None:
+    """Steps 5 to 9 for a log that is not clean."""
+    state = replayed.state
+    try:
+        log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only: files follow the log
+        _finish(files, path, state, replayed.last_rare)
+        _redo(files, path, state, replayed.redo)
+        store_pointers(files, path, state)
+        store_header(files, header_fd, state.first)
+        for chunk_id in sorted(replayed.gone & found.ids):
+            files.unlink(chunk.chunk_path(path, chunk_id))
+        files.sync_directory(os.path.dirname(path))
+        log.sync(log.append(logs.CHECKPOINT, seal(files, path)), refuse=False)
+    except BaseException:
+        log.close()
+        raise
 
 
 def open_log(files: Files, replayed: Replayed, path: str) -> Log:
@@ -242,8 +297,9 @@ def _remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> N
     batches.remove_tree(files, path + layout.LEASE)
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
-        if files.exists(name) and read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE):
-            files.unlink(name)
+        with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
+            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE):
+                files.unlink(name)
 
 
 def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, Log]:

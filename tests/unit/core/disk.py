@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qewqew_core.files import Files
@@ -35,8 +35,16 @@ class JournalDisk(Files):
     _nodes: dict[str, int] = field(default_factory=dict)  # path → file; files keep their number when renamed
     _count: int = 0
     begin: int = 0  # calls that stand for what was there before, all of it durable
+    follows: tuple[list[Call], str] | None = None  # or: the calls that made what is there, below another directory
 
     def __post_init__(self) -> None:
+        if self.follows is not None:
+            calls, root = self.follows
+            moved = [(call.path.replace(root, self.root, 1), call.target.replace(root, self.root, 1)) for call in calls]
+            self.calls += [replace(call, path=path, target=target) for call, (path, target) in zip(calls, moved, strict=True)]
+            self._nodes |= {path: node for path, node in _names(self.calls, None).items() if node != DIRECTORY}
+            self.begin, self._count = len(self.calls), len(self.calls)
+            return
         for folder, directories, files in os.walk(self.root):
             self.calls += [Call("mkdir", path=os.path.join(folder, name)) for name in directories]
             for name in files:

@@ -6,6 +6,8 @@ import contextlib
 import errno
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -145,4 +147,47 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
     assert disk.tries == 1
     disk.refuse = False
     with Queue(tmp_path / "q") as again:  # the put that raised must not come back, the one that returned must
+        assert list(again) == [b"kept"]
+
+
+def test_a_failed_fsync_fails_every_commit_that_waited_for_it(tmp_path):
+    """The second thread must not try again, be told that all is well, and acknowledge what was cut off the log."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class FailsOnce(JournalDisk):
+        armed = False
+
+        def sync(self, fd):
+            if self.armed:
+                self.armed = False
+                entered.set()
+                go_on.wait(10)
+                raise OSError(errno.EIO, "made to fail")
+
+    disk = FailsOnce(str(tmp_path))
+    q = Queue(tmp_path / "q", _files=disk)
+    q.put(b"kept")
+    disk.armed = True
+    outcomes = []
+
+    def put(record):
+        try:
+            q.put(record)
+            outcomes.append("stored")
+        except QueueBroken:
+            outcomes.append("refused")
+
+    first = threading.Thread(target=put, args=(b"first",))
+    first.start()
+    assert entered.wait(10)
+    second = threading.Thread(target=put, args=(b"second",))
+    second.start()
+    while len(q) < 3:  # the second put is committed, and waits for its fsync
+        time.sleep(0.001)
+    go_on.set()
+    first.join()
+    second.join()
+    assert outcomes == ["refused", "refused"]
+    q.close()
+    with Queue(tmp_path / "q") as again:
         assert list(again) == [b"kept"]

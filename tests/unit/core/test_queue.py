@@ -1,0 +1,816 @@
+"""The public contract of `Queue` and `inspect`, over chunk sizes from one record per chunk to all in one, and both sync modes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from qewqew_core import (
+    BadArgument,
+    BadKey,
+    BadRecord,
+    Empty,
+    Queue,
+    QueueClosed,
+    QueueFull,
+    QueueStats,
+    RecordTooLarge,
+    inspect,
+)
+from qewqew_core.chunk import POINTERS
+
+Make = Callable[..., Queue]
+NOTHING = QueueStats(records=0, bytes=0, chunks=0, oldest=None, leased=0, returned=0, dead=0, on_disk=0)
+LARGE = [b"%06d" % number * 30 for number in range(3000)]  # 540 KB: written past the tail, not carried by the log
+
+
+@pytest.fixture(
+    params=itertools.product([16, 40, 64, 4096, 1 << 20], ["commit", "never"]), ids=lambda param: "{}-{}".format(*param)
+)
+def make(request, tmp_path) -> Make:
+    """Opens the one queue of the test, each time with the same chunk size and sync mode unless told otherwise."""
+    chunk_size, sync = request.param
+    return lambda **more: Queue(tmp_path / "q", **{"chunk_size": chunk_size, "sync": sync, **more})
+
+
+def numbers(begin: int, end: int) -> list[bytes]:
+    """Records of one to four bytes: they fit into every chunk size tested."""
+    return [b"%d" % number for number in range(begin, end)]
+
+
+def chunk_files(folder: Path, name: str = "q") -> dict[int, Path]:
+    files = {path.suffix[1:]: path for path in folder.glob(f"{name}.*")}
+    return {int(suffix): files[suffix] for suffix in sorted(filter(str.isdigit, files), key=int)}
+
+
+def everything(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Bytes and time of the last change of every file below the folder."""
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, (data, _) in everything(folder).items()}
+
+
+# Putting and taking
+
+
+def test_a_new_queue_is_empty_and_says_so(make):
+    with make() as q:
+        assert len(q) == 0
+        assert not q
+        assert list(q) == []
+        assert q.get_many(10) == []
+        assert q.get_if(lambda record: True) is None
+        assert q.clear() == 0
+        assert q.lease("key") is None
+        assert (q.stats().records, q.stats().chunks, q.stats().oldest) == (0, 0, None)
+        for take in (q.get, q.peek):
+            with pytest.raises(queue.Empty):
+                take()
+
+
+def test_records_come_out_in_the_order_they_went_in(make):
+    with make() as q:
+        for record in numbers(0, 20):
+            q.put(record)
+        assert q.put_many(numbers(20, 60)) == 40
+        assert len(q) == 60
+        assert q
+        assert q.peek() == q.peek() == b"0", "peek takes nothing"
+        assert [q.get() for _ in range(30)] == numbers(0, 30)
+        assert list(q) == numbers(30, 60)
+        assert q.get_many(1000) == numbers(30, 60)
+        assert not q
+
+
+def test_records_are_still_there_after_closing_and_opening_again(make):
+    with make() as q:
+        q.put_many(numbers(0, 40))
+        q.get_many(7)
+    with make() as q:
+        assert (len(q), q.peek()) == (33, b"7")
+        q.put(b"new")
+        assert q.get_many(3) == numbers(7, 10)
+    with make() as q:
+        assert list(q) == [*numbers(10, 40), b"new"]
+        assert q.verify().ok
+
+
+def test_putting_and_taking_in_turns_never_delivers_twice_or_stale_bytes(make):
+    """An emptied chunk begins anew at its first byte: what was read before must not come again (DEF-7, DEF-8)."""
+    with make() as q:
+        for turn in range(60):
+            q.put_many(numbers(turn, turn + turn % 5 + 1))
+            assert q.peek() == b"%d" % turn
+            assert q.get_many(10) == numbers(turn, turn + turn % 5 + 1)
+            assert not q
+
+
+def test_a_record_put_while_the_chunk_is_being_read_is_read_too(make):
+    with make() as q:
+        q.put(b"0")
+        for number in range(1, 50):
+            q.put(b"%d" % number)
+            assert q.get() == b"%d" % (number - 1)
+        assert list(q) == [b"49"]
+
+
+def test_empty_records_are_records(make):
+    with make() as q:
+        q.put(b"")
+        q.put_many([b"", b"x", b""])
+        assert (len(q), q.stats().bytes) == (4, 1)
+    with make() as q:
+        assert list(q) == [b"", b"", b"x", b""]
+        assert q.get() == b""
+        assert q.get_if(lambda record: record == b"") == b""
+        assert q.get_many(5) == [b"x", b""]
+
+
+def test_any_buffer_of_bytes_is_a_record_and_is_copied(make):
+    changing = bytearray(b"ab")
+    with make() as q:
+        q.put(changing)
+        q.put_many([memoryview(b"xcdx")[1:3], changing])
+        changing[:] = b"ZZ"
+        q.put(memoryview(b"abcdef")[::2])
+        assert list(q) == [b"ab", b"cd", b"ab", b"ace"]
+
+
+def test_the_largest_record_fits_exactly_and_one_byte_more_stores_nothing_of_its_call(make, tmp_path):
+    with make() as q:
+        assert q.largest_record == min(q.chunk_size - 12, 65535)  # DEF-9: the original stores longer ones modulo 65536
+        large = os.urandom(q.largest_record)
+        q.put_many([b"a", large, b"b"])
+        before = everything(tmp_path)
+        for call in (lambda: q.put(large + b"x"), lambda: q.put_many([b"c", large, large + b"x"])):
+            with pytest.raises(RecordTooLarge, match=r"the largest that fits is .* Nothing was stored; split it"):
+                call()
+        assert everything(tmp_path) == before  # DEF-10: the original notices after it has damaged the queue
+        assert list(q) == [b"a", large, b"b"]
+    with make() as q:
+        assert q.get_many(9) == [b"a", large, b"b"]
+
+
+@pytest.mark.parametrize("wrong", ["text", 7, None, [b"x"], 1.5])
+def test_what_is_not_bytes_stores_nothing_of_its_call(tmp_path, wrong):
+    with Queue(tmp_path / "q") as q:
+        with pytest.raises(BadRecord, match=r"record 0 is \w+, not bytes; encode it first"):
+            q.put(wrong)
+        with pytest.raises(BadRecord, match="record 2 is"):
+            q.put_many([b"a", b"b", wrong])
+        assert not q
+
+
+def test_put_many_takes_a_generator_and_stores_nothing_if_it_raises(make):
+    def records():
+        yield from numbers(0, 30)
+        raise ValueError("of the generator")
+
+    with make() as q:
+        assert q.put_many(record for record in numbers(0, 30)) == 30
+        with pytest.raises(ValueError, match="of the generator"):
+            q.put_many(records())
+        assert q.put_many(iter([])) == 0
+        assert list(q) == numbers(0, 30)
+
+
+def test_a_single_record_given_to_put_many_is_refused_because_its_bytes_would_be_taken_for_numbers(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        for record in (b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"):
+            with pytest.raises(BadArgument, match="use put"):
+                q.put_many(record)
+        assert not q
+
+
+@pytest.mark.parametrize("sync", ["commit", "never"])
+@pytest.mark.parametrize("chunk_size", [2000, 70_000, 1 << 20])
+def test_a_large_put_many_over_many_chunks_is_one_commit(tmp_path, chunk_size, sync):
+    with Queue(tmp_path / "q", chunk_size=chunk_size, sync=sync) as q:
+        q.put_many([b"first", b"second"])
+        with pytest.raises(RecordTooLarge):
+            q.put_many([*LARGE, bytes(chunk_size)])
+        assert len(q) == 2
+        assert q.put_many(LARGE) == len(LARGE)
+        q.put(b"last")
+        assert q.get() == b"first"
+        assert q.verify().problems == []
+    with Queue(tmp_path / "q", chunk_size=chunk_size, sync=sync) as q:
+        assert list(q) == [b"second", *LARGE, b"last"]
+        assert q.get_many(1 << 20, max_bytes=300_000) == [b"second", *LARGE][: 1 + (300_000 - 6) // 180]
+        assert q.verify().problems == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_records", "max_bytes", "expected"),
+    [
+        ([5, 5, 5], 2, None, 2),
+        ([5, 5, 5], 3, 10, 2),  # exactly
+        ([5, 5, 5], 3, 9, 1),
+        ([5, 5, 5], 3, 1, 1),  # the first one is taken even if it alone is larger
+        ([0, 5, 5], 3, 1, 1),
+        ([5] * 50, 1000, 5 * 50, 50),  # over chunks
+        ([5] * 50, 1000, 5 * 50 - 1, 49),
+        ([5] * 50, 49, 5 * 50, 49),
+    ],
+)
+def test_get_many_stops_exactly_at_its_limits(tmp_path, sizes, max_records, max_bytes, expected):
+    records = [bytes([number]) * size for number, size in enumerate(sizes)]
+    with Queue(tmp_path / "q", chunk_size=64) as q:
+        q.put_many(records)
+        assert q.get_many(max_records, max_bytes) == records[:expected]
+        assert list(q) == records[expected:]
+
+
+def test_clear_drops_all_and_the_queue_goes_on(make):
+    with make() as q:
+        q.put_many(numbers(0, 30))
+        assert q.peek() == b"0"
+        assert q.clear() == 30
+        assert q.clear() == 0
+        q.put(b"new")  # DEF-5 and DEF-7: the original loses it, or delivers it with the length of the record peeked at
+        assert list(q) == [q.peek()] == [b"new"]
+    with make() as q:
+        assert q.get() == b"new"
+
+
+# Keys of put_many
+
+
+def test_the_same_key_is_applied_once_also_after_reopening(make):
+    with make() as q:
+        assert q.put_many(numbers(0, 30), key="month 1") == 30
+        assert q.put_many(numbers(500, 510), key="month 1") == 30, "what the first call returned"
+        assert q.put_many([], key="month 2") == 0
+        assert q.put_many(numbers(0, 1), key="month 2") == 0
+    with make() as q:
+        assert q.put_many(numbers(0, 30), key="month 1") == 30
+        assert list(q) == numbers(0, 30)
+        assert q.clear() == 30
+    with make() as q:  # nothing but keys is left
+        assert q.put_many(numbers(0, 30), key="month 1") == 30
+        assert q.put_many(numbers(0, 2), key="month 2") == 0
+        assert not q
+
+
+def test_the_key_of_a_refused_call_is_free(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        with pytest.raises(BadRecord):
+            q.put_many([b"a", None], key="k")
+        assert q.put_many([b"a"], key="k") == 1
+
+
+@pytest.mark.parametrize("key", ["", "  ", "a/b", "..", "a\nb", "a\0b", "x" * 513, "\ud800", 7, b"k"])
+def test_a_hostile_key_is_refused_before_anything_is_stored(tmp_path, key):
+    with Queue(tmp_path / "q") as q:
+        with pytest.raises(BadKey, match="key"):
+            q.put_many([b"a"], key=key)
+        assert not q
+
+
+# Waiting
+
+
+def test_a_timeout_is_waited_for_and_not_much_longer(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        for take in (q.get, q.peek):
+            begin = time.monotonic()
+            with pytest.raises(Empty, match="empty"):
+                take(timeout=0.05)
+            assert 0.05 <= time.monotonic() - begin < 1
+        begin = time.monotonic()
+        assert q.get_if(lambda record: True, timeout=0.05) is None
+        assert 0.05 <= time.monotonic() - begin < 1
+        with pytest.raises(Empty):
+            q.get(timeout=-1)  # as 0: nothing in the past can be waited for
+
+
+def test_a_put_wakes_those_who_wait_whatever_they_wait_in(tmp_path):
+    """DEF-23: the original wakes one of them, perhaps one that only looks, and the others sleep to their time-outs."""
+    with Queue(tmp_path / "q") as q, ThreadPoolExecutor(6) as pool:
+        looking = [pool.submit(q.peek, 20) for _ in range(2)]
+        choosing = pool.submit(q.get_if, lambda record: record == b"never", 20)
+        time.sleep(0.1)
+        begin = time.monotonic()
+        q.put(b"0")
+        assert [one.result() for one in looking] == [b"0", b"0"]
+        assert choosing.result() is None
+        q.clear()
+        taking = [pool.submit(q.get, None) for _ in range(3)]
+        time.sleep(0.1)
+        q.put_many([b"1", b"2", b"3"])
+        assert sorted(one.result() for one in taking) == [b"1", b"2", b"3"]
+        assert time.monotonic() - begin < 10
+
+
+def test_close_wakes_those_who_wait(tmp_path):
+    """DEF-24: in the original they wait to the end of their time-outs."""
+    q = Queue(tmp_path / "q")
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(call, timeout=None) for call in (q.get, q.peek)]
+        waiting.append(pool.submit(q.get_if, lambda record: True, timeout=30))
+        time.sleep(0.1)
+        q.close()
+        for one in waiting:
+            with pytest.raises(QueueClosed):
+                one.result(timeout=5)
+
+
+def test_putting_back_and_returning_wake_those_who_wait(tmp_path):
+    with Queue(tmp_path / "q") as q, ThreadPoolExecutor(1) as pool:
+        q.put(b"0")
+        batch = q.lease("key")
+        waiting = pool.submit(q.get, 20)
+        time.sleep(0.05)
+        batch.put_back()
+        assert waiting.result(timeout=5) == b"0"
+
+
+# get_if
+
+
+def test_get_if_takes_the_first_record_or_leaves_it(make):
+    seen = []
+    with make() as q:
+        q.put_many(numbers(0, 9))
+        assert q.get_if(lambda record: seen.append(record) or False) is None
+        assert q.get_if(lambda record: record == b"0") == b"0"
+        assert q.get_if(lambda record: record == b"0") is None
+        assert list(q) == numbers(1, 9)
+    assert seen == [b"0"]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, KeyboardInterrupt, QueueClosed, Empty, FileNotFoundError, TimeoutError, ConnectionError]
+)
+def test_what_a_predicate_raises_passes_through_and_the_record_stays(tmp_path, error):
+    """Also what the queue itself raises or takes for a failing disk: a predicate may look at files or call a server."""
+
+    def predicate(record):
+        raise error("of the predicate")
+
+    with Queue(tmp_path / "q") as q:
+        q.put(b"0")
+        with pytest.raises(error, match="of the predicate"):
+            q.get_if(predicate)
+        assert q.get() == b"0", "the queue goes on"
+
+
+def test_a_predicate_must_not_use_the_queue(tmp_path):
+    """DEF-25: in the original a condition that takes a record loses a second one."""
+    with Queue(tmp_path / "q") as q:
+        q.put_many([b"0", b"1"])
+        uses = [
+            q.get,
+            q.peek,
+            lambda: q.put(b"2"),
+            lambda: q.put_many([b"2"]),
+            lambda: q.get_many(1),
+            lambda: q.lease("k"),
+            q.clear,
+        ]
+        uses += [lambda: len(q), lambda: list(q), lambda: q.get_if(lambda record: True), q.stats, q.verify, q.batches]
+        for use in uses:
+            with pytest.raises(QueueClosed, match="predicate"):
+                q.get_if(lambda record, use=use: use())
+        assert list(q) == [b"0", b"1"]
+
+
+def test_a_predicate_must_not_close_the_queue(tmp_path):
+    """The commit that follows would go to a descriptor that is closed, or by then belongs to another file."""
+    opened = []
+    with Queue(tmp_path / "q") as q:
+        q.put(b"0")
+
+        def predicate(record):
+            try:
+                q.close()
+            finally:
+                opened.extend((tmp_path / f"other{number}").open("wb") for number in range(4))
+            return True
+
+        with suppress(QueueClosed):
+            q.get_if(predicate)
+    for file in opened:
+        file.close()
+    assert [Path(file.name).read_bytes() for file in opened] == [b""] * 4, "a commit was written into another file"
+    with Queue(tmp_path / "q") as q:
+        assert list(q) == [b"0"]
+
+
+# Iteration
+
+
+def test_iterating_sees_what_is_put_before_it_ends_or_not_but_never_out_of_order(make):
+    with make() as q:
+        q.put_many(numbers(0, 20))
+        seen = []
+        for record in q:
+            seen.append(record)
+            if len(seen) < 5:
+                q.put(b"%d" % (19 + len(seen)))
+        assert seen == numbers(0, len(seen))
+        assert len(seen) >= 20
+
+
+def test_iterating_ends_with_an_error_when_records_are_taken_meanwhile(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=40) as q:
+        for disturb in (q.get, lambda: q.get_many(3), q.clear, lambda: q.lease("key"), lambda: q.batches()[0].put_back()):
+            q.put_many(numbers(0, 100))
+            records = iter(q)
+            next(records)
+            disturb()
+            with pytest.raises(RuntimeError, match="during the iteration"):
+                list(records)
+
+
+def test_an_iteration_that_is_left_early_disturbs_nothing(make):
+    with make() as q:
+        q.put_many(numbers(0, 50))
+        assert next(iter(q)) == b"0"
+        assert list(itertools.islice(q, 10)) == numbers(0, 10)
+        assert q.get_many(50) == numbers(0, 50)
+
+
+# Threads
+
+
+def test_threads_that_put_and_take_at_once_get_each_record_once_and_in_order(tmp_path):
+    producers, each = 4, 150
+    with Queue(tmp_path / "q", chunk_size=300) as q, ThreadPoolExecutor(2 * producers) as pool:
+
+        def produce(me: int) -> None:
+            for number in range(0, each, 3):
+                q.put(b"%d %d" % (me, number))
+                q.put_many([b"%d %d" % (me, number + 1), b"%d %d" % (me, number + 2)])
+
+        def consume(me: int) -> list[bytes]:
+            taken: list[bytes] = []
+            with suppress(Empty):
+                while True:
+                    taken += [q.get(timeout=0.5)] if me % 2 else (q.get_many(5) or [q.get(timeout=0.5)])
+            return taken
+
+        puts = [pool.submit(produce, me) for me in range(producers)]
+        takes = [pool.submit(consume, me) for me in range(producers)]
+        for put in puts:
+            put.result()
+        taken = [take.result() for take in takes]
+        assert not q
+    assert sorted(itertools.chain(*taken)) == sorted(b"%d %d" % (me, n) for me in range(producers) for n in range(each))
+    for records in taken:
+        for me in range(producers):
+            order = [int(record.split()[1]) for record in records if int(record.split()[0]) == me]
+            assert order == sorted(order)
+
+
+def test_threads_that_commit_together_share_fsyncs_and_all_is_there(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=4096) as q, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: q.put(b"%d" % number), range(400)))
+        assert sorted(map(int, q)) == list(range(400))
+    with Queue(tmp_path / "q") as q:
+        assert sorted(map(int, q)) == list(range(400))
+
+
+# Closing
+
+
+def test_every_call_after_close_is_refused_and_a_second_close_is_none(tmp_path):
+    q = Queue(tmp_path / "q")
+    q.put_many([b"0", b"1"])
+    leased = q.lease("key", max_records=1)
+    q.close()
+    q.close()
+    calls = [q.get, q.peek, q.clear, q.stats, q.verify, q.batches, q.dead, lambda: q.put(b"x"), lambda: q.put_many([b"x"])]
+    calls += [lambda: q.get_many(1), lambda: q.get_if(bool), lambda: q.lease("key"), lambda: q.batch(leased.id)]
+    calls += [lambda: len(q), lambda: bool(q), lambda: list(q), leased.ack, leased.nack, leased.put_back, leased.to_dead_letters]
+    for call in calls:
+        with pytest.raises(QueueClosed, match="closed"):
+            call()
+    with Queue(tmp_path / "q") as again:
+        assert list(again) == [b"1"]
+        assert again.batches()[0].id == leased.id
+
+
+def test_leaving_the_with_block_closes_also_after_an_error(tmp_path):
+    q = Queue(tmp_path / "q")
+    q.put(b"0")
+    with pytest.raises(ZeroDivisionError), q:
+        q.put(b"%d" % (len(q) // 0))
+    with pytest.raises(QueueClosed):
+        q.get()
+    with Queue(tmp_path / "q", lock_timeout=0) as q:
+        assert q.get() == b"0"
+
+
+def test_an_empty_queue_leaves_no_files(make, tmp_path):
+    make().close()
+    assert list(tmp_path.iterdir()) == []
+    with make() as q:
+        q.put_many(numbers(0, 100))
+        q.get_many(100)
+    assert list(tmp_path.iterdir()) == []
+    with make() as q:
+        q.put_many(numbers(0, 100))
+        q.lease("key").put_back()
+        q.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_opening_and_closing_leaks_no_descriptor_and_a_long_chain_keeps_few_open(tmp_path):
+    """DEF-26: the original keeps a descriptor and a map for each chunk."""
+    before = len(os.listdir("/proc/self/fd"))
+    with Queue(tmp_path / "q", chunk_size=16, sync="never") as q:
+        q.put_many(numbers(0, 1000))
+        assert len(list(q)) == 1000
+        assert len(q.get_many(500)) == 500
+        assert len(os.listdir("/proc/self/fd")) - before < 8
+    for _ in range(10):
+        Queue(tmp_path / "q", chunk_size=16).close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Chunk files
+
+
+@pytest.mark.parametrize(("second", "chunks"), [(25, 1), (26, 2)])
+def test_a_new_chunk_is_begun_when_a_record_does_not_fit_and_an_equal_one_still_fits(tmp_path, second, chunks):
+    """Roll-over when tail + 2 + length > chunk size: here 10 + (2 + 25) + (2 + 25) = 64."""
+    for name, put in (
+        ("one", lambda q: [q.put(b"a" * 25), q.put(b"b" * second)]),
+        ("many", lambda q: q.put_many([b"a" * 25, b"b" * second])),
+    ):
+        with Queue(tmp_path / name, chunk_size=64) as q:
+            put(q)
+            assert q.stats().chunks == chunks
+        files = chunk_files(tmp_path, name)
+        assert list(files) == list(range(1, chunks + 1))
+        assert [path.stat().st_size for path in files.values()] == [64] * chunks
+        assert POINTERS.unpack_from(files[1].read_bytes()) == ((10, 64, 0) if chunks == 1 else (10, 37, 2))
+
+
+def test_a_chunk_that_was_read_is_removed_and_the_last_one_is_used_again(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        q.put_many(numbers(0, 6))  # two in each chunk
+        assert list(chunk_files(tmp_path)) == [1, 2, 3]
+        assert q.get() == b"0"
+        assert list(chunk_files(tmp_path)) == [1, 2, 3]
+        assert q.get() == b"1"
+        assert list(chunk_files(tmp_path)) == [2, 3]
+        assert (tmp_path / "q").read_bytes() == b"\0\2"
+        q.get_many(9)
+        assert list(chunk_files(tmp_path)) == [3]
+        q.put_many(numbers(6, 9))
+        assert list(chunk_files(tmp_path)) == [3, 4]
+
+
+def test_the_space_of_a_chunk_is_really_allocated(tmp_path):
+    """A sparse file would let a full disk appear at some later write."""
+    with Queue(tmp_path / "q", chunk_size=1 << 20) as q:
+        q.put(b"0")
+        status = chunk_files(tmp_path)[1].stat()
+        assert status.st_size == 1 << 20
+        assert status.st_blocks * 512 >= 1 << 20
+        assert q.stats().on_disk >= 1 << 20
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_files_belong_to_their_owner_alone_whatever_the_umask(tmp_path, umask):
+    old = os.umask(umask)
+    try:
+        with Queue(tmp_path / "q", chunk_size=64) as q:
+            q.put_many(numbers(0, 60))
+            q.lease("key", max_records=30)
+            q.lease("other", max_records=1).to_dead_letters()
+            found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+            kinds = {path.name: path.is_dir() for path in tmp_path.rglob("*")}
+    finally:
+        os.umask(old)
+    assert {"q", "q.log", "q.batches", "q.dead", "manifest.json"} <= found.keys()
+    assert found == {name: 0o700 if is_directory else 0o600 for name, is_directory in kinds.items()}
+
+
+@pytest.mark.parametrize("other", [20, 200])
+def test_a_queue_opens_with_another_chunk_size_and_old_files_stay_as_they_are(tmp_path, other):
+    """DEF-15 and DEF-16: with a smaller size the original loses what it cannot map, with a larger it extends every file."""
+    with Queue(tmp_path / "q", chunk_size=64) as q:
+        q.put_many(numbers(100, 130))
+    before = {path: path.stat().st_size for path in chunk_files(tmp_path).values()}
+    with Queue(tmp_path / "q", chunk_size=other) as q:
+        assert list(q) == numbers(100, 130)
+        q.put_many(numbers(130, 200))
+        sizes = {path: path.stat().st_size for path in chunk_files(tmp_path).values()}
+        assert {path: sizes.pop(path) for path in before} == before
+        assert set(sizes.values()) == {other}
+        assert q.get_many(5) == numbers(100, 105)
+    with Queue(tmp_path / "q", chunk_size=64) as q:
+        assert q.verify().problems == []
+        assert q.get_many(1000) == numbers(105, 200)
+
+
+def test_a_large_record_finds_its_place_when_the_last_file_was_made_for_small_ones(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=40) as q:
+        q.put(b"0")
+    with Queue(tmp_path / "q", chunk_size=4096) as q:
+        q.put(b"x" * 4084)
+        assert q.get_many(2) == [b"0", b"x" * 4084]
+    with Queue(tmp_path / "r", chunk_size=40) as q:
+        q.put_many([b"0", b"1"])
+    with Queue(tmp_path / "r", chunk_size=4096) as q:
+        q.get_many(2)  # the small file is the only chunk, and empty
+        q.put(b"x" * 4084)
+        assert q.get() == b"x" * 4084
+
+
+def test_ids_wrap_after_65534_to_1(tmp_path):
+    (tmp_path / "q").write_bytes((65533).to_bytes(2))
+    (tmp_path / "q.65533").write_bytes(POINTERS.pack(10, 16, 0) + b"\0\4zero")
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        q.put_many([b"one!", b"two!", b"six!"])
+        assert list(chunk_files(tmp_path)) == [1, 2, 65533, 65534]
+        assert list(q) == [b"zero", b"one!", b"two!", b"six!"]
+    assert POINTERS.unpack_from((tmp_path / "q.65534").read_bytes()) == (10, 16, 1)
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        assert q.get_many(9) == [b"zero", b"one!", b"two!", b"six!"]
+
+
+def test_when_all_ids_are_in_use_nothing_is_stored_and_no_live_chunk_is_touched(tmp_path, monkeypatch):
+    """In the original the next record overwrites the first chunk (DEF-12). Twenty ids, because 65,534 files take a minute."""
+    monkeypatch.setattr("qewqew_core.chunk.MAX_ID", 20)
+    with Queue(tmp_path / "q", chunk_size=12) as q:  # an empty record fills a chunk
+        q.put_many([b""] * 16)
+        before = contents(tmp_path)
+        with pytest.raises(QueueFull, match="Nothing was stored; take or lease records, or use a larger chunk_size"):
+            q.put_many([b""] * 5, key="k")
+        assert contents(tmp_path) == before
+        assert q.put_many([b""] * 4, key="k") == 4
+        with pytest.raises(QueueFull):
+            q.put(b"")
+        assert q.put_many([], key="needs no chunk") == 0
+        assert len(q.get_many(3)) == 3
+        assert list(chunk_files(tmp_path)) == list(range(4, 21))
+        q.put_many([b""] * 2)
+        q.put(b"")
+        with pytest.raises(QueueFull):
+            q.put(b"")
+        batch = q.lease("key", max_records=10)  # frees its ids
+        q.put_many([b""] * 7)
+        with pytest.raises(QueueFull):
+            batch.put_back()  # and needs them again
+        assert batch.state == q.batch(batch.id).state == "leased"
+        assert q.clear() == 17
+        batch.put_back()
+        assert len(q) == 10
+    with Queue(tmp_path / "q", chunk_size=12) as q:
+        assert q.verify().problems == []
+        assert q.get_many(100) == [b""] * 10
+
+
+def test_an_id_is_not_given_to_a_new_chunk_while_a_stranger_lies_there(tmp_path):
+    """REQ-1, REQ-33: a file with records that nothing refers to is neither delivered nor overwritten."""
+    stranger = POINTERS.pack(10, 13, 0) + b"\0\1s" + bytes(3)
+    for number in (2, 3):
+        (tmp_path / f"q.{number}").write_bytes(stranger)
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        q.put_many(numbers(0, 6))
+        assert list(chunk_files(tmp_path)) == [1, 2, 3, 4, 5]
+        assert list(q) == numbers(0, 6)
+        assert q.verify().orphans == [str(tmp_path / "q.2"), str(tmp_path / "q.3")]
+    assert (tmp_path / "q.2").read_bytes() == (tmp_path / "q.3").read_bytes() == stranger
+
+
+# stats and inspect
+
+
+def comparable(stats: QueueStats) -> QueueStats:
+    """Without what changes when the log grows by a checkpoint."""
+    return QueueStats(**{**vars(stats), "on_disk": 0})
+
+
+def test_inspect_agrees_with_the_queue_at_every_moment(make, tmp_path):
+    with make() as q:
+
+        def check() -> None:
+            assert inspect(tmp_path / "q") == q.stats()
+
+        check()
+        q.put_many(numbers(0, 50))
+        check()
+        q.get_many(7)
+        check()
+        batch = q.lease("key", max_records=9)
+        q.lease("other", max_records=2).to_dead_letters()
+        check()
+        assert (q.stats().leased, q.stats().returned, q.stats().dead, q.stats().records) == (1, 0, 1, 32)
+        assert q.stats().bytes == sum(map(len, numbers(18, 50)))
+        batch.nack()
+        check()
+        assert (q.stats().leased, q.stats().returned) == (0, 1)
+        last = q.stats()
+    assert comparable(inspect(tmp_path / "q")) == comparable(last)
+    with make() as q:
+        assert comparable(q.stats()) == comparable(last)
+
+
+def test_inspect_of_a_queue_that_is_not_there_gives_zeros_and_makes_nothing(tmp_path):
+    assert inspect(tmp_path / "q") == NOTHING
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_changes_no_file_and_takes_no_lock_while_another_process_holds_the_queue(tmp_path):
+    program = (
+        "import sys\nfrom qewqew_core import Queue\n"
+        "with Queue(sys.argv[1], chunk_size=64) as q:\n"
+        "    q.put_many([b'%d' % n for n in range(50)]); q.get(); q.lease('key', max_records=20)\n"
+        "    print(len(q), flush=True); sys.stdin.readline(); q.put(b'still mine'); print(len(q), flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "q")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    ) as owner:
+        assert owner.stdout.readline() == "29\n"
+        before = everything(tmp_path)
+        for _ in range(3):
+            stats = inspect(tmp_path / "q")
+            assert (stats.records, stats.leased) == (29, 1)
+        assert everything(tmp_path) == before
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        assert owner.stdout.readline() == "30\n"
+    assert owner.returncode == 0
+    before = everything(tmp_path)
+    assert inspect(tmp_path / "q").records == 30
+    assert everything(tmp_path) == before
+
+
+def test_inspect_never_fails_beside_a_busy_writer_and_sees_whole_commits(tmp_path, monkeypatch):
+    """Ten records in each commit, chunks come and go, the log is cut back again and again."""
+    monkeypatch.setattr("qewqew_core.queue.LOG_BYTES", 2000)
+    done = threading.Event()
+
+    def write() -> None:
+        with Queue(tmp_path / "q", chunk_size=64, sync="never") as q:
+            while not done.is_set():
+                q.put_many([b"12345"] * 10)
+                q.put_many([b"12345"] * 10)
+                q.get_many(10)
+                if len(q) > 60:
+                    q.clear()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        end, looks = time.monotonic() + 1.5, 0
+        while time.monotonic() < end:
+            assert inspect(tmp_path / "q").records % 10 == 0
+            looks += 1
+    finally:
+        done.set()
+        writer.join()
+    assert looks > 20
+
+
+def test_oldest_is_when_the_first_record_was_put(tmp_path):
+    """Kept for about every 64 KiB of records: never too late, so that a sensor never waits longer than it was told."""
+    times = []
+    with Queue(tmp_path / "q", chunk_size=1 << 20) as q:
+        for number in range(3):
+            times.append(datetime.now(UTC))
+            q.put_many([b"%d" % number * 60_000] * 2)
+            time.sleep(0.02)
+        for number in range(3):
+            oldest = q.stats().oldest
+            assert oldest.utcoffset() == timedelta(0)
+            assert timedelta(milliseconds=-1) <= oldest - times[number] < timedelta(milliseconds=20) or number
+            assert oldest <= times[number] + timedelta(milliseconds=20), "never too late"
+            assert oldest >= times[max(0, number - 1)] - timedelta(milliseconds=1), "at most one boundary too early"
+            assert inspect(tmp_path / "q").oldest == oldest
+            q.get_many(2)
+        assert q.stats().oldest is None
+        q.put(b"new")
+        assert q.stats().oldest > times[-1]
+
+
+def test_the_time_of_a_record_survives_lease_and_put_back_and_reopening(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=64) as q:
+        q.put_many(numbers(0, 30))
+        oldest = q.stats().oldest
+        time.sleep(0.02)
+        q.lease("key", max_records=15).put_back()
+        assert q.stats().oldest == oldest
+    with Queue(tmp_path / "q", chunk_size=64) as q:
+        assert q.stats().oldest == oldest
