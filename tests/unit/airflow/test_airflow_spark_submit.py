@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,8 +144,10 @@ def test_spark_submit_is_taken_from_path_else_from_beside_this_python(tmp_path: 
 def test_a_driver_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os, subprocess, sys, signal\n"
-        "from qewqew_airflow.spark_submit import die_with_parent\n"
-        "child = subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent, stdout=subprocess.DEVNULL)\n"
+        "from functools import partial\n"
+        "from qewqew_airflow.spark_submit import end_with\n"
+        "end = partial(end_with, os.getpid())\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=end, stdout=subprocess.DEVNULL)\n"
         "print(child.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -156,6 +159,25 @@ def test_a_driver_dies_with_the_process_that_started_it() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the child lives on")
+
+
+def test_a_try_waits_until_an_earlier_one_that_lives_on_has_ended(tmp_path: Path) -> None:
+    """Two jobs on one batch would destroy each other's output: the lock is the kernel's, and ends with the process."""
+    batch = SimpleNamespace(id="b", manifest_path=str(tmp_path / "manifest.json"))
+    hold = (
+        "import fcntl, os, sys, time\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print(flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    earlier = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE)
+    assert earlier.stdout is not None
+    earlier.stdout.readline()
+    threading.Timer(0.5, earlier.kill).start()
+    began = time.monotonic()
+    with operator(outputs=OUTPUTS)._alone_with(batch):  # type: ignore[arg-type]
+        assert time.monotonic() - began > 0.3
+        assert earlier.wait() == -signal.SIGKILL
 
 
 # Failures.

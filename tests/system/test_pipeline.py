@@ -1,0 +1,79 @@
+"""The example DAG in a real Airflow with a real Spark: every flight of a year goes through the queue once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from killing import nothing_left
+
+from qewqew_airflow import demo
+from qewqew_airflow.local import LocalAirflow, Run
+
+FLIGHTS = 336_776
+
+
+@pytest.fixture(scope="module")
+def finished(airflow: LocalAirflow) -> Run:
+    """A run that succeeded; each test leaves it so."""
+    run = airflow.trigger(demo.DAG_ID)
+    assert airflow.wait(run) == "success", demo.what_failed(airflow, run, {"any": airflow.task_instances(run)})
+    return run
+
+
+def compare_with_csv(output: Path) -> None:
+    """Every row of the CSV file is in the table, each once, and the table of delays is what the CSV gives."""
+    expected = demo.input_table()
+    assert len(expected) == FLIGHTS
+    demo.compare_rows(expected, demo.parquet_table(output / "flights", expected.column_names))
+    demo.compare_delays(expected, demo.parquet_table(output / "delays", ["carrier", "flights", "mean_dep_delay"]))
+
+
+def batch_ids(output: Path) -> list[list[str]]:
+    """The names of what the job left in each of its two tables."""
+    return [sorted(each.name for each in (output / table).iterdir()) for table in ("flights", "delays")]
+
+
+def test_every_flight_of_the_csv_is_in_the_parquet_once(airflow: LocalAirflow, finished: Run, queues: Path, output: Path) -> None:
+    compare_with_csv(output)
+    batch = airflow.xcom(finished, "to_parquet")
+    assert (batch["records"], batch["read"], batch["good"], batch["bad"], batch["attempt"]) == (FLIGHTS, FLIGHTS, FLIGHTS, 0, 1)
+    assert [each["written"] for each in batch["outputs"]] == [FLIGHTS, 16]
+    assert airflow.xcom(finished, "check")["flights"] == FLIGHTS
+    assert batch_ids(output) == [[f"batch={batch['batch_id']}"]] * 2
+    nothing_left(queues / "flights", batch["batch_id"])
+
+
+def test_the_twelve_months_are_staged_at_the_same_time(airflow: LocalAirflow, finished: Run) -> None:
+    stages = [each for each in airflow.task_instances(finished) if each.task_id == "stage"]
+    assert [(each.state, each.try_number) for each in stages] == [("success", 1)] * 12
+    assert sum(airflow.xcom(finished, "stage", map_index=month)["records"] for month in range(12)) == FLIGHTS
+    times = [(each.start, 1) for each in stages if each.start] + [(each.end, -1) for each in stages if each.end]
+    at_once, most = 0, 0
+    for _, change in sorted(times):
+        at_once += change
+        most = max(most, at_once)
+    assert most == 12
+
+
+def test_clearing_the_spark_task_processes_the_same_batch_again(
+    airflow: LocalAirflow, finished: Run, queues: Path, output: Path
+) -> None:
+    before = airflow.xcom(finished, "to_parquet")
+    airflow.clear(finished, "to_parquet", downstream=True)
+    assert airflow.wait(finished) == "success"
+    after = airflow.xcom(finished, "to_parquet")
+    assert {**after, "seconds": 0} == {**before, "seconds": 0}
+    assert "acknowledged before, processing it again" in airflow.task_log(finished, "to_parquet", 2)
+    assert batch_ids(output) == [[f"batch={before['batch_id']}"]] * 2
+    compare_with_csv(output)
+    nothing_left(queues / "flights", before["batch_id"])
+
+
+def test_clearing_a_stage_task_stages_nothing_more(airflow: LocalAirflow, finished: Run, queues: Path) -> None:
+    before = airflow.xcom(finished, "stage", map_index=3)
+    airflow.clear(finished, "stage", map_index=3)
+    assert airflow.wait(finished) == "success"
+    assert airflow.xcom(finished, "stage", map_index=3) == before
+    assert "Stored nothing: an earlier try staged" in airflow.task_log(finished, "stage", 2, map_index=3)
+    nothing_left(queues / "flights", airflow.xcom(finished, "to_parquet")["batch_id"])
