@@ -73,7 +73,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
       batch is returned with the reason, and the next lease, by whatever run, gets it first; after
       max_attempts it goes to the dead letters.
     - killed, at whatever point, or marked by a user: the lease stays; the next try or a cleared task
-      works on the same batch. Spark's driver on this worker dies with the task.
+      works on the same batch. Spark's driver on this worker dies with the task, and the task with its
+      supervisor; a try whose predecessor still works on the batch waits for its end.
     - cleared after success: the same batch is processed again, and acknowledging it again does nothing.
     - cleared when the batch's retention has ended: fails without retries (`BatchExpired`).
     - nothing to lease: the task is skipped.
