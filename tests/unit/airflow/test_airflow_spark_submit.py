@@ -248,7 +248,10 @@ def test_a_password_in_an_output_is_masked_in_the_log_of_the_command(connect: An
 
 
 @pytest.mark.parametrize(("mode", "here"), [("client", True), ("cluster", False)])
-def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(connect: Any, mode: str, here: bool) -> None:
+def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, mode: str, here: bool
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     connect("spark_default", "spark", "spark://master:7077", **{"deploy-mode": mode})
     submit = operator(outputs=OUTPUTS)
     submit._check_worker()

@@ -220,11 +220,14 @@ OPEN_BOTH = """
 """
 
 
+REACHABLE = "/tmp"  # by every user; the checkout, where TMPDIR may point, need not be
+
+
 def as_nobody(folder: Path, program: str) -> list[str]:
     """Run the program as a user who owns nothing, with a copy of the package that everybody can read."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=REACHABLE) as name:
         place = Path(name)
         place.chmod(0o755)
         shutil.copytree(PACKAGE, place / "qewqew_core", ignore=shutil.ignore_patterns("__pycache__"))
@@ -242,7 +245,7 @@ def as_nobody(folder: Path, program: str) -> list[str]:
 @pytest.fixture
 def open_to_all():
     """A directory that other users can reach: pytest's are for the owner alone."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=REACHABLE) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
