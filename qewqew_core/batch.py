@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout, manifest
 from qewqew_core.errors import BadManifest, BadPath, BatchExpired
-from qewqew_core.files import Files
+from qewqew_core.files import Files, write_new
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.reading import crc_of_unread
 from qewqew_core.state import BatchState
@@ -141,20 +141,9 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
 def write_manifest(files: Files, directory: str, body: Manifest) -> None:
     """Put the manifest into place, whole or not at all, and durably."""
     target = os.path.join(directory, manifest.MANIFEST)
-    write_new(files, target + ".tmp", body.to_json())
+    files.close(write_new(files, target + ".tmp", body.to_json()))
     files.rename(target + ".tmp", target)
     files.sync_directory(directory)
-
-
-def write_new(files: Files, path: str, data: bytes) -> None:
-    if files.exists(path):
-        files.unlink(path)
-    fd = files.open(path, new=True)
-    try:
-        files.write(fd, data, 0)
-        files.sync(fd)
-    finally:
-        files.close(fd)
 
 
 def remove_tree(files: Files, directory: str) -> None:

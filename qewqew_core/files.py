@@ -14,14 +14,9 @@ import stat
 class Files:
     """The real file system. What each call guarantees is what the tests' simulated disk takes away."""
 
-    def open(self, path: str, *, new: bool = False, create: bool = False, follow: bool = False) -> int:
-        """A descriptor for reading and writing. ``new`` fails if the path exists; links are not followed unless told."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        if new:
-            flags |= os.O_CREAT | os.O_EXCL
-        elif create:
-            flags |= os.O_CREAT
-        return os.open(path, flags, 0o600)
+    def open(self, path: str, *, new: bool = False) -> int:
+        """A descriptor for reading and writing. ``new`` makes the file, and fails if it exists; links are not followed."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
 
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
         """A descriptor of a regular file; anything else is an error, and a pipe is not waited for."""
@@ -100,3 +95,18 @@ class Files:
         """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns
+
+
+def write_new(files: Files, path: str, data: bytes) -> int:
+    """A new file with this content, durable but for its name; returns its descriptor. Replaces what is at ``path``."""
+    if files.exists(path):
+        files.unlink(path)
+    fd = files.open(path, new=True)
+    try:
+        files.write(fd, data, 0)
+        files.sync(fd)
+    except BaseException:
+        files.close(fd)
+        files.unlink(path)
+        raise
+    return fd

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
-from qewqew_core.files import Files
+from qewqew_core.files import Files, write_new
 from qewqew_core.state import BatchState, Chunk, Cut, Piece, State
 
 MAGIC = b"QEWQLOG1"
@@ -435,7 +435,7 @@ class Log:
         """Write a snapshot of ``state`` beside this log, durably. Raises OSError; then nothing has changed."""
         generation = new_generation()
         data = snapshot(state, generation)
-        return Prepared(create(self._files, self.path, data), generation, len(data))
+        return Prepared(write_new(self._files, self.path + ".tmp", data), generation, len(data))
 
     def replace(self, new: Prepared) -> None:
         """Go on in the prepared log. Header and pointers say by now what it says; raises `QueueBroken`."""
@@ -480,19 +480,3 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def parent(path: str) -> str:
     return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
-
-
-def create(files: Files, path: str, data: bytes) -> int:
-    """Write a whole log to ``path``.tmp, durably, and return its descriptor; the caller renames it."""
-    temporary = path + ".tmp"
-    if files.exists(temporary):
-        files.unlink(temporary)
-    fd = files.open(temporary, new=True)
-    try:
-        files.write(fd, data, 0)
-        files.sync(fd)
-    except BaseException:
-        files.close(fd)
-        files.unlink(temporary)
-        raise
-    return fd

@@ -45,7 +45,7 @@ from qewqew_core.errors import (
     QueueClosed,
     QueueFull,
 )
-from qewqew_core.files import Files
+from qewqew_core.files import Files, write_new
 from qewqew_core.inspection import QueueStats, stats_of
 from qewqew_core.reading import Run, read_run, unread
 from qewqew_core.state import PIECE_BYTES, BatchState, Chunk, Cut, Piece, key_hash
@@ -874,7 +874,8 @@ class Queue:
             return None
         copy.pieces = pieces
         head = chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE)
-        batches.write_new(self._files, os.path.join(directory, batches.segment_file(self.path, one.id)), head + b"".join(parts))
+        path = os.path.join(directory, batches.segment_file(self.path, one.id))
+        self._files.close(write_new(self._files, path, head + b"".join(parts)))
         return Cut(one.head + copy.tail - chunk.BEGIN, copy.total, copy.crc, pieces), copy
 
     def batches(self) -> list[Batch]:

@@ -30,7 +30,7 @@ from qewqew_core import batch as batches
 from qewqew_core import chunk, layout
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
-from qewqew_core.files import Files
+from qewqew_core.files import Files, write_new
 from qewqew_core.log import Log, Replayed
 from qewqew_core.reading import read_pointers, scan, unread
 from qewqew_core.state import Chunk, State
@@ -319,7 +319,7 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     # The log first: if a crash follows, it does not agree with the files, which are then believed again.
     data = logs.snapshot(state, generation := logs.new_generation())
     log_path = found.path + layout.LOG
-    fd = logs.create(files, log_path, data)
+    fd = write_new(files, log_path + ".tmp", data)
     files.rename(log_path + ".tmp", log_path)
     files.sync_directory(os.path.dirname(found.path))
     log = Log(files, log_path, fd, generation, len(data), len(data))

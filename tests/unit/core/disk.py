@@ -65,8 +65,8 @@ class JournalDisk(Files):
         # The header is made by the lock, outside the seam of file calls.
         return self._nodes[path] if path in self._nodes else self._new_node(path)
 
-    def open(self, path: str, *, new: bool = False, create: bool = False, follow: bool = False) -> int:
-        fd = super().open(path, new=new, create=create, follow=follow)
+    def open(self, path: str, *, new: bool = False) -> int:
+        fd = super().open(path, new=new)
         if path not in self._nodes:
             self._new_node(path)
         return fd
