@@ -22,6 +22,7 @@ from qewqew_core.errors import (
 )
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.queue import Queue
+from qewqew_core.session import Session
 from qewqew_core.verification import Report
 
 __all__ = [
@@ -46,5 +47,6 @@ __all__ = [
     "QueueStats",
     "RecordTooLarge",
     "Report",
+    "Session",
     "inspect",
 ]

@@ -39,6 +39,7 @@ class Batch:
         self.bytes = state.bytes  # payload
         self.reason = state.reason  # why it was returned or is dead
         self.created = layout.moment(state.created)
+        self.expires = None if state.expires is None else layout.moment(state.expires)  # when anyone may return the batch
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -81,6 +82,14 @@ class Batch:
         After the queue's ``max_attempts`` it goes to the dead letters instead. Raises as `ack`.
         """
         self._queue._end_lease(self, "returned", reason)
+
+    def extend(self, lease_timeout: float | None = None) -> None:
+        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
+
+        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
+        if it was leased without a time-out and none is given.
+        """
+        self._queue._extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
         """Set the batch aside, to be looked at by a person. Raises as `ack`."""
@@ -179,22 +188,22 @@ def make_home(files: Files, path: str, suffix: str) -> str:
 def settle_lease(files: Files, path: str, batch: BatchState) -> None:
     """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
     making, home = path + layout.LEASE, make_home(files, path, layout.BATCHES)
-    if files.is_directory(os.path.join(home, batch.id)):
-        return  # all was done; if NAME.lease is there, it is the beginning of the next batch
-    for one in batch.chunks:
-        source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
-        if not files.exists(target):  # the copy of a cut chunk was made there
-            files.rename(source, target)
-            fd = files.open(target)
-            try:
-                if files.size(fd) > one.size:
-                    files.truncate(fd, one.size)
-            finally:
-                files.close(fd)
-    # The queue's directory must have lost the names before its ids are used again.
-    files.sync_directory(making)
-    files.sync_directory(os.path.dirname(path))
-    files.rename(making, os.path.join(home, batch.id))
+    if not files.is_directory(os.path.join(home, batch.id)):  # else NAME.lease is the beginning of the next batch
+        for one in batch.chunks:
+            source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
+            if not files.exists(target):  # the copy of a cut chunk was made there
+                files.rename(source, target)
+                fd = files.open(target)
+                try:
+                    if files.size(fd) > one.size:
+                        files.truncate(fd, one.size)
+                finally:
+                    files.close(fd)
+        # The queue's directory must have lost the names before its ids are used again.
+        files.sync_directory(making)
+        files.sync_directory(os.path.dirname(path))
+        files.rename(making, os.path.join(home, batch.id))
+    # Also when a kill came after that rename: it may not be on disk yet.
     files.sync_directory(home)
     files.sync_directory(os.path.dirname(path))
 
@@ -213,8 +222,9 @@ def settle_place(files: Files, path: str, batch: BatchState) -> None:
     if files.is_directory(source):
         make_home(files, path, layout.DEAD)
         files.rename(source, target)
-        files.sync_directory(os.path.dirname(target))
-        files.sync_directory(os.path.dirname(source))
+    for home in (os.path.dirname(target), os.path.dirname(source)):
+        if files.is_directory(home):  # also when a kill came after that rename: it may not be on disk yet
+            files.sync_directory(home)
 
 
 def settle_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:

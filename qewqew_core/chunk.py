@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 
-from qewqew_core.errors import BadRecord, RecordTooLarge
+from qewqew_core.errors import BadArgument, BadRecord, RecordTooLarge
 
 FIRST = struct.Struct(">H")
 POINTERS = struct.Struct(">iiH")
@@ -81,6 +81,15 @@ def checked(records: Iterable[Record], chunk_size: int) -> list[bytes]:
             )
         result.append(record)
     return result
+
+
+def checked_all(records: Iterable[Record], chunk_size: int) -> list[bytes]:
+    """The same for what a caller gave as many records."""
+    if isinstance(records, (bytes, bytearray, memoryview, str)):
+        raise BadArgument("put_many takes an iterable of records; for a single one use put")
+    if not hasattr(records, "__iter__"):
+        raise BadArgument(f"put_many takes an iterable of records, not {type(records).__name__}")
+    return checked(records, chunk_size)
 
 
 def frame(records: Sequence[bytes]) -> bytes:

@@ -46,7 +46,7 @@ class QueueBroken(QewQewError, OSError):
 
 
 class QueueFull(QewQewError):
-    """The queue cannot take the records: no free chunk id. Nothing of the call was stored."""
+    """The queue is at its bound (``max_records``, ``max_bytes``), or out of chunk ids. Nothing of the call was stored."""
 
 
 class DiskFull(QewQewError, OSError):

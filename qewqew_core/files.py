@@ -87,6 +87,11 @@ class Files:
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path) and not os.path.islink(path)
 
+    def free(self, path: str) -> int:
+        """Bytes that an ordinary user can still write to the file system of this directory."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
     def modified(self, path: str) -> int:
         """When the file was last changed, milliseconds since the epoch."""
         return os.stat(path).st_mtime_ns // 1_000_000

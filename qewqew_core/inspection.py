@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Records, payload bytes and chunks that can be taken or leased; numbers of batches; disk space."""
+    """Records, payload bytes and chunks of the queue (what open sessions hold included); numbers of batches; disk space."""
 
     records: int
     bytes: int
     chunks: int
     oldest: pendulum.DateTime | None  # when the oldest record was put; at most 64 KiB of records too early
     leased: int
-    returned: int
+    returned: int  # wait for the next lease: what was returned, and leases whose time is over
     dead: int
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
 
@@ -67,7 +67,7 @@ def _state(path: str) -> State:
     if found.log is not None and _changed_since(files, path, found.log.generation, found.log.end):
         raise CorruptQueue("the queue changed while it was read", path=path)
     chain, _ = recovery.chain_of(files, found)
-    state = State(chain, records=sum(one.records for one in chain.values()))
+    state = State.of(chain)
     if found.log is not None:
         state.batches = found.log.state.batches
     return state
@@ -81,10 +81,11 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(path: str, state: State) -> QueueStats:
     chunks = [one for one in state.chain.values() if one.records]
-    kinds = [batch.state for batch in state.batches.values()]
+    now = time.time_ns() // 1_000_000
+    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=state.records,
-        bytes=sum(one.bytes for one in chunks),
+        bytes=state.bytes,
         chunks=len(chunks),
         oldest=layout.moment(chunks[0].time()) if chunks else None,
         leased=kinds.count("leased"),

@@ -32,6 +32,7 @@ further on says that the place was durable, then it was not torn but damaged: `C
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -42,9 +43,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from qewqew_core.checksum import crc_of_front
 from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
 from qewqew_core.files import Files, write_new
-from qewqew_core.state import BatchState, Chunk, Cut, Piece, State
+from qewqew_core.state import BatchState, Chunk, Cut, Piece, Span, State
 
 MAGIC = b"QEWQLOG1"
 _HEAD = struct.Struct(">8sII")
@@ -53,9 +55,11 @@ _CHECKED = 8  # the crc covers the frame from here on
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = range(1, 8)
 _MAX_FRAME = 1 << 31
 
-_CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then the number of pieces, and the pieces
+_CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
 _COUNT = struct.Struct(">I")
+_COUNTS = struct.Struct(">II")
 _PIECE = struct.Struct(">IIIQ")
+_SPAN = struct.Struct(">III")  # start end records
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
 _SEAL = struct.Struct(">QQQ")
@@ -63,7 +67,7 @@ _SEAL = struct.Struct(">QQQ")
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
 _EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
-_TAKE = struct.Struct(">cHII")  # G chunk, new head, records
+_TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
 _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
 _JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name of a method of State, …}
@@ -77,8 +81,8 @@ def extent(chunk_id: int, records: int, size: int, crc: int) -> bytes:
     return _EXTENT.pack(b"X", chunk_id, records, size, crc)
 
 
-def take(chunk_id: int, head: int, records: int) -> bytes:
-    return _TAKE.pack(b"G", chunk_id, head, records)
+def take(chunk_id: int, start: int, end: int, records: int) -> bytes:
+    return _TAKE.pack(b"G", chunk_id, start, end, records)
 
 
 def new_chunk(chunk_id: int, size: int) -> bytes:
@@ -112,9 +116,10 @@ class Replayed:
     gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
+    keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
 
-def replay(data: bytes, path: str) -> Replayed:
+def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
     if len(data) < _HEAD.size:
         raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
@@ -124,7 +129,7 @@ def replay(data: bytes, path: str) -> Replayed:
     if crc != zlib.crc32(data[: _HEAD.size - 4]):
         raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
     state = State()
-    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), (), None)
+    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), (), None, keep_redo)
     at = _HEAD.size
     snapshot = True
     for number, (kind, body, end) in enumerate(_frames(data, generation, at)):
@@ -184,7 +189,8 @@ def _was_durable(data: bytes, generation: int, at: int) -> bool:
 
 def _checkpoint(result: Replayed) -> None:
     result.clean = True
-    result.redo.clear()
+    if not result.keep_redo:
+        result.redo.clear()
     result.gone.clear()
     result.last_rare = None
     result.firsts = {result.state.first}
@@ -205,7 +211,11 @@ def _apply(body: bytes, result: Replayed) -> None:
             if rare["op"] == "put_back":
                 result.gone.difference_update(rare["chunks"])
             elif rare["op"] == "lease":  # what a lease moves was written out before it
-                result.redo = {one: runs for one, runs in result.redo.items() if one not in rare["chunks"]}
+                for moved, cut in rare["parts"]:
+                    if cut is None:
+                        result.redo.pop(moved, None)
+            elif rare["op"] == "replace":
+                result.gone.discard(rare["new"])
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
@@ -235,10 +245,10 @@ def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
             state.append(chunk_id, size, records, crc, time)
             yield letter, chunk_id, offset, b""
         elif letter == b"G":
-            _, chunk_id, head, records = _TAKE.unpack_from(body, at)
+            _, chunk_id, start, end, records = _TAKE.unpack_from(body, at)
             at += _TAKE.size
-            state.take(chunk_id, head, records)
-            yield letter, chunk_id, head, b""
+            state.take(chunk_id, start, end, records)
+            yield letter, chunk_id, start, b""
         elif letter == b"N":
             _, chunk_id, size = _NEW.unpack_from(body, at)
             at += _NEW.size
@@ -258,32 +268,99 @@ def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
             raise ValueError(f"unknown operation {letter!r}")
 
 
+def _cut(values: list[Any]) -> Cut:
+    spans, crc, pieces = values
+    return Cut([Span(*span) for span in spans], crc, [Piece(*piece) for piece in pieces])
+
+
 def _lease(state: State, time: int, op: dict[str, Any]) -> None:
-    cut = None
-    if op["cut"]:
-        offset, records, crc, pieces = op["cut"]
-        cut = Cut(offset, records, crc, [Piece(*piece) for piece in pieces])
     batch = BatchState(op["id"], [op["key"]], "leased", 1, op["records"], op["bytes"], time, time)
-    state.lease(batch, op["chunks"], cut)
+    batch.lease_timeout, batch.extended = op["lease_timeout"], time
+    state.lease(batch, [(chunk_id, _cut(cut) if cut else None) for chunk_id, cut in op["parts"]])
 
 
 _RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
     "clear": lambda state, time, op: state.clear(),
     "lease": _lease,
-    "lease_again": lambda state, time, op: state.lease_again(op["id"], op["key"], op["attempt"], time),
+    "lease_again": lambda state, time, op: state.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time),
+    "extend": lambda state, time, op: state.extend(op["id"], op["lease_timeout"], time),
     "release": lambda state, time, op: state.release(op["id"], op["state"], op["reason"], time),
     "put_back": lambda state, time, op: state.put_back(op["id"], op["chunks"]),
     "forget": lambda state, time, op: state.forget(op["ids"]),
+    "replace": lambda state, time, op: state.replace(op["chunk"], _cut(op["cut"]), op["new"], op["size"]),
+    "repair": lambda state, time, op: None,  # the last of its log until the repair is finished
 }
+
+
+# A damaged log
+
+
+class Salvaged(NamedTuple):
+    """What can be had of a log that does not replay."""
+
+    prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
+    damaged: int  # offset of the damage …
+    end: int  # … and of the next whole frame, or of the end of the log
+    frames: list[tuple[int, int, bytes]]  # whole frames behind the damage (without a prefix: all): offset, kind, body
+
+
+def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
+    """Take apart a log for which `replay` has raised. Raises nothing."""
+    generation = _generation(data)
+    if generation is None:
+        return Salvaged(None, 0, len(data), [])
+    data = _head(generation) + data[_HEAD.size :]
+    try:
+        return Salvaged(replay(data, path, keep_redo), 0, _HEAD.size, [])
+    except CorruptQueue as error:
+        damaged = error.offset or 0
+    prefix = None
+    with contextlib.suppress(CorruptQueue):
+        prefix = replay(data[:damaged], path, keep_redo)
+    frames = []
+    start = damaged if prefix else _HEAD.size
+    written = len(data.rstrip(b"\0"))
+    while start < min(written, len(data) - _FRAME.size + 1):
+        _, _, durable, kind = _FRAME.unpack_from(data, start)
+        plausible = durable <= start and kind <= CHECKPOINT
+        end = _frame_end(data, generation, start) if plausible else None
+        if end is not None:
+            frames.append((start, kind, data[start + _FRAME.size : end]))
+        start = end or start + 1
+    behind = [start for start, _, _ in frames if start > damaged]
+    return Salvaged(prefix, damaged, behind[0] if behind else written, frames)
+
+
+def _generation(data: bytes) -> int | None:
+    """As the head says or, if that is damaged, as the checksum of the first frame was begun with."""
+    if len(data) < _HEAD.size + _FRAME.size:
+        return None
+    if data[: _HEAD.size] == _head(generation := _HEAD.unpack_from(data)[1]):
+        return generation
+    length, crc, _, kind = _FRAME.unpack_from(data, _HEAD.size)
+    first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
+    if kind not in (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END) or len(first) < length:
+        return None
+    return crc_of_front(crc, zlib.crc32(first), len(first))
+
+
+def load_batch_or_keys(kind: int, body: bytes, state: State) -> None:
+    """Take over a frame of a damaged snapshot, unless it is of a chunk. Raises ValueError and the like."""
+    if kind in (_BATCH, _PUT_KEYS, _EXPIRED_KEYS):
+        _load(kind, body, state)
 
 
 # The snapshot
 
 
+def _head(generation: int) -> bytes:
+    head = _HEAD.pack(MAGIC, generation, 0)[:-4]
+    return head + _COUNT.pack(zlib.crc32(head))
+
+
 def snapshot(state: State, generation: int) -> bytes:
     """A whole log that says nothing but this state. It counts as a checkpoint."""
-    head = _HEAD.pack(MAGIC, generation, 0)[:-4]
-    parts = [head, _COUNT.pack(zlib.crc32(head))]
+    parts = [_head(generation)]
     parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
     for batch in state.batches.values():
         fields = {name: getattr(batch, name) for name in _BATCH_FIELDS}
@@ -293,11 +370,11 @@ def snapshot(state: State, generation: int) -> bytes:
     for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
-    parts.append(frame(_END, _COUNT.pack(len(parts) - 2), generation))
+    parts.append(frame(_END, _COUNT.pack(len(parts) - 1), generation))
     return b"".join(parts)
 
 
-_BATCH_FIELDS = ("id", "keys", "state", "attempt", "records", "bytes", "created", "changed", "reason")
+_BATCH_FIELDS = tuple("id keys state attempt records bytes created changed reason lease_timeout extended".split())
 
 
 def _load(kind: int, body: bytes, state: State) -> None:
@@ -305,6 +382,7 @@ def _load(kind: int, body: bytes, state: State) -> None:
         (one,) = _unpack_chunks(body)
         state.chain[one.id] = one
         state.records += one.records
+        state.bytes += one.bytes
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
         batch = BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :]))
@@ -318,18 +396,22 @@ def _load(kind: int, body: bytes, state: State) -> None:
 
 def _pack_chunk(one: Chunk) -> bytes:
     head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
-    return head + _COUNT.pack(len(one.pieces)) + b"".join(_PIECE.pack(*piece) for piece in one.pieces)
+    pieces = [_PIECE.pack(*piece) for piece in one.pieces]
+    return head + _COUNTS.pack(len(one.pieces), len(one.gone)) + b"".join(pieces + [_SPAN.pack(*span) for span in one.gone])
 
 
 def _unpack_chunks(body: bytes) -> list[Chunk]:
     chunks, at = [], 0
     while at < len(body):
         chunk_id, size, base, head, tail, taken, total, crc = _CHUNK.unpack_from(body, at)
-        (count,) = _COUNT.unpack_from(body, at + _CHUNK.size)
-        at += _CHUNK.size + _COUNT.size
-        pieces = [Piece(*piece) for piece in _PIECE.iter_unpack(body[at : at + count * _PIECE.size])]
-        at += count * _PIECE.size
-        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces))
+        count, spans = _COUNTS.unpack_from(body, at + _CHUNK.size)
+        at += _CHUNK.size + _COUNTS.size
+        middle, end = at + count * _PIECE.size, at + count * _PIECE.size + spans * _SPAN.size
+        pieces = [Piece(*piece) for piece in _PIECE.iter_unpack(body[at:middle])]
+        gone = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
+        busy = [(span.start, span.end) for span in gone]
+        at = end
+        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, gone, busy))
     return chunks
 
 

@@ -19,7 +19,8 @@ import time as clock
 import warnings
 import weakref
 import zlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -27,7 +28,7 @@ from itertools import accumulate
 from typing import Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, lock, recovery
+from qewqew_core import chunk, layout, lock, recovery, writing
 from qewqew_core import log as logs
 from qewqew_core.batch import Batch
 from qewqew_core.chunk import Record
@@ -45,11 +46,13 @@ from qewqew_core.errors import (
     QueueClosed,
     QueueFull,
 )
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files
 from qewqew_core.inspection import QueueStats, stats_of
-from qewqew_core.reading import Run, read_run, unread
-from qewqew_core.state import PIECE_BYTES, BatchState, Chunk, Cut, Piece, key_hash
+from qewqew_core.reading import Run, read_run
+from qewqew_core.session import Session
+from qewqew_core.state import BatchState, Chunk, Cut, Span, Step, key_hash
 from qewqew_core.verification import Report, verify
+from qewqew_core.writing import Spill
 
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
 LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log
@@ -69,6 +72,9 @@ class Queue:
     ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes the queue is
     durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
     power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
+    ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
+    counted); more are refused with `QueueFull`, or wait for room. ``min_free_bytes``: what puts leave free on the file
+    system; below that they raise `DiskFull`, while taking and leasing go on.
     ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
     ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
     batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
@@ -84,6 +90,9 @@ class Queue:
         chunk_size: int = 16 << 20,
         sync: Literal["commit", "never"] = "commit",
         lock_timeout: float = 10.0,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        min_free_bytes: int = 0,
         max_attempts: int = 5,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
@@ -92,6 +101,9 @@ class Queue:
         self._refusal: QewQewError | None = QueueClosed("the queue was never opened")
         self.path = layout.check_path(path)
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        self.max_records = _bound("max_records", max_records)
+        self.max_bytes = _bound("max_bytes", max_bytes)
+        self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
         self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
         if sync not in tuple(INLINE_BYTES):
@@ -117,6 +129,9 @@ class Queue:
         self._pending_bytes = 0
         self._unsynced: set[int] = set()  # chunks with such frames in their file, but perhaps not on disk
         self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
+        self._held = 0  # records that open sessions have taken
+        self._abandoned: deque[list[Step]] = deque()  # what sessions held that nobody has closed
+        self._sessions = 0  # how many there were
         self._removals = 0  # counts what disturbs an iteration
         self._in_predicate = False
         self._last_made = 0
@@ -154,8 +169,8 @@ class Queue:
     def close(self) -> None:
         """Leave the files as the Java library would, and give the lock back. A second call does nothing.
 
-        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Callers
-        that wait in other threads get `QueueClosed`.
+        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
+        sessions are rolled back. Callers that wait in other threads get `QueueClosed`.
         """
         with self._lock:
             if isinstance(self._refusal, QueueClosed):
@@ -175,6 +190,7 @@ class Queue:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state = self._files, self._state
         try:
+            batches.remove_tree(files, self.path + layout.SPILL)
             if not state.records and state.chain:
                 self._clear()
             if not (state.chain or state.batches or state.put_keys or state.expired_keys):
@@ -184,6 +200,7 @@ class Queue:
                 files.unlink(self._log.path)
                 files.unlink(self.path)
             else:
+                self._compact()
                 if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
                     self._rotate()
                 if self._log.position > self._opened_at:
@@ -200,6 +217,25 @@ class Queue:
             if isinstance(error, QewQewError):
                 raise
             raise QueueBroken(f"closing failed: {error.strerror}; opening the queue again recovers it", path=self.path) from error
+
+    def _compact(self) -> None:
+        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again."""
+        for one in [one for one in self._state.chain.values() if one.gone]:
+            one.busy = [(span.start, span.end) for span in one.gone]
+            self._flush()
+            # Counted back from the first chunk, as in `_put_back`.
+            (new_id,) = self._free_ids(1, self._state.first, chunk.predecessor)
+            path = chunk.chunk_path(self.path, new_id)
+            try:
+                cut, size = self._copy(one, path, sys.maxsize, sys.maxsize)
+                self._files.sync_directory(os.path.dirname(self.path))
+                position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), _now())
+            except OSError as error:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(path)
+                raise self._full(error) or error from error
+            self._taken.add(new_id)
+            self._follow(position)
 
     def _release(self) -> None:
         for fd in self._descriptors.values():
@@ -260,6 +296,8 @@ class Queue:
     def _exclusive(self) -> Iterator[None]:
         with self._lock:
             self._usable()
+            while self._abandoned:
+                self._let_go(self._abandoned.popleft())
             try:
                 yield
             except OSError as error:
@@ -276,9 +314,16 @@ class Queue:
         """Append one commit to the log and apply it. Raises `DiskFull` (nothing changed) or `QueueBroken`."""
         body = now.to_bytes(8) + operations
         position = self._log.append(logs.COMMIT, body)
+        last = self._state.last
         for _ in logs.apply(body, self._state):
             pass
-        self._state.emptied.clear()  # only a replay redoes what was in them
+        if emptied := self._state.emptied:
+            if self._run is not None and self._run[0].id in emptied:
+                self._run = None
+            if last is not None and last.id in emptied:  # what was still to be written to its file is not needed
+                self._pending.clear()
+                self._pending_bytes = 0
+            emptied.clear()
         return position
 
     def _durable(self, position: int, always: bool = False) -> None:
@@ -350,60 +395,116 @@ class Queue:
 
     # Putting
 
-    def put(self, record: Record) -> None:
-        """Append one record, as one commit. Raises `BadRecord`, `RecordTooLarge`, `QueueFull`, `DiskFull`: nothing was stored."""
+    def put(self, record: Record, timeout: float | None = 0) -> None:
+        """Append one record, as one commit.
+
+        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
+        `RecordTooLarge`, `QueueFull`, `DiskFull`: nothing was stored.
+        """
         if type(record) is not bytes or len(record) > self.largest_record:
             (record,) = chunk.checked((record,), self.chunk_size)
         with self._exclusive():
+            self._wait_for_room(1, len(record), timeout)
             position = self._append([record], b"")
         self._durable(position)
 
-    def put_many(self, records: Iterable[Record], key: str | None = None) -> int:
+    def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
         """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
 
         With a ``key`` that was used before (within thirty days, and among the last 65,536), nothing is stored, and what
-        the first call returned is returned again. Raises as `put`, and `BadKey`.
+        the first call returned is returned again. Waits and raises as `put`; also `BadKey`.
         """
-        if isinstance(records, (bytes, bytearray, memoryview, str)):
-            raise BadArgument("put_many takes an iterable of records; for a single one use put")
-        if not hasattr(records, "__iter__"):
-            raise BadArgument(f"put_many takes an iterable of records, not {type(records).__name__}")
-        hashed = None if key is None else key_hash(layout.check_key(key))
-        ready = chunk.checked(records, self.chunk_size)
+        ready = chunk.checked_all(records, self.chunk_size)
         with self._exclusive():
-            stored = len(ready)
-            if hashed is not None and hashed in self._state.put_keys:
-                stored = self._state.put_keys[hashed][1]
-                position = self._log.position  # another thread may still be waiting for that commit
-            elif not ready and hashed is None:
-                return 0
-            else:
-                position = self._append(ready, b"" if hashed is None else logs.put_key(hashed, stored))
+            position, count = self._commit_session(ready, None, [], key, timeout)
         self._durable(position)
-        return stored
+        return count
+
+    def _commit_session(
+        self, records: list[bytes], spill: Spill | None, taken: list[Step], key: str | None, timeout: float | None
+    ) -> tuple[int, int]:
+        """Commit puts and takes together; returns the position in the log, and how many records were put, now or under the
+        same key before.
+        """
+        hashed = None if key is None else key_hash(layout.check_key(key))
+        spill = spill if spill and spill.chunks else None
+        count, payload = len(records), sum(map(len, records))
+        if spill:
+            count, payload = count + spill.records, payload + spill.payload
+        leaving = sum(step[3] for step in taken)
+        if hashed not in self._state.put_keys:
+            self._wait_for_room(count - leaving, payload - sum(end - start for _, start, end, _ in taken) + 2 * leaving, timeout)
+        if hashed is not None and hashed in self._state.put_keys:
+            self._let_go(taken)
+            return self._log.position, self._state.put_keys[hashed][1]  # another thread may still be waiting for that commit
+        operations = b"" if hashed is None else logs.put_key(hashed, count)
+        # Takes come last: they may empty the chunk that the puts were planned for.
+        operations += b"".join(logs.take(one.id, *span) for one, *span in taken)
+        if spill:
+            position = self._adopt(spill, operations)
+        elif count or hashed is not None:
+            position = self._append(records, operations)
+        elif taken:
+            position = self._take(operations)
+        else:
+            return 0, 0
+        self._held -= leaving
+        return position, count
+
+    def session(self) -> Session:
+        """A transaction: what it puts and takes happens together, when it commits, or not at all. See `Session`."""
+        with self._exclusive():
+            self._sessions += 1
+            return Session(self, self._sessions)
+
+    def _wait_for_room(self, records: int, payload: int, timeout: float | None) -> None:
+        if (self.max_records is None and self.max_bytes is None) or (records <= 0 and payload <= 0):
+            return
+        most_records, most_bytes = self.max_records or sys.maxsize, self.max_bytes or sys.maxsize
+        bound = f"max_records={self.max_records}, max_bytes={self.max_bytes}"
+        if records > most_records or payload > most_bytes:
+            raise QueueFull(f"{records:,} records of {payload:,} bytes never fit: {bound}", path=self.path)
+        deadline = _deadline(timeout)
+        while self._state.records + records > most_records or self._state.bytes + payload > most_bytes:
+            if not self._wait_until(deadline):
+                raise QueueFull(
+                    f"{self._state.records:,} records of {self._state.bytes:,} bytes wait already ({bound}). "
+                    "Nothing was stored; take or lease records, or wait for others to do so (timeout)",
+                    path=self.path,
+                )
+
+    def _check_free(self, size: int) -> None:
+        """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
+        if self.min_free_bytes and (free := self._files.free(os.path.dirname(self.path))) - size < self.min_free_bytes:
+            raise DiskFull(
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
+                "was stored; make room, or take records",
+                path=self.path,
+            )
 
     def _append(self, records: list[bytes], operations: bytes) -> int:
-        """Commit records together with other operations; returns the position in the log."""
-        plan = self._place(records)
+        """Commit records, then other operations; returns the position in the log."""
+        last = self._state.last
+        # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
+        room = min(self.chunk_size, last.size) - last.tail if last else 0
+        into_last, *into_new = writing.place(records, room, self.chunk_size - chunk.BEGIN)
+        self._check_free(len(into_new) * self.chunk_size)
         inline = sum(map(len, records)) + 2 * len(records) <= self._inline_bytes
-        if not inline or any(target is None for target, _ in plan):
+        if not inline or into_new:
             self._flush()  # these frames lie before what is written now
             self._durable(self._log.position)  # where the others go may be what an earlier commit has freed
-        last = self._state.last
-        new_chunks = sum(target is None for target, _ in plan)
-        new_ids = self._free_ids(new_chunks, last.id if last else chunk.NONE, chunk.successor)
-        parts = [operations]
+        new_ids = self._free_ids(len(into_new), last.id if last else chunk.NONE, chunk.successor)
+        targets = [(last.id, last.tail, last.crc)] if last else []
+        targets += [(chunk_id, chunk.BEGIN, 0) for chunk_id in new_ids]
+        parts: list[bytes] = []
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
         try:
-            for target, runs in plan:
-                if target is None:
-                    chunk_id, at, crc = new_ids[len(made)], chunk.BEGIN, 0
+            for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
+                if chunk_id in new_ids:
                     made.append(chunk_id)
                     self._make_chunk(chunk_id)
                     parts.append(logs.new_chunk(chunk_id, self.chunk_size))
-                else:
-                    chunk_id, at, crc = target.id, target.tail, target.crc
                 for run in runs:
                     frames = chunk.frame(run)
                     if inline:
@@ -413,12 +514,12 @@ class Queue:
                         parts.append(logs.extent(chunk_id, len(run), len(frames), crc))
                     writes.append((chunk_id, at, frames))
                     at += len(frames)
-                if not inline:
+                if writes and not inline:
                     self._write_extent(chunk_id, writes)
                     writes.clear()
             if made and self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(self.path))
-            operations = b"".join(parts)
+            operations = b"".join(parts) + operations
             self._log.reserve(len(operations))
             position = self._commit(operations, _now())
         except OSError as error:
@@ -434,6 +535,44 @@ class Queue:
             self._pend(chunk_id, at, frames)
         if records:
             self._changed.notify_all()
+        self._follow(position)
+        return position
+
+    def _adopt(self, spill: Spill, operations: bytes) -> int:
+        """Commit what a session has spilled, by moving its files into the chain, then other operations."""
+        last = self._state.last
+        ids = self._free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
+        moves = [(one.path, chunk.chunk_path(self.path, chunk_id)) for one, chunk_id in zip(spill.chunks, ids, strict=True)]
+        parts = []
+        for one, chunk_id in zip(spill.chunks, ids, strict=True):
+            parts.append(logs.new_chunk(chunk_id, self.chunk_size))
+            parts += [logs.extent(chunk_id, *run) for run in one.runs]
+        operations = b"".join(parts) + operations
+        moved: list[tuple[str, str]] = []
+        try:
+            self._log.reserve(len(operations))
+            if self.sync == "commit":
+                spill.sync()
+            self._flush()
+            for source, target in moves:
+                self._files.rename(source, target)
+                moved.append((source, target))
+            if self.sync == "commit":
+                self._files.sync_directory(os.path.dirname(moves[0][0]))
+                self._files.sync_directory(os.path.dirname(self.path))
+            position = self._commit(operations, _now())
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else self._full(error)
+            if full is None:
+                raise
+            for source, target in moved:
+                self._files.rename(target, source)
+            raise full from error
+        spill.chunks.clear()
+        self._taken.update(ids)
+        if self.sync != "commit":
+            self._unsynced.update(ids)
+        self._changed.notify_all()
         self._follow(position)
         return position
 
@@ -458,26 +597,6 @@ class Queue:
                 self._log.give_back()
                 self._rotate()
 
-    def _place(self, records: list[bytes]) -> list[tuple[Chunk | None, list[list[bytes]]]]:
-        """Which records go into the last chunk and into new ones (None), in runs of about `PIECE_BYTES`."""
-        plan: list[tuple[Chunk | None, list[list[bytes]]]] = []
-        ends = list(accumulate(len(record) + 2 for record in records))
-        target = self._state.last
-        # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
-        room = min(self.chunk_size, target.size) - target.tail if target else 0
-        start = used = 0
-        while start < len(records):
-            stop = bisect_right(ends, used + room, start)
-            runs = []
-            while start < stop:
-                middle = min(bisect_left(ends, used + PIECE_BYTES, start) + 1, stop)
-                runs.append(records[start:middle])
-                start, used = middle, ends[middle - 1]
-            if runs:
-                plan.append((target, runs))
-            target, room = None, self.chunk_size - chunk.BEGIN
-        return plan
-
     def _free_ids(self, count: int, start: int, step: Callable[[int], int]) -> list[int]:
         """Ids for ``count`` new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
         ids: list[int] = []
@@ -496,16 +615,8 @@ class Queue:
         )
 
     def _make_chunk(self, chunk_id: int) -> None:
-        """A new file, whole and durable before any commit refers to it; nothing refers to it yet."""
-        fd = self._files.open(chunk.chunk_path(self.path, chunk_id), new=True)
-        try:
-            self._taken.add(chunk_id)
-            self._files.allocate(fd, self.chunk_size)
-            self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
-            if self.sync == "commit":
-                self._files.sync(fd)
-        finally:
-            self._files.close(fd)
+        self._taken.add(chunk_id)
+        writing.make_chunk(self._files, chunk.chunk_path(self.path, chunk_id), self.chunk_size, self.sync == "commit")
 
     def _write_extent(self, chunk_id: int, writes: list[tuple[int, int, bytes]]) -> None:
         """Write frames past the tail, where no reader looks before the commit."""
@@ -550,8 +661,8 @@ class Queue:
         """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
         with self._exclusive():
             self._wait(timeout)
-            record, end = self._front()
-            position = self._take([(self._state.first, end, 1)])
+            record, step = self._front()
+            position = self._take_all([step])
         self._durable(position)
         return record
 
@@ -565,7 +676,7 @@ class Queue:
             try:
                 with self._exclusive():
                     self._wait(timeout)
-                    record, end = self._front()
+                    record, step = self._front()
             except Empty:
                 return None
             self._in_predicate = True
@@ -575,7 +686,7 @@ class Queue:
             finally:
                 self._in_predicate = False
             with self._exclusive():
-                position = self._take([(self._state.first, end, 1)])
+                position = self._take_all([step])
         self._durable(position)
         return record
 
@@ -584,56 +695,74 @@ class Queue:
 
         The first record is taken even if it alone is larger than ``max_bytes``.
         """
-        layout.check_whole("max_records", max_records, 1, sys.maxsize)
-        room = layout.check_whole("max_bytes", max_bytes, 1, sys.maxsize) if max_bytes is not None else sys.maxsize
-        taken: list[bytes] = []
-        steps: list[tuple[int, int, int]] = []
         with self._exclusive():
-            for one in list(self._state.chain.values()):
-                head, before = one.head, len(taken)
-                while head < one.tail and len(taken) < max_records and room > 0:
-                    run = self._load(one, head)
-                    records, used = chunk.split(run.data[head - run.start :], max_records - len(taken))
-                    sizes = list(accumulate(map(len, records)))
-                    fit = len(records) if sizes[-1] <= room else max(bisect_right(sizes, room), int(not taken))
-                    if fit < len(records):
-                        used, room = sizes[fit - 1] + 2 * fit if fit else 0, 0
-                    else:
-                        room -= sizes[-1]
-                    taken += records[:fit]
-                    head += used
-                if len(taken) > before:
-                    steps.append((one.id, head, len(taken) - before))
-                if head < one.tail:
-                    break
+            taken, steps = self._pick(max_records, max_bytes)
             if not taken:
                 return []
-            position = self._take(steps)
+            position = self._take_all(steps)
         self._durable(position)
         return taken
 
-    def _wait(self, timeout: float | None) -> None:
-        if self._state.records:
-            return
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout  # NaN
-        ):
-            raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
-        deadline = None if timeout is None or timeout > threading.TIMEOUT_MAX / 2 else clock.monotonic() + timeout
-        while not self._state.records:
-            rest = None if deadline is None else deadline - clock.monotonic()
-            if rest is not None and rest <= 0:
-                raise Empty("the queue is empty", path=self.path)
-            self._changed.wait(rest)
-            self._usable()
+    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[bytes], list[Step]]:
+        """The first records that nobody holds, and where they are."""
+        layout.check_whole("max_records", max_records, 1, sys.maxsize)
+        room = layout.check_whole("max_bytes", max_bytes, 1, sys.maxsize) if max_bytes is not None else sys.maxsize
+        taken: list[bytes] = []
+        steps: list[Step] = []
+        for one, start, end in self._free():
+            at, before = start, len(taken)
+            while at < end and len(taken) < max_records and room > 0:
+                run = self._load(one, at)
+                records, used = chunk.split(run.data[at - run.start : end - run.start], max_records - len(taken))
+                sizes = list(accumulate(map(len, records)))
+                fit = len(records) if sizes[-1] <= room else max(bisect_right(sizes, room), int(not taken))
+                if fit < len(records):
+                    used, room = sizes[fit - 1] + 2 * fit if fit else 0, 0
+                else:
+                    room -= sizes[-1]
+                taken += records[:fit]
+                at += used
+            if len(taken) > before:
+                steps.append((one, start, at, len(taken) - before))
+            if at < end:
+                break
+        return taken, steps
 
-    def _front(self) -> tuple[bytes, int]:
-        """The first record, and where it ends in its chunk."""
-        one = self._state.chain[self._state.first]
-        run = self._load(one, one.head)
-        at = one.head - run.start
+    def _free(self) -> Iterator[tuple[Chunk, int, int]]:
+        """Where the records are that can be taken, in order."""
+        for one in self._state.chain.values():
+            region = one.free(one.head)
+            while region is not None:
+                yield one, *region
+                region = one.free(region[1])
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._state.records > self._held:
+            return
+        deadline = _deadline(timeout)
+        while self._state.records == self._held:
+            if not self._wait_until(deadline):
+                what = f"the {self._held:,} records in it are held by sessions" if self._held else "the queue is empty"
+                raise Empty(what, path=self.path)
+
+    def _wait_until(self, deadline: float | None) -> bool:
+        """Wait for a change; False when the time is over."""
+        rest = None if deadline is None else deadline - clock.monotonic()
+        if rest is not None and rest <= 0:
+            return False
+        self._changed.wait(rest)
+        self._usable()
+        while self._abandoned:
+            self._let_go(self._abandoned.popleft())
+        return True
+
+    def _front(self) -> tuple[bytes, Step]:
+        """The first record that nobody holds, and where it is."""
+        one, start, _ = next(self._free())
+        run = self._load(one, start)
+        at = start - run.start
         end = chunk.record_end(run.data, at)
-        return run.data[at + 2 : end], run.start + end
+        return run.data[at + 2 : end], (one, start, run.start + end, 1)
 
     def _load(self, one: Chunk, offset: int) -> Run:
         """Verified records around ``offset`` (head <= offset < tail); keeps the last ones read."""
@@ -650,103 +779,156 @@ class Queue:
         self._run = (one, run)
         return run
 
-    def _take(self, steps: list[tuple[int, int, int]]) -> int:
-        """Commit that records are gone: (chunk, new head, records) each. Chunks read to the end are removed."""
-        position = self._commit(b"".join(logs.take(*step) for step in steps), _now())
+    def _take_all(self, steps: list[Step]) -> int:
+        return self._take(b"".join(logs.take(one.id, *span) for one, *span in steps))
+
+    def _take(self, operations: bytes) -> int:
+        """Commit that records are gone. Chunks read to the end are removed."""
+        position = self._commit(operations, _now())
         self._removals += 1
-        if not self._state.records:
-            self._forget_content()
+        self._changed.notify_all()
         self._follow(position)
         return position
 
-    def _forget_content(self) -> None:
-        """The chunk begins anew: what was read of it is stale, and what was still to be written to it is not needed."""
-        self._run = None
-        self._pending.clear()
-        self._pending_bytes = 0
+    def _hold(self, steps: list[Step]) -> None:
+        """A session has these records now."""
+        for one, start, end, records in steps:
+            one.hold(start, end)
+            self._held += records
+        self._removals += 1
+
+    def _let_go(self, steps: list[Step]) -> None:
+        """A session has rolled back: the records are where they were."""
+        for one, start, end, records in steps:
+            one.release(start, end)
+            self._held -= records
+        self._removals += 1
+        self._changed.notify_all()
 
     def clear(self) -> int:
-        """Drop all records of the queue (not those of batches); returns how many. Durable when it returns."""
+        """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
+
+        Durable when it returns.
+        """
         with self._exclusive():
-            records = self._state.records
-            if self._state.chain:
+            records = self._state.records - self._held
+            if self._held:
+                with self.session() as everything:
+                    while everything.get_many(1 << 14, 1 << 20):
+                        pass
+                self._durable(self._log.position, always=True)
+            elif self._state.chain:
                 self._clear()
             return records
 
     def _clear(self) -> None:
         position = self._commit(logs.rare("clear"), _now())
         self._removals += 1
-        self._forget_content()
+        self._changed.notify_all()
         self._follow(position)
         self._durable(position, always=True)
 
     # Looking
 
     def __len__(self) -> int:
-        """How many records can be taken."""
+        """How many records can be taken; what sessions hold is not counted."""
         with self._lock:
             self._usable()
-            return self._state.records
+            return self._state.records - self._held
 
     def __bool__(self) -> bool:
         return len(self) > 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """The records in order; they stay. Raises RuntimeError if records are taken meanwhile."""
+        """The records in order, but for those that sessions hold; they stay.
+
+        Raises RuntimeError if records are taken, held or rolled back meanwhile.
+        """
         with self._exclusive():
-            self._flush()
-            chunks, removals = list(self._state.chain.values()), self._removals
-        for one in chunks:
-            path = chunk.chunk_path(self.path, one.id)
-            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
+            regions, removals = list(self._free()), self._removals
+        for one, at, end in regions:
+            while at < end:
                 with self._exclusive():
                     if self._removals != removals:
                         raise RuntimeError("records were taken from the queue during the iteration")
                     self._flush()
-                    run = read_run(self._files, self._descriptor(one), path, one, index)
-                    unread_part = run.data[max(0, one.head - run.start) :]
-                yield from chunk.split(unread_part)[0]
+                    path = chunk.chunk_path(self.path, one.id)
+                    run = read_run(self._files, self._descriptor(one), path, one, one.piece_of(at))
+                    data = run.data[at - run.start : end - run.start]
+                at += len(data)
+                yield from chunk.split(data)[0]
 
     def stats(self) -> QueueStats:
         """Counts and sizes, as `inspect` gives them."""
         with self._exclusive():
             return stats_of(self.path, self._state)
 
-    def verify(self) -> Report:
-        """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing."""
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.
+
+        ``progress`` is called with the bytes of records that were read, and how many there are. It must not use the queue.
+        """
         with self._exclusive():
             self._flush()
-            return verify(self._files, self.path, self._state)
+            return verify(self._files, self.path, self._state, progress)
 
     # Batches
 
-    def lease(self, key: str, max_records: int | None = None, max_bytes: int | None = None) -> Batch | None:
+    def lease(
+        self,
+        key: str,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        lease_timeout: float | None = None,
+    ) -> Batch | None:
         """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
         The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
         not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
         otherwise a new one is cut off the front of the queue: up to ``max_records`` records of together up to
-        ``max_bytes`` payload bytes, at least one. The cost depends on the number of chunk files, not of records.
+        ``max_bytes`` payload bytes, at least one. The cost depends on the number of chunk files, not of records (a chunk
+        that holds records of open sessions is copied).
+
+        ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
+        (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
 
         Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
         `BatchConflict` (somebody else has this key's batch now, or it is dead), `CorruptQueue`, `DiskFull`.
         """
         layout.check_key(key)
-        limits = [
-            sys.maxsize if value is None else layout.check_whole(name, value, 1, sys.maxsize)
-            for name, value in (("max_records", max_records), ("max_bytes", max_bytes))
-        ]
+        most_records = _bound("max_records", max_records) or sys.maxsize
+        most_bytes = _bound("max_bytes", max_bytes) or sys.maxsize
+        lasts = _milliseconds("lease_timeout", lease_timeout)
         with self._exclusive():
+            self._return_expired(except_for=key)
             state = self._batch_of(key)
             if state is None:
                 state = next((one for one in self._state.batches.values() if one.state == "returned"), None)
             if state is not None:
                 if state.state == "returned":
-                    self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1)
+                    self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1, lease_timeout=lasts)
                     self._with_room(partial(batches.settle_manifest, self._files, self.path, state))
-            elif self._state.records:
-                state = self._commit_batch(*self._with_room(partial(self._prepare_batch, key, *limits)))
+                elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
+                    self._change("extend", id=state.id, lease_timeout=lasts)
+            elif self._state.records > self._held:
+                state = self._commit_batch(*self._with_room(partial(self._prepare_batch, key, most_records, most_bytes, lasts)))
             return self._present(state) if state else None
+
+    def return_expired(self) -> list[Batch]:
+        """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
+        send them to the dead letters). Anyone may; a lease without ``lease_timeout`` never ends so.
+        """
+        with self._exclusive():
+            return [self._present(state) for state in self._return_expired()]
+
+    def _return_expired(self, except_for: str | None = None) -> list[BatchState]:
+        now = _now()
+        expired = [one for one in self._state.batches.values() if one.expired(now) and one.keys[-1] != except_for]
+        for one in expired:
+            assert one.expires is not None
+            when = layout.moment(one.expires).to_datetime_string()
+            self._end(one, "returned", f"the lease of {one.keys[-1]!r} ended at {when} UTC and was not extended")
+        return expired
 
     def _with_room(self, act: Callable[[], T]) -> T:
         """Do it, and if the disk is full once more with the log's reserve given back: a lease needs a few KiB."""
@@ -781,40 +963,50 @@ class Queue:
             )
         return None
 
-    def _prepare_batch(self, key: str, max_records: int, max_bytes: int) -> tuple[str, list[int], bytes, int]:
+    def _prepare_batch(
+        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None
+    ) -> tuple[str, list[int], bytes, int]:
         """Make NAME.lease, which is the new batch but for the chunks that it will take whole, and the operation that takes
-        them: (batch id, chunk ids, operation, time). Nothing has changed yet.
+        them: (batch id, ids of whole chunks, operation, time). Nothing has changed yet.
         """
-        whole: list[Chunk] = []
-        rest: Chunk | None = None
-        for one in self._state.chain.values():
-            if one.records > max_records or one.bytes > max_bytes:
-                rest = one if max_records > 0 and max_bytes > 0 else None
-                break
-            if one.records:
-                whole.append(one)
-                max_records -= one.records
-                max_bytes -= one.bytes
         self._flush()
         now = self._last_made = max(_now(), self._last_made + 1)  # tells batches of one key apart
         batch = BatchState(layout.batch_id(self.path, key), [key], "leased", 1, 0, 0, now, now)
         making = self.path + layout.LEASE
+        parts: list[tuple[int, Cut | None]] = []
+        paths: list[str] = []
         try:
             batches.remove_tree(self._files, making)
             batches.remove_tree(self._files, batches.directory_of(self.path, batch))  # a manifest, kept for people
             self._files.make_directory(making)
             batches.make_home(self._files, self.path, layout.BATCHES)
-            cut = self._copy_front(rest, making, max_records, max_bytes, not whole) if rest else None
-            for one in whole:
-                if one.id in self._unsynced:
+            for one in self._state.chain.values():
+                if max_records <= 0 or max_bytes <= 0:
+                    break
+                path, cut, available = chunk.chunk_path(self.path, one.id), None, one
+                if one.busy or one.records > max_records or one.bytes > max_bytes:
+                    if one.free(one.head) is None:
+                        continue
+                    path = os.path.join(making, batches.segment_file(self.path, one.id))
+                    cut, _ = self._copy(one, path, max_records, max_bytes, at_least=int(not parts), finished=True)
+                    if not cut.spans:
+                        self._files.unlink(path)
+                        break
+                    available = cut.chunk(one.id)
+                elif not one.records:
+                    continue
+                elif one.id in self._unsynced:
                     self._files.sync(self._descriptor(one))
                     self._unsynced.discard(one.id)
-            batch.chunks = [*whole, *([cut[1]] if cut else [])]
+                parts.append((one.id, cut))
+                paths.append(path)
+                batch.chunks.append(available)
+                max_records -= available.records
+                max_bytes -= available.bytes
+                if cut and one.free(cut.spans[-1].end) is not None:
+                    break
             batch.records = sum(one.records for one in batch.chunks)
             batch.bytes = sum(one.bytes for one in batch.chunks)
-            paths = [chunk.chunk_path(self.path, one.id) for one in whole]
-            if cut:
-                paths.append(os.path.join(making, batches.segment_file(self.path, cut[1].id)))
             batches.write_manifest(self._files, making, batches.manifest_of(self._files, self.path, batch, paths))
             self._files.sync_directory(os.path.dirname(self.path))
             operation = logs.rare(
@@ -823,10 +1015,10 @@ class Queue:
                 key=key,
                 records=batch.records,
                 bytes=batch.bytes,
-                chunks=[one.id for one in whole],
-                cut=cut[0] if cut else None,
+                parts=parts,
+                lease_timeout=lease_timeout,
             )
-            return batch.id, [one.id for one in whole], operation, now
+            return batch.id, [chunk_id for chunk_id, cut in parts if cut is None], operation, now
         except (OSError, CorruptQueue) as error:
             batches.remove_tree(self._files, making)
             if isinstance(error, QewQewError):
@@ -847,36 +1039,48 @@ class Queue:
         recovery.store_header(self._files, self._header.fd, self._state.first)
         state = self._state.batches[batch_id]
         self._with_room(partial(batches.settle_lease, self._files, self.path, state))
+        self._changed.notify_all()
         self._follow(position)  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
         return state
 
-    def _copy_front(self, one: Chunk, directory: str, max_records: int, max_bytes: int, needed: bool) -> tuple[Cut, Chunk] | None:
-        """Copy the first records of a chunk, as many as fit, into a file for the new batch; None if none fits."""
-        pieces: list[Piece] = []
-        copy = Chunk(one.id, 0)
-        parts: list[bytes] = []
-        fd = self._descriptor(one)
-        for boundary, data in unread(self._files, fd, chunk.chunk_path(self.path, one.id), one):
-            records, used = chunk.split(data, max_records - copy.total)
-            sizes = list(accumulate(map(len, records)))
-            fit = bisect_right(sizes, max_bytes - copy.bytes)
-            if not fit and needed and not copy.total:
-                fit = 1
-            if fit < len(records):
-                used = sizes[fit - 1] + 2 * fit if fit else 0
-            if fit:
-                parts.append(data[:used])
-                pieces.append(Piece(copy.tail, copy.total, copy.crc, boundary.time))
-                copy.tail, copy.total, copy.crc = copy.tail + used, copy.total + fit, zlib.crc32(parts[-1], copy.crc)
-            if used < len(data):
-                break
-        if not copy.total:
-            return None
-        copy.pieces = pieces
-        head = chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE)
-        path = os.path.join(directory, batches.segment_file(self.path, one.id))
-        self._files.close(write_new(self._files, path, head + b"".join(parts)))
-        return Cut(one.head + copy.tail - chunk.BEGIN, copy.total, copy.crc, pieces), copy
+    def _copy(
+        self, one: Chunk, path: str, max_records: int, max_bytes: int, at_least: int = 0, finished: bool = False
+    ) -> tuple[Cut, int]:
+        """Copy the first records of a chunk that nobody holds, as many as fit, into a new chunk file, durably.
+
+        Returns what was copied, and the size of the file. Its pointers say so if it is ``finished``, else that it is empty.
+        """
+        copy, spans = Chunk(one.id, 0), []
+        fd = self._files.open(path, new=True)
+        try:
+            region = one.free(one.head)
+            while region is not None:
+                (start, end), before = region, copy.total
+                at = start
+                while at < end:
+                    index = one.piece_of(at)
+                    run = read_run(self._files, self._descriptor(one), chunk.chunk_path(self.path, one.id), one, index)
+                    data = run.data[at - run.start : end - run.start]
+                    records, used = chunk.split(data, max_records - copy.total)
+                    sizes = list(accumulate(map(len, records)))
+                    fit = max(bisect_right(sizes, max_bytes - copy.bytes), min(at_least - copy.total, len(records)))
+                    if fit < len(records):
+                        used = sizes[fit - 1] + 2 * fit if fit else 0
+                    if fit:
+                        self._files.write(fd, data[:used], copy.tail)
+                        copy.append(used, fit, zlib.crc32(data[:used], copy.crc), one.pieces[index].time)
+                    at += used
+                    if used < len(data):
+                        break
+                if copy.total > before:
+                    spans.append(Span(start, at, copy.total - before))
+                region = one.free(end) if at == end else None
+            tail = copy.tail if finished else chunk.BEGIN
+            self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, tail, chunk.NONE), 0)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+        return Cut(spans, copy.crc, copy.pieces), copy.tail
 
     def batches(self) -> list[Batch]:
         """The batches that are leased or returned, oldest first."""
@@ -933,20 +1137,32 @@ class Queue:
         with self._exclusive():
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
-                if to == "returned" and state.attempt >= self.max_attempts:
-                    to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
-                if to == "dead":
-                    batches.make_home(self._files, self.path, layout.DEAD)
-                self._change("release", id=state.id, state=to, reason=reason[:1000])
-                if to == "dead":
-                    self._with_room(partial(batches.settle_place, self._files, self.path, state))
+                self._end(state, to, reason)
             self._refresh(batch, state)
             if to == "acked":
                 try:
                     self._expire()
                 except DiskFull as error:
                     _logger.warning("acknowledged, but what has expired is still there: %s", error)
-            self._changed.notify_all()
+
+    def _end(self, state: BatchState, to: str, reason: str) -> None:
+        if to == "returned" and state.attempt >= self.max_attempts:
+            to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
+        if to == "dead":
+            batches.make_home(self._files, self.path, layout.DEAD)
+        self._change("release", id=state.id, state=to, reason=reason[:1000])
+        if to == "dead":
+            self._with_room(partial(batches.settle_place, self._files, self.path, state))
+        self._changed.notify_all()
+
+    def _extend(self, batch: Batch, lease_timeout: float | None) -> None:
+        with self._exclusive():
+            state = self._current(batch, "leased")
+            lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
+            if lasts is None:
+                raise BadArgument(f"batch {state.id} was leased without lease_timeout: it never ends; or give one now")
+            self._change("extend", id=state.id, lease_timeout=lasts)
+            self._refresh(batch, state)
 
     def _expire(self) -> None:
         """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
@@ -996,6 +1212,26 @@ class Queue:
 
 def _now() -> int:
     return clock.time_ns() // 1_000_000
+
+
+def _bound(name: str, value: int | None) -> int | None:
+    return None if value is None else layout.check_whole(name, value, 1, sys.maxsize)
+
+
+def _milliseconds(name: str, seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
+        raise BadArgument(f"{name} must be a number of seconds above 0, or None, not {seconds!r:.60}")
+    return max(1, int(seconds * 1000))
+
+
+def _deadline(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
+        raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
+    return None if timeout > threading.TIMEOUT_MAX / 2 else clock.monotonic() + timeout
 
 
 def _after_fork() -> None:

@@ -226,6 +226,7 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
         state, log = found.log.state, open_log(files, found.log, path)
         _recover_crashed(files, path, header_fd, found, found.log, log)
     elif found.log is not None and agree(files, found):
+        files.sync_directory(os.path.dirname(path))  # a killed process may have renamed the log, and not synced that
         state, log = found.log.state, open_log(files, found.log, path)
     else:
         state, log = _believe_files(files, header_fd, found)
@@ -242,7 +243,7 @@ def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, repl
         _finish(files, path, state, replayed.last_rare)
         _redo(files, path, state, replayed.redo)
         store_pointers(files, path, state)
-        store_header(files, header_fd, state.first)
+        store_header(files, header_fd, state.first, sure=False)
         for chunk_id in sorted(replayed.gone & found.ids):
             files.unlink(chunk.chunk_path(path, chunk_id))
         files.sync_directory(os.path.dirname(path))
@@ -295,6 +296,7 @@ def _remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> N
         if files.exists(temporary):
             files.unlink(temporary)
     batches.remove_tree(files, path + layout.LEASE)
+    batches.remove_tree(files, path + layout.SPILL)
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
@@ -313,7 +315,7 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
             f"restore the log, or move {' and '.join(homes)} away",
             path=found.path + layout.LOG,
         )
-    state = State(chain, records=sum(one.records for one in chain.values()))
+    state = State.of(chain)
     if old is not None:
         state.batches, state.put_keys, state.expired_keys = old.batches, old.put_keys, old.expired_keys
     # The log first: if a crash follows, it does not agree with the files, which are then believed again.
@@ -343,10 +345,13 @@ def store_pointers(files: Files, path: str, state: State) -> None:
             one.stored = pointers
 
 
-def store_header(files: Files, header_fd: int, first: int) -> None:
-    """Step 9: make the header say which chunk is the first, durably, before anything it referred to is removed."""
+def store_header(files: Files, header_fd: int, first: int, sure: bool = True) -> None:
+    """Step 9: make the header say which chunk is the first, durably, before anything it referred to is removed.
+
+    Not ``sure``: a killed process may have written just that, and not synced it.
+    """
     data = chunk.FIRST.pack(first)
-    if files.read(header_fd, 3, 0) != data:
+    if not sure or files.read(header_fd, 3, 0) != data:
         files.write(header_fd, data, 0)
         files.truncate(header_fd, len(data))
         files.sync(header_fd)

@@ -7,7 +7,7 @@ leaves is what was there. Who calls has checked that the change is possible.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,35 @@ class Piece(NamedTuple):
     time: int  # when that record was committed, milliseconds since the epoch
 
 
+class Span(NamedTuple):
+    """Whole records of a chunk, from ``start`` to ``end``."""
+
+    start: int
+    end: int
+    records: int
+
+
+Region = tuple[int, int]  # start, end of whole records in a chunk
+
+
+def add_region(regions: list[Region], start: int, end: int) -> None:
+    """Make a sorted list of regions that do not touch cover start..end too."""
+    first = bisect_left(regions, start, key=lambda region: region[1])
+    behind = bisect_right(regions, end, key=lambda region: region[0])
+    if first < behind:
+        start, end = min(start, regions[first][0]), max(end, regions[behind - 1][1])
+    regions[first:behind] = [(start, end)]
+
+
+def remove_region(regions: list[Region], start: int, end: int) -> None:
+    """Make it cover nothing of start..end."""
+    first = bisect_right(regions, start, key=lambda region: region[1])
+    behind = bisect_left(regions, end, key=lambda region: region[0])
+    if first < behind:
+        rest = [(regions[first][0], start), (end, regions[behind - 1][1])]
+        regions[first:behind] = [region for region in rest if region[0] < region[1]]
+
+
 @dataclass(slots=True, eq=False)
 class Chunk:
     """One chunk file. Checksums and counts begin at ``base``, where the first record stood that we know of."""
@@ -40,16 +69,59 @@ class Chunk:
     total: int = 0  # records in base..tail
     crc: int = 0  # of the bytes base..tail
     pieces: list[Piece] = field(default_factory=list)
+    gone: list[Span] = field(default_factory=list)  # taken behind the head, while sessions hold what lies before
+    busy: list[Region] = field(default_factory=list)  # what is gone, and what sessions hold: nobody else may take it
     stored: tuple[int, int, int] | None = None  # head, tail, next as they stand in the file, where known
 
     @property
     def records(self) -> int:
-        return self.total - self.taken
+        return self.total - self.taken - sum(span.records for span in self.gone)
 
     @property
     def bytes(self) -> int:
         """Payload bytes that are still to be taken."""
-        return self.tail - self.head - 2 * self.records
+        return self.tail - self.head - sum(span.end - span.start for span in self.gone) - 2 * self.records
+
+    def free(self, at: int) -> Region | None:
+        """The first region at or behind ``at`` (head <= at <= tail) that can be taken."""
+        number = bisect_right(self.busy, at, key=lambda region: region[0])
+        if number and self.busy[number - 1][1] > at:
+            at = self.busy[number - 1][1]
+        if at >= self.tail:
+            return None
+        return at, self.busy[number][0] if number < len(self.busy) else self.tail
+
+    def take(self, start: int, end: int, records: int) -> None:
+        """These records are gone. Raises ValueError if they cannot be there."""
+        if not self.head <= start < end <= self.tail:
+            raise ValueError(f"{start}..{end} of chunk {self.id} is taken, which has {self.head}..{self.tail}")
+        if start == self.head:
+            self.head, self.taken = end, self.taken + records
+            while self.gone and self.gone[0].start == self.head:
+                self.head, self.taken = self.gone[0].end, self.taken + self.gone[0].records
+                del self.gone[0]
+            self._forget_taken()
+            return
+        number = bisect_left(self.gone, start, key=lambda span: span.start)
+        self.gone.insert(number, Span(start, end, records))
+        for left in (number, number - 1):
+            if 0 <= left < len(self.gone) - 1 and self.gone[left].end == self.gone[left + 1].start:
+                one, other = self.gone[left : left + 2]
+                self.gone[left : left + 2] = [Span(one.start, other.end, one.records + other.records)]
+        add_region(self.busy, start, end)
+
+    def hold(self, start: int, end: int) -> None:
+        """A session has these records: they are there, and not to be taken by others."""
+        add_region(self.busy, start, end)
+
+    def release(self, start: int, end: int) -> None:
+        """A session has rolled back."""
+        remove_region(self.busy, start, end)
+        self._forget_taken()
+
+    def _forget_taken(self) -> None:
+        while self.busy and self.busy[0][1] <= self.head:
+            del self.busy[0]
 
     def append(self, size: int, records: int, crc: int, time: int) -> None:
         """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
@@ -64,6 +136,8 @@ class Chunk:
         self.base = self.head = self.tail = chunk.BEGIN
         self.taken = self.total = self.crc = 0
         self.pieces.clear()
+        self.gone.clear()
+        self.busy.clear()
 
     def piece_of(self, offset: int) -> int:
         """The index of the piece that ``offset`` lies in (base <= offset < tail)."""
@@ -80,13 +154,21 @@ class Chunk:
         return self.pieces[self.piece_of(self.head)].time
 
 
-class Cut(NamedTuple):
-    """The copy of the first records of a chunk, which a lease made because it ends inside that chunk."""
+Step = tuple[Chunk, int, int, int]  # records that are taken together: chunk, start, end, how many
 
-    offset: int  # in the chunk: where the rest begins
-    records: int
+
+class Cut(NamedTuple):
+    """The copy of some records of a chunk, made by a lease that ends inside it, or while sessions hold others of it."""
+
+    spans: list[Span]  # of the chunk: what was copied, and is gone
     crc: int
     pieces: list[Piece]  # of the copy
+
+    def chunk(self, chunk_id: int) -> Chunk:
+        """The copy."""
+        tail = chunk.BEGIN + sum(span.end - span.start for span in self.spans)
+        total = sum(span.records for span in self.spans)
+        return Chunk(chunk_id, tail, tail=tail, total=total, crc=self.crc, pieces=self.pieces)
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +184,16 @@ class BatchState:
     created: int  # milliseconds since the epoch, as are all times here
     changed: int
     reason: str = ""
+    lease_timeout: int | None = None  # milliseconds after which anyone may return the batch; None: never
+    extended: int = 0  # when its owner leased or extended it
     chunks: list[Chunk] = field(default_factory=list)  # empty once acknowledged: then the manifest has them
+
+    @property
+    def expires(self) -> int | None:
+        return None if self.state != "leased" or self.lease_timeout is None else self.extended + self.lease_timeout
+
+    def expired(self, now: int) -> bool:
+        return self.expires is not None and self.expires <= now
 
 
 def key_hash(key: str) -> bytes:
@@ -118,8 +209,14 @@ class State:
     put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
     expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
     records: int = 0  # in the chain
+    bytes: int = 0  # payload in the chain
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
     emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
+
+    @classmethod
+    def of(cls, chain: dict[int, Chunk]) -> State:
+        """Nothing but these chunks."""
+        return cls(chain, records=sum(one.records for one in chain.values()), bytes=sum(one.bytes for one in chain.values()))
 
     @property
     def first(self) -> int:
@@ -147,14 +244,23 @@ class State:
     def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
         self.chain[chunk_id].append(size, records, crc, time)
         self.records += records
+        self.bytes += size - 2 * records
 
-    def take(self, chunk_id: int, head: int, records: int) -> None:
-        """The first ``records`` records of the first chunk, up to ``head``, are gone."""
+    def take(self, chunk_id: int, start: int, end: int, records: int) -> None:
+        """Records of a chunk are gone: its first ones, or others while sessions hold what lies before them."""
         one = self.chain[chunk_id]
-        one.head = head
-        one.taken += records
+        one.take(start, end, records)
         self.records -= records
+        self.bytes -= end - start - 2 * records
         self._drop_if_read(one)
+
+    def replace(self, chunk_id: int, cut: Cut, new_id: int, size: int) -> None:
+        """A copy without the gaps, in a new file, takes the place of a chunk."""
+        copy = cut.chunk(new_id)
+        copy.size, copy.stored = size, (chunk.BEGIN, chunk.BEGIN, chunk.NONE)
+        self.chain = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.chain.values())}
+        self.dropped.append(chunk_id)
+        self.emptied.append(chunk_id)
 
     def _drop_if_read(self, one: Chunk) -> None:
         if one.head == one.tail:
@@ -169,30 +275,36 @@ class State:
         self.dropped += self.chain
         self.emptied += self.chain
         self.chain.clear()
-        self.records = 0
+        self.records = self.bytes = 0
 
     # Changes of batches
 
-    def lease(self, batch: BatchState, chunk_ids: list[int], cut: Cut | None) -> None:
-        """Cut a new batch off the front: whole chunks, then perhaps a copy of the first records of the next."""
-        for chunk_id in chunk_ids:
-            one = self.chain.pop(chunk_id)
-            one.size = one.tail  # the unused rest of the file is given back
-            self.records -= one.records
-            batch.chunks.append(one)
-        if cut is not None:
-            front = self.chain[self.first]
-            tail = chunk.BEGIN + cut.offset - front.head
-            copy = Chunk(front.id, tail, tail=tail, total=cut.records, crc=cut.crc, pieces=cut.pieces)
-            batch.chunks.append(copy)
-            self.take(front.id, cut.offset, cut.records)
+    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
+        """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""
+        for chunk_id, cut in parts:
+            if cut is None:
+                one = self.chain.pop(chunk_id)
+                one.size = one.tail  # the unused rest of the file is given back
+                self.records -= one.records
+                self.bytes -= one.bytes
+                batch.chunks.append(one)
+            else:
+                batch.chunks.append(cut.chunk(chunk_id))
+                for span in cut.spans:
+                    self.take(chunk_id, *span)
         self.batches[batch.id] = batch
 
-    def lease_again(self, batch_id: str, key: str, attempt: int, now: int) -> None:
+    def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
         """A returned batch goes to the owner of ``key``."""
         batch = self.batches[batch_id]
         batch.keys = [other for other in batch.keys if other != key] + [key]
         batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, now, ""
+        batch.lease_timeout, batch.extended = lease_timeout, now
+
+    def extend(self, batch_id: str, lease_timeout: int | None, now: int) -> None:
+        """The owner lives."""
+        batch = self.batches[batch_id]
+        batch.lease_timeout, batch.extended = lease_timeout, now
 
     def release(self, batch_id: str, state: str, reason: str, now: int) -> None:
         """The batch is returned, dead or acknowledged."""
@@ -208,6 +320,7 @@ class State:
             one.id, one.stored = new_id, None
         self.chain = {one.id: one for one in (*chunks, *self.chain.values())}
         self.records += sum(one.records for one in chunks)
+        self.bytes += sum(one.bytes for one in chunks)
 
     def forget(self, batch_ids: list[str]) -> None:
         """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from qewqew_core import batch as batches
@@ -32,9 +32,19 @@ class Report:
         return not self.problems
 
 
-def verify(files: Files, path: str, state: State) -> Report:
-    """Compare log, chunk files and batches with checksums and counts. Changes nothing."""
+def verify(files: Files, path: str, state: State, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Compare log, chunk files and batches with checksums and counts. Changes nothing.
+
+    ``progress`` is told how many bytes of records were read, and how many there are.
+    """
     report = Report()
+    total = sum(one.tail - one.head for one in state.chain.values())
+    total += sum(batch.bytes + 2 * batch.records for batch in state.batches.values())
+
+    def read() -> None:
+        if progress is not None:
+            progress(report.bytes + 2 * report.records, total)
+
     log_path = path + layout.LOG
     with _noting(report):
         logs.replay(recovery.read_whole(files, log_path), log_path)
@@ -42,11 +52,11 @@ def verify(files: Files, path: str, state: State) -> Report:
         if one.records:
             report.chunks += 1
             with _noting(report):
-                _verify_chunk(files, chunk.chunk_path(path, one.id), one, report)
+                _verify_chunk(files, chunk.chunk_path(path, one.id), one, report, read)
     for batch in state.batches.values():
         report.batches += 1
         with _noting(report):
-            _verify_batch(batches.directory_of(path, batch), batch, report)
+            _verify_batch(batches.directory_of(path, batch), batch, report, read)
     for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         report.orphans.append(chunk.chunk_path(path, chunk_id))
     return report
@@ -60,19 +70,22 @@ def _noting(report: Report) -> Iterator[None]:
         report.problems.append(str(error))
 
 
-def _verify_chunk(files: Files, path: str, one: Chunk, report: Report) -> None:
+def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Callable[[], None]) -> None:
     fd = files.open_to_read(path)
     try:
         found = 0
         for boundary, data in unread(files, fd, path, one):
             found += _count(data, path, boundary.offset, report)
-        if found != one.records:
-            raise CorruptQueue(f"{found} records are in the chunk, {one.records} were committed", path=path)
+            read()
+        if found != one.total - one.taken:
+            raise CorruptQueue(f"{found} records are in the chunk, {one.total - one.taken} were committed", path=path)
+        report.records -= found - one.records  # those that sessions took from behind the head
+        report.bytes -= one.tail - one.head - 2 * found - one.bytes
     finally:
         files.close(fd)
 
 
-def _verify_batch(directory: str, batch: BatchState, report: Report) -> None:
+def _verify_batch(directory: str, batch: BatchState, report: Report, read: Callable[[], None]) -> None:
     body = manifest.load(directory)
     if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
         raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
@@ -80,6 +93,7 @@ def _verify_batch(directory: str, batch: BatchState, report: Report) -> None:
         path, found = os.path.join(directory, segment.file), 0
         for _, data in manifest.read_segment(directory, segment):
             found += _count(data, path, segment.start, report)
+            read()
         if found != segment.records:
             raise CorruptQueue(f"{found} records are in the segment, the manifest says {segment.records}", path=path)
 

@@ -18,6 +18,7 @@ from disk import JournalDisk, image
 
 import qewqew_core.queue
 import qewqew_core.state
+import qewqew_core.writing
 from qewqew_core import Empty, Queue
 
 View = tuple[list[bytes], dict[str, tuple[str, int, tuple[bytes, ...]]]]
@@ -116,7 +117,7 @@ def small_limits(request, monkeypatch):
     monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES", 3000)
     monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES_AT_CLOSE", 1500)
     monkeypatch.setattr(qewqew_core.queue, "PENDING_BYTES", 60)
-    monkeypatch.setattr(qewqew_core.queue, "PIECE_BYTES", 40)
+    monkeypatch.setattr(qewqew_core.writing, "PIECE_BYTES", 40)
     monkeypatch.setattr(qewqew_core.state, "PIECE_BYTES", 40)
     limit = 10_000 if request.param == "log carries" else 30
     monkeypatch.setattr(qewqew_core.queue, "INLINE_BYTES", {"commit": limit, "never": limit})

@@ -51,9 +51,9 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        for name, value in (("LOG_BYTES", 2000), ("LOG_BYTES_AT_CLOSE", 800), ("PENDING_BYTES", 60), ("PIECE_BYTES", 40)):
+        for name, value in (("LOG_BYTES", 2000), ("LOG_BYTES_AT_CLOSE", 800), ("PENDING_BYTES", 60)):
             self.patch.setattr(f"qewqew_core.queue.{name}", value)
-        for module in ("state", "reading"):
+        for module in ("state", "reading", "writing"):
             self.patch.setattr(f"qewqew_core.{module}.PIECE_BYTES", 40)
         self.patch.setattr("qewqew_core.queue.INLINE_BYTES", {"commit": 70, "never": 70})
         self.folder = Path(tempfile.mkdtemp())

@@ -1,0 +1,160 @@
+"""`Session`: a transaction on a queue. The idea is that of Rhino.Queues' disk storage, by Oren Eini.
+
+What a session has taken stays where it is, *held*: nobody else sees it, and a rollback only lets go of it. What it has
+put is in memory, and past a bound in files that the commit moves into the queue. The commit itself is one frame of the
+transaction log, like every other change (`log`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self
+
+from qewqew_core import batch as batches
+from qewqew_core import chunk, layout
+from qewqew_core.chunk import Record
+from qewqew_core.errors import QueueClosed
+from qewqew_core.state import Step
+from qewqew_core.writing import Spill
+
+if TYPE_CHECKING:
+    from qewqew_core.queue import Queue
+
+SPILL_BYTES = 1 << 20  # what a session keeps of its puts in memory
+
+
+class Session:
+    """Puts and gets that happen together, or not at all; from `Queue.session`.
+
+    In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call
+    `commit` and, at last, `close`. It may commit several times: each commit is a transaction of its own.
+
+    Records that it has taken are invisible to everybody else until it rolls back: then they are at their place again.
+    Records that it has put are visible, to itself too, once it has committed. Several sessions of a queue may be open,
+    one for each thread; one session is not to be used by two threads at once. What is not committed is rolled back when
+    the queue is closed, and when the process dies.
+    """
+
+    def __init__(self, queue: Queue, number: int) -> None:
+        self._queue = queue
+        self._number = number
+        self._closed = False
+        self._taken: list[Step] = []
+        self._puts: list[bytes] = []
+        self._put_bytes = 0
+        self._spill: Spill | None = None
+
+    def put(self, record: Record) -> None:
+        """Add one record, as part of the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        self._add(chunk.checked((record,), self._queue.chunk_size))
+
+    def put_many(self, records: Iterable[Record]) -> int:
+        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
+        return self._add(chunk.checked_all(records, self._queue.chunk_size))
+
+    def _add(self, records: list[bytes]) -> int:
+        size = sum(map(len, records))
+        with self._queue._exclusive():
+            self._usable()
+            if self._put_bytes + size > SPILL_BYTES and self._puts:
+                self._spill_puts()
+            self._puts += records
+            self._put_bytes += size
+        return len(records)
+
+    def _spill_puts(self) -> None:
+        queue = self._queue
+        if self._spill is None:
+            home = batches.make_home(queue._files, queue.path, layout.SPILL)
+            self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size)
+        queue._check_free(self._put_bytes)
+        try:
+            self._spill.add(self._puts)
+        except OSError as error:
+            raise queue._full(error) or error from error
+        self._puts = []
+        self._put_bytes = 0
+
+    def get(self, timeout: float | None = 0) -> bytes:
+        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+
+        It is gone for good once the session commits. Raises `CorruptQueue` if it is not what was committed.
+        """
+        queue = self._queue
+        with queue._exclusive():
+            self._usable()
+            queue._wait(timeout)
+            record, step = queue._front()
+            self._hold([step])
+        return record
+
+    def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
+        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, at least one; [] if there is none."""
+        with self._queue._exclusive():
+            self._usable()
+            records, steps = self._queue._pick(max_records, max_bytes)
+            self._hold(steps)
+        return records
+
+    def _hold(self, steps: list[Step]) -> None:
+        self._queue._hold(steps)
+        for one, start, end, records in steps:
+            if self._taken and self._taken[-1][0] is one and self._taken[-1][2] == start:
+                start, records = self._taken[-1][1], self._taken.pop()[3] + records
+            self._taken.append((one, start, end, records))
+
+    def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
+        """Make all puts and gets since the last commit happen, as one; returns how many records were put.
+
+        Durable when it returns, as `Queue.put_many` is. With a ``key`` that was committed before (within thirty days, and
+        among the last 65,536), nothing happens: the session is rolled back, and what the first commit returned is
+        returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever).
+
+        Raises `QueueFull`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
+        """
+        with self._queue._exclusive():
+            self._usable()
+            if self._spill is not None and self._spill.chunks and self._puts:
+                self._spill_puts()
+            position, count = self._queue._commit_session(self._puts, self._spill, self._taken, key, timeout)
+            self._forget()
+        self._queue._durable(position)
+        return count
+
+    def rollback(self) -> None:
+        """Undo all puts and gets since the last commit: records that were taken are at their place again, in order."""
+        with self._queue._exclusive():
+            self._usable()
+            self._queue._let_go(self._taken)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._taken, self._puts, self._put_bytes = [], [], 0
+        if self._spill is not None:
+            self._spill.remove()
+
+    def close(self) -> None:
+        """Roll back what is not committed. A second call does nothing, nor does one after the queue was closed."""
+        if not self._closed and self._queue._refusal is None:
+            self.rollback()
+        self._closed = True
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise QueueClosed("the session is closed; open another one with Queue.session()", path=self._queue.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._queue._refusal is None and (self._taken or self._puts or self._spill):
+            warnings.warn(f"a session of queue {self._queue.path} was not closed", ResourceWarning, stacklevel=2)
+            self._queue._abandoned.append(self._taken)  # a lock must not be taken here
