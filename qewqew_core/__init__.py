@@ -21,7 +21,9 @@ from qewqew_core.errors import (
     RecordTooLarge,
 )
 from qewqew_core.inspection import QueueStats, inspect
+from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
+from qewqew_core.repairing import Damage, RepairReport, repair
 from qewqew_core.session import Session
 from qewqew_core.verification import Report
 
@@ -36,8 +38,10 @@ __all__ = [
     "BatchExpired",
     "BatchNotFound",
     "CorruptQueue",
+    "Damage",
     "DiskFull",
     "Empty",
+    "Orphan",
     "QewQewError",
     "Queue",
     "QueueBroken",
@@ -46,7 +50,9 @@ __all__ = [
     "QueueLocked",
     "QueueStats",
     "RecordTooLarge",
+    "RepairReport",
     "Report",
     "Session",
     "inspect",
+    "repair",
 ]

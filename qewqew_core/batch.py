@@ -48,7 +48,7 @@ class Batch:
         Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
         directory = os.path.dirname(self.manifest_path)
-        if not os.path.isdir(directory) or os.listdir(directory) == [manifest.MANIFEST]:
+        if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
             raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
         for segment in manifest.load(self.manifest_path).segments:
             for count, frames in manifest.read_segment(directory, segment):

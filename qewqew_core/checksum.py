@@ -17,16 +17,25 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
+def _shifted(crc: int, bits: int) -> int:
+    """crc·x^bits."""
+    power = 1 << 30  # x^1 (the highest bit stands for x^0)
+    while bits:
+        if bits & 1:
+            crc = _multiply(power, crc)
+        power = _multiply(power, power)
+        bits >>= 1
+    return crc
+
+
 def crc_of_rest(whole: int, front: int, rest_bytes: int) -> int:
     """The crc32 of B, given those of A+B and of A, and the length of B.
 
     crc(A+B) = crc(A)·x^(8·len B) + crc(B) over GF(2): the identity behind zlib's crc32_combine.
     """
-    shift, power = 1 << 31, 1 << 30  # x^0, x^1 (the highest bit stands for x^0)
-    bits = 8 * rest_bytes
-    while bits:
-        if bits & 1:
-            shift = _multiply(power, shift)
-        power = _multiply(power, power)
-        bits >>= 1
-    return whole ^ _multiply(shift, front)
+    return whole ^ _shifted(front, 8 * rest_bytes)
+
+
+def crc_of_front(whole: int, rest: int, rest_bytes: int) -> int:
+    """The crc32 of A, given those of A+B and of B, and the length of B."""
+    return _shifted(whole ^ rest, -8 * rest_bytes % (2**32 - 1))  # x^(2^32 - 1) is 1

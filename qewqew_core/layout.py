@@ -5,7 +5,7 @@
     NAME               header file            NAME.batches/ID/   batches: leased, returned, acknowledged
     NAME.1, NAME.2 …   chunk files            NAME.dead/ID/      dead letters
     NAME.log           transaction log        NAME.lease/        the batch that is being made
-                                              NAME.spill/        what open sessions have put
+    NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qewqew_core.state import key_hash
 if TYPE_CHECKING:
     import pendulum
 
-LOG, BATCHES, DEAD, LEASE, SPILL = ".log", ".batches", ".dead", ".lease", ".spill"
+LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED = ".log", ".batches", ".dead", ".lease", ".spill", ".damaged"
 
 
 def chunk_ids(queue: str, names: list[str]) -> set[int]:
@@ -93,7 +93,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")
-    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL)
+    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED)
     if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full

@@ -40,7 +40,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, NoReturn
 
 from qewqew_core.checksum import crc_of_front
@@ -335,11 +335,12 @@ def _generation(data: bytes) -> int | None:
     """As the head says or, if that is damaged, as the checksum of the first frame was begun with."""
     if len(data) < _HEAD.size + _FRAME.size:
         return None
-    if data[: _HEAD.size] == _head(generation := _HEAD.unpack_from(data)[1]):
+    generation: int = _HEAD.unpack_from(data)[1]
+    if data[: _HEAD.size] == _head(generation):
         return generation
     length, crc, _, kind = _FRAME.unpack_from(data, _HEAD.size)
     first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
-    if kind not in (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END) or len(first) < length:
+    if kind not in (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END) or len(first) < length + _FRAME.size - _CHECKED:
         return None
     return crc_of_front(crc, zlib.crc32(first), len(first))
 
@@ -374,7 +375,7 @@ def snapshot(state: State, generation: int) -> bytes:
     return b"".join(parts)
 
 
-_BATCH_FIELDS = tuple("id keys state attempt records bytes created changed reason lease_timeout extended".split())
+_BATCH_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
 
 
 def _load(kind: int, body: bytes, state: State) -> None:

@@ -28,7 +28,7 @@ from itertools import accumulate
 from typing import Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, lock, recovery, writing
+from qewqew_core import chunk, layout, lock, orphans, recovery, writing
 from qewqew_core import log as logs
 from qewqew_core.batch import Batch
 from qewqew_core.chunk import Record
@@ -48,6 +48,7 @@ from qewqew_core.errors import (
 )
 from qewqew_core.files import Files
 from qewqew_core.inspection import QueueStats, stats_of
+from qewqew_core.orphans import Orphan
 from qewqew_core.reading import Run, read_run
 from qewqew_core.session import Session
 from qewqew_core.state import BatchState, Chunk, Cut, Span, Step, key_hash
@@ -132,6 +133,7 @@ class Queue:
         self._held = 0  # records that open sessions have taken
         self._abandoned: deque[list[Step]] = deque()  # what sessions held that nobody has closed
         self._sessions = 0  # how many there were
+        self._committed = False  # whether the call that has the lock has begun a commit
         self._removals = 0  # counts what disturbs an iteration
         self._in_predicate = False
         self._last_made = 0
@@ -156,6 +158,8 @@ class Queue:
                 with contextlib.suppress(OSError):
                     self._files.unlink(self.path)
             self._header.release()
+            if isinstance(error, CorruptQueue):
+                error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
             if isinstance(error, OSError) and not isinstance(error, QewQewError):
                 raise self._full(error) or BadPath(
                     f"cannot be opened: {error.strerror}", path=error.filename or self.path
@@ -298,6 +302,7 @@ class Queue:
             self._usable()
             while self._abandoned:
                 self._let_go(self._abandoned.popleft())
+            outer, self._committed = self._committed, False
             try:
                 yield
             except OSError as error:
@@ -307,12 +312,20 @@ class Queue:
                 if broken is error:
                     raise
                 raise broken from error
+            except BaseException as error:
+                # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
+                if self._committed and not isinstance(error, QewQewError):
+                    self._break(InterruptedError(0, f"interrupted by {type(error).__name__}"))
+                raise
+            finally:
+                self._committed = outer or self._committed
 
     # Commits
 
     def _commit(self, operations: bytes, now: int) -> int:
         """Append one commit to the log and apply it. Raises `DiskFull` (nothing changed) or `QueueBroken`."""
         body = now.to_bytes(8) + operations
+        self._committed = True
         position = self._log.append(logs.COMMIT, body)
         last = self._state.last
         for _ in logs.apply(body, self._state):
@@ -871,6 +884,11 @@ class Queue:
         with self._exclusive():
             self._flush()
             return verify(self._files, self.path, self._state, progress)
+
+    def recover(self) -> list[Orphan]:
+        """Chunk files with records beside the queue that nothing refers to, by their ids; see `Orphan`. Changes nothing."""
+        with self._exclusive():
+            return orphans.find(self, self._files.list(os.path.dirname(self.path)))
 
     # Batches
 

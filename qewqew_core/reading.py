@@ -12,7 +12,7 @@ from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.state import PIECE_BYTES, Chunk, Piece
 
-_BLOCK = 1 << 20
+BLOCK = 1 << 20
 
 
 class OnDisk(NamedTuple):
@@ -102,7 +102,7 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
     try:
         rest, at = b"", found.head
         while at < found.tail:
-            block = files.read(fd, min(_BLOCK, found.tail - at), at)
+            block = files.read(fd, min(BLOCK, found.tail - at), at)
             at += len(block)
             data = rest + block
             cut = start = records = 0

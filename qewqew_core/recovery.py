@@ -32,7 +32,7 @@ from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, write_new
 from qewqew_core.log import Log, Replayed
-from qewqew_core.reading import read_pointers, scan, unread
+from qewqew_core.reading import BLOCK, read_pointers, scan, unread
 from qewqew_core.state import Chunk, State
 
 
@@ -91,7 +91,7 @@ def agree(files: Files, found: Found) -> bool:
         if on_disk[1:] != pointers or on_disk.size < one.tail:
             return False
     if state.chain and found.log.seal and _made_anew(files, found.path, found.log.seal):
-        return all(_as_committed(files, chunk.chunk_path(found.path, one.id), one) for one in state.chain.values())
+        return all(as_committed(files, chunk.chunk_path(found.path, one.id), one) for one in state.chain.values())
     return True
 
 
@@ -110,7 +110,7 @@ def _made_anew(files: Files, path: str, seal: tuple[int, ...]) -> bool:
     return files.identity(path + layout.LOG)[0] == log_inode and files.identity(path) != tuple(header)
 
 
-def _as_committed(files: Files, path: str, one: Chunk) -> bool:
+def as_committed(files: Files, path: str, one: Chunk) -> bool:
     fd = files.open_to_read(path)
     try:
         for _ in unread(files, fd, path, one):
@@ -175,7 +175,8 @@ def must_be_ours(files: Files, found: Found) -> None:
     """Step 4: the files of a queue that crashed must be as we may have left them."""
     assert found.log is not None
     state, expected = found.log.state, found.log.firsts | {found.log.state.first}
-    if found.header not in expected:
+    torn = {first & 0xFF00 | second & 0x00FF for first in expected for second in expected}  # a write may stop in the middle
+    if found.header not in torn:
         raise CorruptQueue(
             f"the header says chunk {found.header}, the transaction log says {sorted(expected)}: {_FOREIGN}",
             path=found.path,
@@ -221,6 +222,8 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
     Raises `CorruptQueue` before anything is changed.
     """
     found = look(files, path, files.read(header_fd, 64, 0))
+    if found.log is not None and found.log.last_rare is not None and found.log.last_rare["op"] == "repair":
+        raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
     if found.log is not None and not found.log.clean:
         must_be_ours(files, found)
         state, log = found.log.state, open_log(files, found.log, path)
@@ -230,7 +233,7 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
         state, log = found.log.state, open_log(files, found.log, path)
     else:
         state, log = _believe_files(files, header_fd, found)
-    _remove_leftovers(files, path, state, found.ids)
+    remove_leftovers(files, path, state, found.ids)
     taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
     return state, log, taken
 
@@ -240,8 +243,8 @@ def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, repl
     state = replayed.state
     try:
         log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only: files follow the log
-        _finish(files, path, state, replayed.last_rare)
-        _redo(files, path, state, replayed.redo)
+        finish_moves(files, path, state, replayed.last_rare)
+        redo(files, path, state, replayed.redo)
         store_pointers(files, path, state)
         store_header(files, header_fd, state.first, sure=False)
         for chunk_id in sorted(replayed.gone & found.ids):
@@ -261,7 +264,7 @@ def open_log(files: Files, replayed: Replayed, path: str) -> Log:
     return Log(files, path + layout.LOG, fd, replayed.generation, replayed.end, replayed.snapshot_end)
 
 
-def _finish(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:
+def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:
     """Step 6."""
     if rare is None:
         return
@@ -278,7 +281,7 @@ def _finish(files: Files, path: str, state: State, rare: dict[str, Any] | None) 
         batches.settle_forget(files, path, rare["ids"], rare["keep_manifest"])
 
 
-def _redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
+def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
     """Step 7. Made durable by the checkpoint, which syncs every chunk whose pointers it stores."""
     for chunk_id, runs in redo.items():
         fd = files.open(chunk.chunk_path(path, chunk_id))
@@ -290,7 +293,7 @@ def _redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int,
             files.close(fd)
 
 
-def _remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> None:
+def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> None:
     """Step 8."""
     for temporary in (path + layout.LOG + ".tmp",):
         if files.exists(temporary):
@@ -300,8 +303,18 @@ def _remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> N
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
-            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE):
+            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_blank(files, name):
                 files.unlink(name)
+
+
+def _is_blank(files: Files, path: str) -> bool:
+    """Whether there is no byte but zeros: the making of a chunk was stopped."""
+    fd = files.open_to_read(path)
+    try:
+        size = files.size(fd)
+        return not any(any(files.read(fd, BLOCK, at)) for at in range(0, size, BLOCK))
+    finally:
+        files.close(fd)
 
 
 def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, Log]:

@@ -90,7 +90,7 @@ class JournalDisk(Files):
         self.calls.append(Call("sync_directory", path=path))
 
     def rename(self, source: str, target: str) -> None:
-        self.calls.append(Call("rename", path=source, target=target))
+        self.calls.append(Call("rename", self._nodes.get(source, DIRECTORY), path=source, target=target))
         super().rename(source, target)
         for path in [path for path in self._nodes if path == source or path.startswith(source + "/")]:
             self._nodes[target + path[len(source) :]] = self._nodes.pop(path)
@@ -144,6 +144,10 @@ def _names(calls: list[Call], luck: random.Random | None) -> dict[str, int]:
             names[call.path] = call.node if call.kind == "link" else DIRECTORY
         elif call.kind in ("unlink", "rmdir"):
             names.pop(call.path, None)
+        elif call.kind == "rename" and call.node != DIRECTORY:  # of that file, whatever else bore its name
+            if names.get(call.path) == call.node:
+                del names[call.path]
+            names[call.target] = call.node
         elif call.path in names:
             for path in [path for path in names if path == call.path or path.startswith(call.path + "/")]:
                 names[call.target + path[len(call.path) :]] = names.pop(path)
