@@ -119,6 +119,10 @@ class Replayed:
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
 
+# What a body that is not as it was written raises while it is read and applied.
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError)
+
+
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
     if len(data) < _HEAD.size:
@@ -149,7 +153,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 _checkpoint(result)
             else:
                 _load(kind, body, state)
-        except (ValueError, KeyError, IndexError, struct.error, TypeError) as error:
+        except NONSENSE as error:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         at = end

@@ -193,6 +193,7 @@ class Queue:
     def _settle(self) -> None:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state = self._files, self._state
+        home_directory = os.path.dirname(self.path)  # synced before the log forgets which chunks were removed
         try:
             batches.remove_tree(files, self.path + layout.SPILL)
             if not state.records and state.chain:
@@ -201,6 +202,8 @@ class Queue:
                 for home in (self.path + layout.BATCHES, self.path + layout.DEAD):
                     if files.is_directory(home) and not files.list(home):
                         files.remove_directory(home)
+                if self._log.position > self._opened_at:
+                    files.sync_directory(home_directory)
                 files.unlink(self._log.path)
                 files.unlink(self.path)
             else:
@@ -209,12 +212,13 @@ class Queue:
                     self._rotate()
                 if self._log.position > self._opened_at:
                     self._store()
+                    files.sync_directory(home_directory)
                     # If it is lost, the next opening does all this again.
                     self._log.append(logs.CHECKPOINT, recovery.seal(files, self.path))
                 self._log.give_back()
                 if not state.chain:
                     files.unlink(self.path)
-            files.sync_directory(os.path.dirname(self.path))
+            files.sync_directory(home_directory)
         except DiskFull as error:
             _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
         except OSError as error:

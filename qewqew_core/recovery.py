@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout
+from qewqew_core import chunk, layout, manifest
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, write_new
@@ -321,11 +321,11 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     """Steps 2, 3 and 9 for a queue that no log describes, or that a Java program has used."""
     chain, empty = chain_of(files, found)
     old = found.log.state if found.log else None
-    homes = [found.path + suffix for suffix in (layout.BATCHES, layout.DEAD)]
-    if old is None and any(files.is_directory(home) and files.list(home) for home in homes):
+    if unknown := _unknown_batches(files, found.path, old):
         raise CorruptQueue(
-            "there are batches, but no transaction log: nobody can say which of them were acknowledged. Nothing was changed; "
-            f"restore the log, or move {' and '.join(homes)} away",
+            f"there are batches that no transaction log knows: nobody can say whether {unknown[0]}"
+            f"{f' and {len(unknown) - 1} more were' if unknown[1:] else ' was'} acknowledged. Nothing was changed; restore the "
+            "log, or move them away",
             path=found.path + layout.LOG,
         )
     state = State.of(chain)
@@ -343,6 +343,20 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     for chunk_id in empty:
         files.unlink(chunk.chunk_path(found.path, chunk_id))
     return state, log
+
+
+def _unknown_batches(files: Files, path: str, state: State | None) -> list[str]:
+    """Directories with records of batches that the log does not know. Of those that have expired, some may be left."""
+    known = set(state.batches) if state else set()
+    if state:
+        known |= {layout.numbered_id(path, number) for _, number in state.expired_keys.values()}
+    unknown = []
+    for home in (path + layout.BATCHES, path + layout.DEAD):
+        for name in sorted(set(files.list(home)) - known) if files.is_directory(home) else ():
+            directory = os.path.join(home, name)
+            if files.is_directory(directory) and set(files.list(directory)) - {manifest.MANIFEST}:
+                unknown.append(directory)
+    return unknown
 
 
 def store_pointers(files: Files, path: str, state: State) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +37,6 @@ from qewqew_core.state import BatchState, Chunk, Cut, State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
 _UNFIT = (FileNotFoundError, CorruptQueue, BadManifest)
-_NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError)
 
 
 @dataclass
@@ -247,6 +245,11 @@ class _Repair:
         assert found.log is not None
         if not found.log.clean or recovery.agree(self._files, found) or self._may_be_javas(found):
             return False
+        for one in list(found.log.state.chain.values())[:-1]:
+            # A Java program that has emptied the queue and filled it again has made these files anew.
+            with self._reading(self._chunk_path(one.id) if one.id in found.ids else None) as fd:
+                if any(self._piece(one, fd, index)[1] is False for index in range(one.piece_of(one.head), len(one.pieces))):
+                    return True
         for one in found.log.state.chain.values():
             path = self._chunk_path(one.id)
             there = one.id in found.ids and read_pointers(self._files, path).size >= one.tail
@@ -310,7 +313,8 @@ class _Repair:
                     ours.remove(one.id)  # somebody else may have written there: what only the log has goes to a new file
         recovery.redo(files, self._path, state, {one: runs for one, runs in replayed.redo.items() if one in ours})
         self._moves += [self._chunk_path(one) for one in sorted((replayed.gone & self._ids) - state.chain.keys())]
-        self._look_behind(state, found.header, replayed.gone)
+        header_is_ours = found.header in replayed.firsts
+        self._look_behind(state, chunk.NONE if header_is_ours else found.header, replayed.gone)
         return state
 
     def _look_behind(self, state: State, header: int, gone: set[int]) -> None:
@@ -325,7 +329,7 @@ class _Repair:
                     with contextlib.suppress(CorruptQueue):
                         self._keep(scan(self._files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
                         break
-            current = disk.next
+            current = disk.next if disk.next != stored[2] else chunk.NONE
         while current in self._ids and current not in seen:
             seen.add(current)
             path = self._chunk_path(current)
@@ -421,7 +425,7 @@ class _Repair:
             self._rewrite.update(list(state.real)[-1:])  # what lies behind its tail is to be kept, not overwritten
         for number, (_, kind, body) in enumerate(left.frames):
             state.late = number > sealed
-            with contextlib.suppress(*_NONSENSE):
+            with contextlib.suppress(*logs.NONSENSE):
                 if kind == logs.COMMIT:
                     state.hear(body)
                 elif left.prefix is None:
@@ -575,9 +579,9 @@ class _Repair:
             for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
                 data, from_log = self._piece(one, fd, index)
                 left += sum(records for _, records in _there(one, one.pieces[index].offset, data or b""))
-                if data is not None and not from_log:
+                if from_log is False:
                     continue
-                good = False
+                good, from_log = False, bool(from_log)
                 if ranges and ranges[-1][1] == index and ranges[-1][2] == from_log:
                     ranges[-1] = (ranges[-1][0], index + 1, from_log)
                 else:
@@ -606,8 +610,8 @@ class _Repair:
             if fd is not None:
                 self._files.close(fd)
 
-    def _piece(self, one: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool]:
-        """The bytes of a piece if they can be had, and whether only with the help of the log."""
+    def _piece(self, one: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
+        """The bytes of a piece if they can be had, and whether only with the help of the log (None: not at all)."""
         start, before, crc, _ = one.pieces[index]
         end, records, end_crc = one.piece_end(index)
         data = b""
@@ -627,7 +631,7 @@ class _Repair:
                 data = bytes(filled)
             if len(data) == end - start and zlib.crc32(data, crc) == end_crc and _records(data) == records - before:
                 return data, from_log
-        return None, False
+        return None, None
 
     def _good_runs(self, one: Chunk, path: str) -> Iterator[tuple[bytes, int, int]]:
         """Frames, how many, and when they were committed: all of a chunk that is there and right."""

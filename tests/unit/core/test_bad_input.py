@@ -560,7 +560,7 @@ def test_batches_without_their_log_are_not_forgotten(closed):
     with Queue(closed, chunk_size=20) as q:
         q.lease("key", max_records=1)
     closed.with_name("q.log").unlink()
-    with refused(closed.parent, CorruptQueue, "there are batches, but no transaction log.* restore the log, or move"):
+    with refused(closed.parent, CorruptQueue, "there are batches that no transaction log knows.* restore the log, or move"):
         Queue(closed, chunk_size=20)
 
 

@@ -1,0 +1,101 @@
+"""Inputs to begin from, made by real queues: seeds.py DIRECTORY writes DIRECTORY/TARGET/NAME for each target.
+
+To be run again when a format changes; then ``minimize.py TARGET DIRECTORY/TARGET`` takes what covers more into the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import fuzz_targets
+
+from qewqew_core import Queue, manifest
+from qewqew_core.chunk import frame
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "core"))
+import test_java_states as states
+
+
+def logs() -> Iterator[bytes]:
+    """Logs of queues in use and closed, after random operations of every kind."""
+    for seed in range(200):
+        luck = random.Random(seed)
+        yield b"s" + luck.randbytes(4 * luck.randrange(1, 12))
+        puts = b"s" + bytes([3, 1, 63, 0, 0, 1, 2, 0, 3, 2, 63, 0, 0, 2, 2, 0, 6, 0, 0, 0])  # two chunks of two records
+        yield puts + b"".join(bytes([5, luck.randrange(256), luck.randrange(256), luck.randrange(256)]) for _ in range(4))
+    for seed in range(40):
+        luck = random.Random(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "q")
+            options = {"chunk_size": luck.choice([16, 64, 400]), "max_attempts": 2, "retention_bytes": luck.choice([0, 30])}
+            for session in range(2):
+                with Queue(path, **options) as q:
+                    for step in range(luck.randrange(2, 14)):
+                        operate(q, luck, f"{session} {step}")
+                        if luck.random() < 0.2:
+                            yield path.with_name("q.log").read_bytes().rstrip(b"\0")
+                    yield path.with_name("q.log").read_bytes().rstrip(b"\0")
+                if path.with_name("q.log").exists():
+                    yield path.with_name("q.log").read_bytes()
+
+
+def operate(q: Queue, luck: random.Random, key: str) -> None:
+    pick, count = luck.randrange(11), luck.randrange(1, 6)
+    batches = [one for one in q.batches() if one.state == "leased"] or [None]
+    batch = luck.choice(batches)
+    if pick < 3 or not q:
+        q.put_many([b"%d" % luck.randrange(1000)] * count, key=luck.choice([None, key]))
+    elif pick == 3:
+        q.get_many(count)
+    elif pick == 4:
+        q.lease(key, max_records=luck.choice([None, count]))
+    elif pick == 5 and batch:
+        getattr(batch, luck.choice(["ack", "nack", "put_back", "to_dead_letters"]))()
+    elif pick == 6 and q.dead():
+        getattr(q.dead()[0], luck.choice(["return_to_queue", "drop"]))()
+    elif pick == 7:
+        q.clear()
+    elif pick > 8:  # taken behind what another session holds
+        with q.session() as held, q.session() as other:
+            held.get_many(count)
+            other.get_many(count)
+            other.put_many([b"put"] * count)
+            other.commit(luck.choice([None, key]))
+            if luck.random() < 0.5:
+                held.rollback()
+    else:
+        q.get()
+
+
+def chains() -> Iterator[bytes]:
+    for state in states.CRASHES + states.SAFE + states.DAMAGED_BUT_CLEAR + states.DAMAGED:
+        yield fuzz_targets.pack_chain(state.size, state.header, state.chunks | state.orphans)
+
+
+def manifests() -> Iterator[bytes]:
+    good = fuzz_targets.good_manifest()
+    yield json.dumps(good).encode()
+    yield manifest.parse(good, "x").to_json()
+    yield from (b"\1", b"\0", b"[]", b"", b"{")
+    yield from (bytes([fixed, place, value]) for fixed in (0, 1) for place in range(40) for value in range(40))
+
+
+def splits() -> Iterator[bytes]:
+    for limit in (0, 1, 3):
+        for records in ([], [b""], [b"a", b"bc", b""], [b"x" * 300] * 2):
+            frames = bytes([limit]) + frame(records)
+            yield from (frames, frames[:-1], frames + b"\0", frames + b"\0\5a")
+
+
+if __name__ == "__main__":
+    fuzz_targets.use_private_directory()
+    for name, seeds in {"log": logs(), "chain": chains(), "manifest": manifests(), "split": splits()}.items():
+        home = Path(sys.argv[1], name)
+        home.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(dict.fromkeys(seeds)):
+            (home / f"{number:03}").write_bytes(data)
