@@ -114,6 +114,7 @@ class Replayed:
     redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
+    made: set[int]  # chunks made since then: their files may not be on disk as they were made
     seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
@@ -133,7 +134,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     if crc != zlib.crc32(data[: _HEAD.size - 4]):
         raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
     state = State()
-    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), (), None, keep_redo)
+    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     at = _HEAD.size
     snapshot = True
     for number, (kind, body, end) in enumerate(_frames(data, generation, at)):
@@ -196,6 +197,7 @@ def _checkpoint(result: Replayed) -> None:
     if not result.keep_redo:
         result.redo.clear()
     result.gone.clear()
+    result.made.clear()
     result.last_rare = None
     result.firsts = {result.state.first}
     for one, pointers in result.state.pointers():
@@ -210,16 +212,19 @@ def _apply(body: bytes, result: Replayed) -> None:
             result.redo.setdefault(chunk_id, []).append((offset, data))
         elif letter == b"N":
             result.gone.discard(chunk_id)
+            result.made.add(chunk_id)
         elif letter == b"J":
             result.last_rare = rare = json.loads(data)
             if rare["op"] == "put_back":
                 result.gone.difference_update(rare["chunks"])
+                result.made.update(rare["chunks"])
             elif rare["op"] == "lease":  # what a lease moves was written out before it
                 for moved, cut in rare["parts"]:
                     if cut is None:
                         result.redo.pop(moved, None)
             elif rare["op"] == "replace":
                 result.gone.discard(rare["new"])
+                result.made.add(rare["new"])
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)

@@ -633,6 +633,8 @@ class Queue:
 
     def _make_chunk(self, chunk_id: int) -> None:
         self._taken.add(chunk_id)
+        if self.sync != "commit":
+            self._unsynced.add(chunk_id)
         writing.make_chunk(self._files, chunk.chunk_path(self.path, chunk_id), self.chunk_size, self.sync == "commit")
 
     def _write_extent(self, chunk_id: int, writes: list[tuple[int, int, bytes]]) -> None:

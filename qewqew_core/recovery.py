@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +246,7 @@ def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, repl
         log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only: files follow the log
         finish_moves(files, path, state, replayed.last_rare)
         redo(files, path, state, replayed.redo)
-        store_pointers(files, path, state)
+        store_pointers(files, path, state, unsure=replayed.made)
         store_header(files, header_fd, state.first, sure=False)
         for chunk_id in sorted(replayed.gone & found.ids):
             files.unlink(chunk.chunk_path(path, chunk_id))
@@ -359,10 +360,13 @@ def _unknown_batches(files: Files, path: str, state: State | None) -> list[str]:
     return unknown
 
 
-def store_pointers(files: Files, path: str, state: State) -> None:
-    """Step 9: make head, tail and next in each chunk file say what the log says, durably."""
+def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = ()) -> None:
+    """Step 9: make head, tail and next in each chunk file say what the log says, durably.
+
+    ``unsure``: chunks that a killed process may have made, and not synced.
+    """
     for one, pointers in state.pointers():
-        if one.stored != pointers:
+        if one.stored != pointers or one.id in unsure:
             fd = files.open(chunk.chunk_path(path, one.id))
             try:
                 files.write(fd, chunk.POINTERS.pack(*pointers), 0)

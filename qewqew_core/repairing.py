@@ -325,7 +325,7 @@ class _Repair:
             disk = read_pointers(self._files, path)
             stored = last.stored or disk[1:]
             for start in dict.fromkeys((last.tail, stored[1])):  # another program does not know what only the log had
-                if start < disk.tail <= disk.size and disk[1:] != stored:
+                if start < disk.tail <= disk.size and disk.tail not in (last.tail, stored[1]):
                     with contextlib.suppress(CorruptQueue):
                         self._keep(scan(self._files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
                         break

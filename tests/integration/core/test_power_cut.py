@@ -35,7 +35,15 @@ from qewqew_core import Queue
 path, cycle = sys.argv[1:]
 done = lambda *what: print(*what, flush=True)
 with Queue(path, chunk_size=1 << 15) as q:
+    holding = q.session()
     for number in range(1_000_000):
+        if number % 7 == 3:  # what a session holds comes back, and others commit behind it meanwhile
+            holding.rollback()
+            holding.get_many(30)
+        if number % 7 == 5:  # take and put in one commit: each of them is there once, before and after
+            with q.session() as s:
+                s.put_many(s.get_many(150))
+            done("moved", number)
         if number % 3 == 0:
             q.put(f"{cycle}.{number}.0 {'x' * 50}".encode())
             done("put", number, 1)
@@ -43,8 +51,9 @@ with Queue(path, chunk_size=1 << 15) as q:
             q.put_many([f"{cycle}.{number}.{index} {'y' * 50}".encode() for index in range(200)])
             done("put", number, 200)
         elif len(q) > 900:
-            batch = q.lease(f"{cycle}.{number}", max_records=700)
+            batch = q.lease(f"{cycle}.{number}", max_records=700, lease_timeout=60)
             done("lease", batch.id)
+            batch.extend()
             if number % 4 == 1:
                 batch.nack("again")
                 done("nack", batch.id)

@@ -220,6 +220,14 @@ def test_a_power_cut_after_any_call_loses_and_repeats_nothing(tmp_path, small_li
     assert crash_everywhere(tmp_path, 100 + seed, "commit", power=True, length=40, every=3) > 100
 
 
+@pytest.mark.soak
+def test_a_million_crashes_lose_and_repeat_nothing(tmp_path, small_limits):
+    crashes, seed = 0, 1000
+    while crashes < 500_000:  # and as many with the other limits
+        crashes += crash_everywhere(tmp_path, seed, "commit", power=seed % 4 != 0, length=40)
+        seed += 1
+
+
 def test_a_power_cut_while_a_killed_queue_recovers_loses_nothing(tmp_path, small_limits):
     """After a kill the newest commits may be in the page cache only; recovery must not let files run ahead of the log."""
     root = tmp_path / "work"
@@ -248,7 +256,7 @@ def test_a_power_cut_after_a_killed_queue_went_on_loses_nothing(tmp_path, small_
     """What the killed process had not synced, the next one must not take for durable."""
     root = tmp_path / "work"
     root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), "commit", chunk_size=64)
+    work = Workload(JournalDisk(str(root)), str(root / "q"), ["commit", "never"][seed], chunk_size=64)
     script(work, random.Random(50 + seed), 40)
     calls, checked = work.disk.calls, 0
     for stop in range(5 + seed, len(calls), 11):
@@ -261,7 +269,7 @@ def test_a_power_cut_after_a_killed_queue_went_on_loses_nothing(tmp_path, small_
             luck = random.Random(f"{stop}.{chance}")
             cut, end = tmp_path / "cut", luck.randrange(after.steps[0][0], len(disk.calls) + 1)
             image(disk.calls[:end], str(folder), cut, luck)
-            check(cut, allowed_at(after, end), work, f"killed after call {stop}, cut after call {end}, chance {chance}")
+            check(cut, allowed_at(after, end), after, f"killed after call {stop}, cut after call {end}, chance {chance}")
             shutil.rmtree(cut)
             checked += 1
         shutil.rmtree(folder)
