@@ -58,6 +58,7 @@ from qewqew_core.writing import Spill
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
 LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log
 PENDING_BYTES = 256 << 10
+LOOK_AGAIN = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
 # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}
 
@@ -296,7 +297,8 @@ class Queue:
                 path=error.filename or self.path,
             )
         )
-        self._refusal = broken
+        if not isinstance(self._refusal, QueueClosed):  # else it happened in `close`, which goes on to give all back
+            self._refusal = broken
         self._changed.notify_all()
         return broken
 
@@ -450,7 +452,7 @@ class Queue:
             count, payload = count + spill.records, payload + spill.payload
         leaving = sum(step[3] for step in taken)
         if hashed not in self._state.put_keys:
-            self._wait_for_room(count - leaving, payload - sum(end - start for _, start, end, _ in taken) + 2 * leaving, timeout)
+            self._wait_for_room(count, payload, timeout, leaving, sum(end - start for _, start, end, _ in taken) - 2 * leaving)
         if hashed is not None and hashed in self._state.put_keys:
             self._let_go(taken)
             return self._log.position, self._state.put_keys[hashed][1]  # another thread may still be waiting for that commit
@@ -459,9 +461,9 @@ class Queue:
         operations += b"".join(logs.take(one.id, *span) for one, *span in taken)
         if spill:
             position = self._adopt(spill, operations)
-        elif count or hashed is not None:
+        elif count or (hashed is not None and not taken):
             position = self._append(records, operations)
-        elif taken:
+        elif taken:  # which works on a full disk, too
             position = self._take(operations)
         else:
             return 0, 0
@@ -474,15 +476,21 @@ class Queue:
             self._sessions += 1
             return Session(self, self._sessions)
 
-    def _wait_for_room(self, records: int, payload: int, timeout: float | None) -> None:
-        if (self.max_records is None and self.max_bytes is None) or (records <= 0 and payload <= 0):
+    def _wait_for_room(
+        self, records: int, payload: int, timeout: float | None, leaving: int = 0, leaving_payload: int = 0
+    ) -> None:
+        """Wait until so many records fit, in the place of others that leave with the same commit."""
+        if self.max_records is None and self.max_bytes is None:
             return
         most_records, most_bytes = self.max_records or sys.maxsize, self.max_bytes or sys.maxsize
         bound = f"max_records={self.max_records}, max_bytes={self.max_bytes}"
         if records > most_records or payload > most_bytes:
             raise QueueFull(f"{records:,} records of {payload:,} bytes never fit: {bound}", path=self.path)
         deadline = _deadline(timeout)
-        while self._state.records + records > most_records or self._state.bytes + payload > most_bytes:
+        records, payload = records - leaving, payload - leaving_payload
+        while (records > 0 and self._state.records + records > most_records) or (
+            payload > 0 and self._state.bytes + payload > most_bytes
+        ):
             if not self._wait_until(deadline):
                 raise QueueFull(
                     f"{self._state.records:,} records of {self._state.bytes:,} bytes wait already ({bound}). "
@@ -769,7 +777,7 @@ class Queue:
         rest = None if deadline is None else deadline - clock.monotonic()
         if rest is not None and rest <= 0:
             return False
-        self._changed.wait(rest)
+        self._changed.wait(LOOK_AGAIN if rest is None else min(rest, LOOK_AGAIN))
         self._usable()
         while self._abandoned:
             self._let_go(self._abandoned.popleft())
@@ -827,7 +835,7 @@ class Queue:
     def clear(self) -> int:
         """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
 
-        Durable when it returns.
+        Durable when it returns. While sessions hold records it must read the others, and may raise `CorruptQueue`.
         """
         with self._exclusive():
             records = self._state.records - self._held
@@ -851,8 +859,7 @@ class Queue:
 
     def __len__(self) -> int:
         """How many records can be taken; what sessions hold is not counted."""
-        with self._lock:
-            self._usable()
+        with self._exclusive():
             return self._state.records - self._held
 
     def __bool__(self) -> bool:
@@ -1228,6 +1235,7 @@ class Queue:
             moves = list(zip(files, ids, strict=True))
             self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
             self._changed.notify_all()
+            self._follow(self._log.position)
 
     def _drop(self, batch: Batch) -> None:
         with self._exclusive():

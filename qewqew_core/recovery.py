@@ -304,24 +304,28 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
-            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_blank(files, name):
+            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name):
                 files.unlink(name)
 
 
-def _is_blank(files: Files, path: str) -> bool:
-    """Whether there is no byte but zeros: the making of a chunk was stopped."""
+def _is_stillborn(files: Files, path: str) -> bool:
+    """Whether the making of a chunk was stopped: nothing but zeros, but for the head perhaps."""
     fd = files.open_to_read(path)
     try:
-        size = files.size(fd)
-        return not any(any(files.read(fd, BLOCK, at)) for at in range(0, size, BLOCK))
+        size, begin = files.size(fd), files.read(fd, chunk.BEGIN, 0)
+        if begin not in (bytes(len(begin)), chunk.POINTERS.pack(chunk.BEGIN, 0, chunk.NONE)[: len(begin)]):
+            return False
+        return not any(any(files.read(fd, BLOCK, at)) for at in range(chunk.BEGIN, size, BLOCK))
     finally:
         files.close(fd)
 
 
 def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, Log]:
     """Steps 2, 3 and 9 for a queue that no log describes, or that a Java program has used."""
-    chain, empty = chain_of(files, found)
     old = found.log.state if found.log else None
+    if found.log is not None:
+        _must_not_have_shrunk(files, found, found.log)
+    chain, empty = chain_of(files, found)
     if unknown := _unknown_batches(files, found.path, old):
         raise CorruptQueue(
             f"there are batches that no transaction log knows: nobody can say whether {unknown[0]}"
@@ -344,6 +348,18 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     for chunk_id in empty:
         files.unlink(chunk.chunk_path(found.path, chunk_id))
     return state, log
+
+
+def _must_not_have_shrunk(files: Files, found: Found, log: Replayed) -> None:
+    """The original never cuts a chunk file. A shorter one is another queue's, made anew with the header, or damage."""
+    if log.seal and _made_anew(files, found.path, log.seal):
+        return
+    for one in log.state.chain.values():
+        path = chunk.chunk_path(found.path, one.id)
+        if one.id in found.ids and (size := read_pointers(files, path).size) < one.tail:
+            raise CorruptQueue(
+                f"the chunk file has {size} bytes, its records end at {one.tail}: it was cut. Nothing was changed", path=path
+            )
 
 
 def _unknown_batches(files: Files, path: str, state: State | None) -> list[str]:

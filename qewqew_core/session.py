@@ -21,7 +21,8 @@ from qewqew_core.writing import Spill
 if TYPE_CHECKING:
     from qewqew_core.queue import Queue
 
-SPILL_BYTES = 1 << 20  # what a session keeps of its puts in memory
+SPILL_BYTES = 1 << 20  # what a session keeps of its puts in memory …
+OBJECT_BYTES = 48  # … where each record takes so many bytes more
 
 
 class Session:
@@ -54,7 +55,7 @@ class Session:
         return self._add(chunk.checked_all(records, self._queue.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
-        size = sum(map(len, records))
+        size = sum(map(len, records)) + OBJECT_BYTES * len(records)
         with self._queue._exclusive():
             self._usable()
             if self._put_bytes + size > SPILL_BYTES and self._puts:
@@ -67,8 +68,7 @@ class Session:
         queue = self._queue
         if self._spill is None:
             home = batches.make_home(queue._files, queue.path, layout.SPILL)
-            self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size)
-        queue._check_free(self._put_bytes)
+            self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size, queue._check_free)
         try:
             self._spill.add(self._puts)
         except OSError as error:

@@ -316,6 +316,11 @@ class State:
     def put_back(self, batch_id: str, new_ids: list[int]) -> None:
         """The records of the batch are at the front of the queue again, in files with new ids."""
         chunks = self.batches.pop(batch_id).chunks
+        last = self.last
+        if last is not None and last.head == last.tail:  # the chain never ends with an empty chunk behind others
+            del self.chain[last.id]
+            self.dropped.append(last.id)
+            self.emptied.append(last.id)
         for one, new_id in zip(chunks, new_ids, strict=True):
             one.id, one.stored = new_id, None
         self.chain = {one.id: one for one in (*chunks, *self.chain.values())}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import zlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from itertools import accumulate
 
 from qewqew_core import chunk
@@ -64,8 +65,9 @@ class Spill:
     The commit then writes no record a second time. Nothing refers to the files until then; recovery removes them.
     """
 
-    def __init__(self, files: Files, directory: str, prefix: str, chunk_size: int) -> None:
+    def __init__(self, files: Files, directory: str, prefix: str, chunk_size: int, check_free: Callable[[int], None]) -> None:
         self._files = files
+        self._check_free = check_free  # raises if so many more bytes of disk are too many
         self._directory = directory
         self._prefix = prefix
         self._chunk_size = chunk_size
@@ -85,6 +87,7 @@ class Spill:
         """Write records behind those that are there, all or, if that raises OSError, none."""
         target = self.chunks[-1] if self.chunks else None
         first, *others = place(records, self._chunk_size - target.tail if target else 0, self._chunk_size - chunk.BEGIN)
+        self._check_free(len(others) * self._chunk_size)
         new: list[Spilled] = []
         try:
             written = [(target, self._write(target, first))] if target else []

@@ -143,7 +143,8 @@ def target_chain(data: bytes) -> None:
         left = {int(file.name[2:]): file.read_bytes() for file in path.parent.glob("q.[0-9]*")}
         assert plain_chain(path.read_bytes(), left)[0] == [*expected, b"n"], "the original would read something else"
         for number, content in chunks.items():
-            stillborn = content[:BEGIN] == POINTERS.pack(BEGIN, BEGIN, 0) or not any(content)
+            torn = content[:BEGIN] == POINTERS.pack(BEGIN, 0, 0)[: len(content)] and not any(content[BEGIN:])
+            stillborn = content[:BEGIN] == POINTERS.pack(BEGIN, BEGIN, 0) or not any(content) or torn
             if number not in chain and not stillborn:
                 assert left[number] == content, "a file that nothing refers to was changed"
         with Queue(path, chunk_size=chunk_size, _files=NoSync()) as q:
