@@ -13,9 +13,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 from qewqew_core import Queue
 
@@ -76,6 +77,38 @@ def lease(folder: Path, size: int, gib: int, results: dict[str, list[float]]) ->
     os.unlink(f"{path}.log")
 
 
+def commits(folder: Path, results: dict[str, list[float]]) -> None:
+    """One record for each commit, against one fdatasync for each record of a plain file."""
+    record, count = os.urandom(100), 400
+    with (folder / "synced").open("wb", buffering=0) as file, timed(results, "file write, fdatasync each", count):
+        for _ in range(count):
+            file.write(record)
+            os.fdatasync(file.fileno())
+    for threads in (1, 8):
+        with Queue(folder / f"{threads} threads") as q, timed(results, f"put, {threads} threads", count * threads):
+            together(threads, lambda q=q: [q.put(record) for _ in range(count)])
+        with Queue(folder / f"{threads} sessions") as q:
+            q.put_many([record] * count * threads)
+            with timed(results, f"session: get, put, commit, {threads} threads", count * threads):
+                together(threads, lambda q=q: sessions(q, count))
+
+
+def sessions(q: Queue, count: int) -> None:
+    s = q.session()
+    for _ in range(count):
+        s.put(s.get())
+        s.commit()
+    s.close()
+
+
+def together(threads: int, work: Callable[[], object]) -> None:
+    running = [Thread(target=work) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print every sample as JSON")
@@ -88,6 +121,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
             plain_file(Path(folder), records, 200, results)
             queue(Path(folder), records, 200, results)
+            commits(Path(folder), results)
     for size in (100, 10_000):
         with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
             lease(Path(folder), size, 1, results)
@@ -104,6 +138,10 @@ def main() -> None:
     print(f"100 B records, batches of {BATCH:,}; median of {arguments.repeats}")
     for name, floor in base.items():
         print(f"  {name:24} {median[name] * 1e6:7.2f} µs per record = {median[name] / median[floor]:5.2f} × {floor}")
+    print("commits per second, one record of 100 B each, and times the disk's own rate of fdatasync")
+    floor = median["file write, fdatasync each"]
+    for name in ("file write, fdatasync each", *(name for name in median if "threads" in name)):
+        print(f"  {name:38} {1 / median[name]:8,.0f} /s = {floor / median[name]:5.2f} ×")
     for size in (100, 10_000):
         seconds, count = median[f"lease of 1 GiB, {size} B records"], median[f"records in 1 GiB of {size} B"]
         print(f"  lease of 1 GiB: {count:12,.0f} records of {size:6,} B in {seconds * 1e3:7.1f} ms")
