@@ -208,7 +208,8 @@ class Queue:
                 files.unlink(self._log.path)
                 files.unlink(self.path)
             else:
-                self._compact()
+                if state.chain:
+                    self._compact()
                 if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
                     self._rotate()
                 if self._log.position > self._opened_at:
@@ -220,7 +221,7 @@ class Queue:
                 if not state.chain:
                     files.unlink(self.path)
             files.sync_directory(home_directory)
-        except DiskFull as error:
+        except (DiskFull, QueueFull) as error:
             _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
         except OSError as error:
             if isinstance(error, QewQewError):
@@ -228,23 +229,38 @@ class Queue:
             raise QueueBroken(f"closing failed: {error.strerror}; opening the queue again recovers it", path=self.path) from error
 
     def _compact(self) -> None:
-        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again."""
-        for one in [one for one in self._state.chain.values() if one.gone]:
-            one.busy = [(span.start, span.end) for span in one.gone]
-            self._flush()
-            # Counted back from the first chunk, as in `_put_back`.
-            (new_id,) = self._free_ids(1, self._state.first, chunk.predecessor)
-            path = chunk.chunk_path(self.path, new_id)
-            try:
-                cut, size = self._copy(one, path, sys.maxsize, sys.maxsize)
-                self._files.sync_directory(os.path.dirname(self.path))
-                position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), _now())
-            except OSError as error:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files.unlink(path)
-                raise self._full(error) or error from error
-            self._taken.add(new_id)
-            self._follow(position)
+        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again.
+
+        Ids count back from the first chunk, as in `_put_back`, but for the last: the original takes the id after that.
+        """
+        *others, last = self._state.chain.values()
+        for one in others:
+            if one.gone:
+                self._replace(one, self._free_ids(1, self._state.first, chunk.predecessor)[0])
+        following = chunk.successor(last.id)
+        if last.gone or following in self._state.chain:
+            for _ in range(chunk.MAX_ID):
+                if following not in self._taken and chunk.successor(following) not in self._state.chain:
+                    break
+                (following,) = self._free_ids(1, following, chunk.successor)
+            else:
+                raise QueueFull("no two chunk ids in a row are free", path=self.path)
+            self._replace(last, following)
+
+    def _replace(self, one: Chunk, new_id: int) -> None:
+        one.busy = [(span.start, span.end) for span in one.gone]
+        self._flush()
+        path = chunk.chunk_path(self.path, new_id)
+        try:
+            cut, size = self._copy(one, path, sys.maxsize, sys.maxsize)
+            self._files.sync_directory(os.path.dirname(self.path))
+            position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), _now())
+        except OSError as error:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(path)
+            raise self._full(error) or error from error
+        self._taken.add(new_id)
+        self._follow(position)
 
     def _release(self) -> None:
         for fd in self._descriptors.values():

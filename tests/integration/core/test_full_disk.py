@@ -51,7 +51,15 @@ def test_nothing_acknowledged_is_lost_nothing_refused_delivered_and_the_queue_ca
         with pytest.raises(DiskFull, match="Nothing was stored") as refusal:
             q.put_many([os.urandom(60_000)] * 10)
         assert refusal.value.path
-        assert [q.get() for _ in range(10)] == stored[:10]
+        assert [q.get() for _ in range(5)] == stored[:5]
+        with q.session() as s:
+            s.put_many([os.urandom(60_000)] * 20)
+            with pytest.raises(DiskFull):
+                s.put(b"")  # what is there already must be spilled first
+            with pytest.raises(DiskFull):
+                s.commit()
+            s.rollback()
+            assert s.get_many(5) == stored[5:10]
         batch = q.lease("run", max_records=10)
         assert list(batch) == stored[10:20]
         batch.nack("no room to write its result")

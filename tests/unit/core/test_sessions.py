@@ -68,12 +68,14 @@ def plain(path: Path) -> list[bytes]:
 
     Also that no other chunk file lies there.
     """
+    ids: list[int] = []
     chunks = {file.name for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()}
     records: list[bytes] = []
     current = 0
     if path.exists():
         (current,) = struct.unpack(">H", path.read_bytes())
     while current:
+        ids.append(current)
         chunks.remove(f"{path.name}.{current}")
         data = path.with_name(f"{path.name}.{current}").read_bytes()
         at, tail, current = struct.unpack_from(">iiH", data)
@@ -84,6 +86,7 @@ def plain(path: Path) -> list[bytes]:
             at += 2 + length
         assert at == tail, "the last record runs past the tail"
     assert chunks == set(), "chunk files outside the chain"
+    assert not ids or ids[-1] % 65534 + 1 not in ids, "the original would overwrite the chunk after the last"
     return records
 
 
@@ -1513,6 +1516,29 @@ TestSessionMachine.settings = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+def test_closing_leaves_the_id_after_the_last_chunk_free_for_the_original(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        q.put_many([b"a", b"b", b"c", b"d", b"e"])  # two to a chunk
+        first, second = q.session(), q.session()
+        first.get()
+        assert second.get_many(2) == [b"b", b"c"]
+        second.commit()  # the first two chunks have gaps now
+    assert plain(tmp_path / "q") == [b"a", b"d", b"e"]
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        first, second = q.session(), q.session()
+        first.get_many(2)
+        second.get()
+        second.commit()  # what is last now bears an id from before the first
+    assert plain(tmp_path / "q") == [b"a", b"d"]
+    with Queue(tmp_path / "q", chunk_size=16) as q:
+        q.put_many([b"f", b"g", b"h"])
+        first, second = q.session(), q.session()
+        first.get_many(4)
+        second.get()
+        second.commit()  # a gap in the last one
+    assert plain(tmp_path / "q") == [b"a", b"d", b"f", b"g"]
 
 
 def test_a_second_close_after_one_that_failed_closes_no_descriptor_of_others(tmp_path):
