@@ -841,11 +841,12 @@ class Queue:
         self._removals += 1
 
     def _let_go(self, steps: list[Step]) -> None:
-        """A session has rolled back: the records are where they were."""
-        for one, start, end, records in steps:
+        """A session has rolled back: the records are where they were. Empties the list, so that none is let go of twice."""
+        while steps:
+            one, start, end, records = steps.pop()
             one.release(start, end)
             self._held -= records
-        self._removals += 1
+            self._removals += 1
         self._changed.notify_all()
 
     def clear(self) -> int:
