@@ -301,11 +301,15 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
             files.unlink(temporary)
     batches.remove_tree(files, path + layout.LEASE)
     batches.remove_tree(files, path + layout.SPILL)
+    removed = False
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
             if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name):
                 files.unlink(name)
+                removed = True
+    if removed:  # a power cut could bring them back half written, as nobody has synced them
+        files.sync_directory(os.path.dirname(path))
 
 
 def _is_stillborn(files: Files, path: str) -> bool:
