@@ -1,4 +1,4 @@
-"""Durable local queues in chunk files: `Queue`, its batches, and `inspect`. Knows neither Spark nor Airflow."""
+"""Durable local queues in chunk files, with sessions and batches; `inspect` and `repair`. Knows neither Spark nor Airflow."""
 
 from qewqew_core.batch import Batch
 from qewqew_core.errors import (
