@@ -1245,6 +1245,8 @@ class Queue:
             # not look whether it is free.
             ids = self._free_ids(len(state.chunks), self._state.first or 1, chunk.predecessor)[::-1]
             files = [batches.segment_file(self.path, one.id) for one in state.chunks]
+            # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
+            self._files.sync_directory(os.path.dirname(self.path))
             self._change("put_back", id=state.id, chunks=ids, files=files)
             self._taken.update(ids)
             self._removals += 1
