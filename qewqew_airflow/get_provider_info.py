@@ -41,6 +41,21 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Seconds to wait for another owner of a queue (default 10)",
                         "schema": {"type": ["number", "null"], "minimum": 0},
                     },
+                    "max_records": {
+                        "label": "Records",
+                        "description": "At most so many records wait in a queue (default: any); a task that stages more fails",
+                        "schema": {"type": ["integer", "null"], "minimum": 1},
+                    },
+                    "max_bytes": {
+                        "label": "Bytes",
+                        "description": "At most so many bytes of records wait in a queue (default: any)",
+                        "schema": {"type": ["integer", "null"], "minimum": 1},
+                    },
+                    "min_free_bytes": {
+                        "label": "Free bytes",
+                        "description": "Staging leaves so many bytes free on the file system (default 0)",
+                        "schema": {"type": ["integer", "null"], "minimum": 0},
+                    },
                     "max_attempts": {
                         "label": "Attempts",
                         "description": "A batch that was returned so often goes to the dead letters (default 5)",

@@ -27,6 +27,9 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "chunk_size": lambda name, value: whole(name, value, MIN_CHUNK_SIZE, MAX_CHUNK_SIZE),
     "sync": _sync,
     "lock_timeout": lambda name, value: seconds(name, value).total_seconds(),
+    "max_records": whole,
+    "max_bytes": whole,
+    "min_free_bytes": lambda name, value: whole(name, value, 0),
     "max_attempts": whole,
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
@@ -38,8 +41,8 @@ class QewQewHook(BaseHook):
 
     The connection's host is a directory on this machine (absolute, existing), its extra may hold the
     settings of `Queue`: chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds),
-    max_attempts, retention (seconds), retention_bytes. Names of queues are relative to the directory
-    and cannot leave it.
+    max_records, max_bytes, min_free_bytes, max_attempts, retention (seconds), retention_bytes. Names of
+    queues are relative to the directory and cannot leave it.
 
     :param qewqew_conn_id: the connection
     """

@@ -79,8 +79,9 @@ class QewQewStageOperator(BaseOperator):
     :param op_kwargs: for the callable (templated)
     :param qewqew_conn_id: the connection (templated)
 
-    Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `QueueLocked` and what else
-    `Queue.put_many` raises; nothing was stored then.
+    Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `QueueLocked`, `QueueFull` and
+    `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to wait here would keep
+    those out who make room) and what else `Queue.put_many` raises; nothing was stored then.
     """
 
     template_fields: Sequence[str] = ("queue_name", "path", "op_kwargs", "qewqew_conn_id")

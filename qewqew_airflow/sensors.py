@@ -29,13 +29,14 @@ class QewQewSensor(BaseSensorOperator):
     Ready is a queue that reached any of the thresholds that are given: at least ``min_records``
     records, at least ``min_bytes`` bytes, or an oldest record older than ``max_age`` (a record of
     unknown age, as a Java program leaves it, counts as older). With no threshold given, one record
-    is enough. A batch that was returned (by the last failure of a task) is always ready.
+    is enough. A batch that was returned (by the last failure of a task), or of which the lease time is
+    over (its task was killed), is always ready.
 
     A sensor that was ready once in a DAG run is ready at once when it is cleared: the run's batch is
     the one it leased then, whatever is in the queue now.
 
     Returns (XCom) what it saw: queue, ready (the reason), records, bytes, oldest (ISO 8601 or None),
-    returned and leased (numbers of batches).
+    returned (leases whose time is over included) and leased (numbers of batches).
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param min_records: number of records, from 1 (templated)
@@ -112,7 +113,7 @@ class QewQewSensor(BaseSensorOperator):
     def _reason(self, stats: QueueStats) -> str | None:
         """Which condition the queue meets, as text; None: none of them."""
         if stats.returned:
-            return "a returned batch waits"
+            return "a batch waits that was returned, or of which the lease time is over"
         if not stats.records:
             return None
         thresholds = self._thresholds() or {"min_records": 1}

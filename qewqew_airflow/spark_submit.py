@@ -14,8 +14,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -23,10 +25,10 @@ from airflow.sdk import BaseHook
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
-from qewqew_airflow.arguments import is_rendered_later, whole
+from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.operators import task_key
-from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, QewQewError
+from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, Queue, QueueLocked
 from qewqew_spark.output import Output, check_outputs
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class SparkJobFailed(QewQewError, AirflowException):
     """The Spark job failed; the text has its last error, the cause (``__cause__``) the end of its output."""
 
 
+class LeaseLost(QewQewError, AirflowException):
+    """The lease could not be extended in time: the batch is another's now, or may be; nothing was acknowledged."""
+
+
 def ready_made_job() -> str:
     """The path of the application that comes with QewQew, found without importing Spark."""
     spec = importlib.util.find_spec("qewqew_spark")
@@ -63,7 +69,7 @@ def ready_made_job() -> str:
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
     """Leases one batch under the task's key, submits a Spark job on it, and acknowledges it after success.
 
-    The queue is open only for the lease and for the acknowledgement; while Spark runs, others use it.
+    The queue is open only for the lease, to extend it, and for the acknowledgement; while Spark runs, others use it.
 
     What ends how (``key`` is `task_key`, the same for every try and for a cleared task):
 
@@ -75,6 +81,10 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     - killed, at whatever point, or marked by a user: the lease stays; the next try or a cleared task
       works on the same batch. Spark's driver on this worker dies with the task, and the task with its
       supervisor; a try whose predecessor still works on the batch waits for its end.
+    - killed, with lease_timeout, and not tried again: the batch is returned lease_timeout after the last
+      extension, and the next lease, by whatever run, gets it first.
+    - the lease could not be extended in time (`LeaseLost`): Spark's driver is killed and the task fails; the
+      next try gets the batch if nobody else has it.
     - cleared after success: the same batch is processed again, and acknowledging it again does nothing.
     - cleared when the batch's retention has ended: fails without retries (`BatchExpired`).
     - nothing to lease: the task is skipped.
@@ -90,6 +100,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param qewqew_conn_id: the connection of the queue (templated)
     :param max_records: at most so many records in the batch
     :param max_bytes: at most so many bytes in the batch
+    :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives it is
+        extended every third of that. Without it a lease lasts until the task returns or acknowledges it.
+        At least twice the pause before a retry, or another run may get the batch first; 1800 suits most.
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` and, as needed,
         ``sql`` (over the view ``batch``), ``format`` (default parquet), ``partition_by`` (list of
         columns), ``options`` (dict of the format's options) (templated). A table goes to
@@ -109,7 +122,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     beside this Python.
 
     Raises `BadArgument`, `BadPath`, `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound`
-    before anything is leased, and `SparkJobFailed`.
+    before anything is leased, `SparkJobFailed`, and `LeaseLost`.
     """
 
     template_fields: Sequence[str] = (
@@ -129,6 +142,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         max_records: int | None = None,
         max_bytes: int | None = None,
+        lease_timeout: timedelta | float | None = None,
         outputs: Sequence[Mapping[str, Any]] | None = None,
         schema: str | None = None,
         quarantine: str | None = None,
@@ -140,10 +154,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.qewqew_conn_id = qewqew_conn_id
         self.max_records = None if max_records is None else whole("max_records", max_records)
         self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
+        self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
         self.outputs = outputs
         self.schema = schema
         self.quarantine = quarantine
         self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
+        self._lease_ends = 0.0  # by the monotonic clock
         self._killed = False
         self._driver_is_here = True
         self._ready_made = not self.application
@@ -162,8 +178,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 raise AirflowSkipException(f"queue {self.queue_name} is empty: nothing to hand to Spark")
             if self._killed:  # during the lease: spark-submit did not run yet, so on_kill could not stop it
                 raise AirflowException("killed before spark-submit")
-            with self._alone_with(batch):
-                result = self._submit(context, batch)
+            with self._alone_with(hook, batch):
+                with self._extending(hook, batch):
+                    result = self._submit(context, batch)
                 self._acknowledge(hook, batch)
         except AirflowSkipException:
             raise
@@ -181,6 +198,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def on_kill(self) -> None:
         """Kill the driver and keep the lease: whoever killed the task decides whether it runs again."""
         self._killed = True
+        self._kill_driver()
+
+    def _kill_driver(self) -> None:
         if self._hook is not None:
             super().on_kill()
 
@@ -240,7 +260,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def _lease(self, hook: QewQewHook, key: str) -> Batch | None:
         try:
             with hook.queue(self.queue_name) as queue:
-                batch = queue.lease(key, max_records=self.max_records, max_bytes=self.max_bytes)
+                begun = time.monotonic()
+                batch = queue.lease(key, self.max_records, self.max_bytes, self.lease_timeout)
+                self._lease_ends = begun + (self.lease_timeout or 0)
         except BatchExpired as error:
             raise AirflowFailException(
                 f"BatchExpired: {error}. Trigger a new run for what is in the queue now; a longer retention in the "
@@ -248,19 +270,20 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             ) from error
         if batch is not None:
             self.log.info(
-                "Leased batch %s (%s records, %s bytes, attempt %d, %s) under %s: %s",
+                "Leased batch %s (%s records, %s bytes, attempt %d, %s%s) under %s: %s",
                 batch.id,
                 f"{batch.records:,}",
                 f"{batch.bytes:,}",
                 batch.attempt,
                 "acknowledged before, processing it again" if batch.state == "acked" else batch.state,
+                f" until {batch.expires} unless it is extended" if batch.expires else "",
                 key,
                 batch.manifest_path,
             )
         return batch
 
     @contextlib.contextmanager
-    def _alone_with(self, batch: Batch) -> Iterator[None]:
+    def _alone_with(self, hook: QewQewHook, batch: Batch) -> Iterator[None]:
         """Keep other tries away from the batch while Spark works on it.
 
         A try whose supervisor was killed may live on while Airflow starts the next one; two jobs that write the same
@@ -272,10 +295,80 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self.log.warning("Another try of this task still works on batch %s; waiting until it has ended", batch.id)
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                with self._extending(hook, batch):
+                    fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def _extending(self, hook: QewQewHook, batch: Batch) -> Iterator[None]:
+        """Extend the lease in a thread until the block ends; raises `LeaseLost`, whatever became of the block, if it is over.
+
+        The thread has ended when this returns: it and the acknowledgement must not wait for each other's queue.
+        """
+        if self.lease_timeout is None or batch.state != "leased":  # nobody can take one that was acknowledged
+            yield
+            return
+        done, lost = threading.Event(), list[Exception]()
+        arguments = (hook, batch, self.lease_timeout, done, lost)
+        thread = threading.Thread(target=self._keep_lease, args=arguments, name=f"lease of {batch.id}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if lost:
+                raise LeaseLost(
+                    f"the lease of batch {batch.id} ended, not extended within {self.lease_timeout:g} s: {lost[0]}. Spark was "
+                    "killed and nothing acknowledged; the next lease gets the batch, unless somebody has it already"
+                ) from lost[0]
+
+    def _keep_lease(
+        self, hook: QewQewHook, leased: Batch, lease_timeout: float, done: threading.Event, lost: list[Exception]
+    ) -> None:
+        """Extend the lease every third of its time until ``done``; put the cause into ``lost`` and kill Spark if it is over."""
+        every = lease_timeout / 3
+        soon = min(every / 10, 5.0)
+        pause = self._lease_ends - 2 * every - time.monotonic()
+        while not lost and not done.wait(pause):
+            begun = time.monotonic()
+            pause = soon
+            try:
+                # A short wait for the lock: the task waits for this thread before it acknowledges.
+                with hook.queue(self.queue_name, lock_timeout=min(soon, 1.0)) as queue:
+                    batch = self._still_ours(queue, leased)
+                    if batch.state == "acked":  # by an earlier try that we wait for
+                        return
+                    batch.extend(lease_timeout)
+                self._lease_ends, pause = begun + lease_timeout, every
+            except (BatchConflict, BatchNotFound, BatchExpired) as error:
+                lost.append(error)
+            except Exception as error:
+                if time.monotonic() >= self._lease_ends:  # others may have the batch now, and rely on it
+                    lost.append(error)
+                elif isinstance(error, QueueLocked):
+                    self.log.debug("The lease of batch %s is extended a little later: %s", leased.id, error)
+                else:
+                    self.log.warning("The lease of batch %s could not be extended, trying again: %s", leased.id, error)
+        if lost:
+            self.log.error("Lost the lease of batch %s, killing Spark: %s", leased.id, lost[0])
+        while lost and not done.is_set():  # more than once: spark-submit may just be starting
+            try:
+                self._kill_driver()
+            except Exception as error:
+                self.log.warning("Spark could not be killed, trying again: %s", error)
+            done.wait(1.0)
+
+    def _still_ours(self, queue: Queue, leased: Batch) -> Batch:
+        """The batch as it is now; raises `BatchConflict` if somebody else has leased it since."""
+        batch = queue.batch(leased.id)
+        if (batch.key, batch.attempt) != (leased.key, leased.attempt):
+            raise BatchConflict(
+                f"batch {leased.id} was leased again since, by {batch.key}; this task's result is not acknowledged"
+            )
+        return batch
 
     def _submit(self, context: Context, batch: Batch) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
@@ -323,26 +416,26 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
         with hook.queue(self.queue_name) as queue:
-            batch = queue.batch(leased.id)
-            if (batch.key, batch.attempt) != (leased.key, leased.attempt):
-                raise BatchConflict(
-                    f"batch {leased.id} was leased again since, by {batch.key}; this task's result is not acknowledged"
-                )
-            batch.ack()
+            self._still_ours(queue, leased).ack()
         self.log.info("Acknowledged batch %s", leased.id)
 
     # After a failure.
 
     def _after_failure(self, context: Context, hook: QewQewHook, key: str, error: BaseException) -> None:
+        stays = "stays" if self.lease_timeout is None else f"stays, {self.lease_timeout:g} s at most,"
         if self._killed:
-            self.log.info("Killed: a lease under %s stays, for the next try or a cleared task", key)
+            self.log.info("Killed: a lease under %s %s for the next try or a cleared task", key, stays)
             return
-        if not self._is_last(context, error):
+        lost = isinstance(error, LeaseLost)
+        if not lost and not self._is_last(context, error):
             ti = context["ti"]
-            self.log.info("Try %d of %d failed: a lease under %s stays for the next try", ti.try_number, ti.max_tries + 1, key)
+            self.log.info(
+                "Try %d of %d failed: a lease under %s %s for the next try", ti.try_number, ti.max_tries + 1, key, stays
+            )
             return
-        if self._hook is not None:
-            super().on_kill()  # a time-out leaves Spark running; nobody may lease the batch while it writes
+        self._kill_driver()  # a time-out leaves Spark running; nobody may lease the batch while it writes
+        if lost:  # what is leased under the key now, if anything, is another try's
+            return
         try:
             if not hook.inspect(self.queue_name).leased:
                 return

@@ -43,15 +43,26 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory, queues: Path, output: Path) -> Iterator[LocalAirflow]:
+def settings() -> Callable[[Path, Path, str], dict[str, str]]:
+    """``settings(queues, output, master)`` is the environment of an Airflow with these directories and this Spark."""
+
+    def make(queues: Path, output: Path, master: str) -> dict[str, str]:
+        return {
+            "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(queues)}),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": master}),
+            "QEWQEW_DEMO_OUTPUT": str(output),
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def airflow(
+    tmp_path_factory: pytest.TempPathFactory, queues: Path, output: Path, settings: Callable[..., dict[str, str]]
+) -> Iterator[LocalAirflow]:
     dags = tmp_path_factory.mktemp("dags")
     shutil.copytree(DAGS_EXAMPLES, dags, dirs_exist_ok=True)
-    env = {
-        "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(queues)}),
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[*]"}),
-        "QEWQEW_DEMO_OUTPUT": str(output),
-    }
-    with LocalAirflow(tmp_path_factory.mktemp("airflow"), dags, env) as running:
+    with LocalAirflow(tmp_path_factory.mktemp("airflow"), dags, settings(queues, output, "local[*]")) as running:
         yield running
 
 

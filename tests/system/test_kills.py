@@ -10,7 +10,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,13 +52,14 @@ def numbers(dag_run):
         time.sleep(0.05)
 
 
-for dag_id, retries in (("small", 4), ("last_try", 0)):
+for dag_id, retries, lease_timeout in (("small", 4, None), ("last_try", 0, None), ("timed", 0, 10)):
     with DAG(dag_id, schedule=None, default_args={"retries": retries, "retry_delay": timedelta(seconds=1)}):
         stage = QewQewStageOperator(task_id="stage", queue_name=NAME, records=numbers)
         wait = QewQewSensor(task_id="wait", queue_name=NAME, poke_interval=1, timeout=300)
         to_parquet = QewQewSparkSubmitOperator(
             task_id="to_parquet",
             queue_name=NAME,
+            lease_timeout=lease_timeout,
             schema="n BIGINT, pad STRING",
             outputs=[
                 {"path": f"{OUTPUT}/{NAME}/rows", "sql": SQL},
@@ -91,7 +92,9 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killable(tmp_path_factory: pytest.TempPathFactory, queues: Path, output: Path) -> Iterator[KillableAirflow]:
+def killable(
+    tmp_path_factory: pytest.TempPathFactory, queues: Path, output: Path, settings: Callable[..., dict[str, str]]
+) -> Iterator[KillableAirflow]:
     dags = tmp_path_factory.mktemp("dags")
     (dags / "small.py").write_text(SMALL)
     more_tries = EXAMPLE.read_text().replace(
@@ -99,12 +102,7 @@ def killable(tmp_path_factory: pytest.TempPathFactory, queues: Path, output: Pat
     )
     assert '"retries": 9' in more_tries
     (dags / EXAMPLE.name).write_text(more_tries)
-    env = {
-        "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(queues)}),
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
-        "QEWQEW_DEMO_OUTPUT": str(output),
-    }
-    with KillableAirflow(tmp_path_factory.mktemp("airflow"), dags, env) as running:
+    with KillableAirflow(tmp_path_factory.mktemp("airflow"), dags, settings(queues, output, "local[2]")) as running:
         yield running
 
 
@@ -405,3 +403,24 @@ def test_a_task_killed_on_its_last_try_gets_the_same_batch_when_it_is_cleared(
     assert the_batch(airflow, run) == batch_id
     nothing_left(path, batch_id)
     all_numbers(output, "cleared")
+
+
+def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when_its_time_is_over(
+    airflow: KillableAirflow, queues: Path, output: Path
+) -> None:
+    path = queues / "timed"
+    submit = airflow.gate("submit")
+    submit.close()
+    killed = airflow.trigger("timed", {"name": "timed"})
+    submit.reached()
+    task = airflow.running(killed, "to_parquet")
+    batch_id = leased(path)
+    kill(task)
+    assert airflow.wait(killed) == "failed"
+    submit.open()
+    run = airflow.trigger("timed", {"name": "timed", "records": 0})  # its sensor waits for nothing but the lease to end
+    airflow.succeeded(run)
+    assert "lease time is over" in airflow.xcom(run, "wait")["ready"]
+    assert (the_batch(airflow, run), airflow.xcom(run, "to_parquet")["attempt"]) == (batch_id, 2)
+    nothing_left(path, batch_id)
+    all_numbers(output, "timed")

@@ -122,6 +122,10 @@ class FakeSpark:
     def next(self, *actions: str) -> None:
         (self.home / "next").write_text("\n".join(actions))
 
+    def go(self) -> None:
+        """The job that waits may end."""
+        (self.home / "go").touch()
+
     @property
     def calls(self) -> list[dict[str, Any]]:
         file = self.home / "calls"

@@ -7,6 +7,7 @@
     kill       kills the task's process, as the loss of the worker would, and stays
     terminate  tells it to stop, as Airflow does when a user says so, and stays
     stay       stays, as a job that takes long
+    wait       succeeds as soon as there is a file ``$FAKE_SPARK/go``
     (none)     succeeds
 
 Every call is a line of JSON in ``$FAKE_SPARK/calls``.
@@ -75,6 +76,8 @@ if action == "terminate":
     os.kill(os.getppid(), signal.SIGTERM)
 if action in ("kill", "terminate", "stay"):
     time.sleep(60)
+while action == "wait" and not os.path.exists(os.path.join(home, "go")):
+    time.sleep(0.02)
 if "--result" in given:
     with open(given[given.index("--result") + 1], "w") as file:
         json.dump({"batch": body.id, "attempt": body.attempt, "read": len(records), "good": len(records), "bad": 0}, file)

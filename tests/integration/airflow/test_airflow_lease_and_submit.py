@@ -7,7 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule, task
 
+from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.sensors import QewQewSensor
 from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator, SparkJobFailed
-from qewqew_core import Batch, Queue, inspect
+from qewqew_core import Batch, Queue, QueueLocked, inspect
 
 NOW = timedelta(0)
 OUTPUTS = [{"path": "/nowhere/orders"}]
@@ -226,16 +231,21 @@ import sys
 sys.path.insert(0, {here!r})
 from conftest import Runner
 from test_airflow_lease_and_submit import make
-Runner()(make("killed", retries=1))
+Runner()(make({dag_id!r}, **{arguments!r}))
 """
+
+
+def run_and_be_killed(dag_id: str, **arguments: Any) -> None:
+    """Run a DAG in a process that the fake spark-submit kills."""
+    program = KILLED.format(here=str(Path(__file__).parent), dag_id=dag_id, arguments=arguments)
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
 
 
 def test_a_killed_task_takes_its_driver_along_and_the_next_try_gets_the_same_batch(run: Any, directory: Path, spark: Any) -> None:
     put(directory, "a", "b")
     spark.next("kill")
-    here = str(Path(__file__).parent)
-    killed = subprocess.run([sys.executable, "-c", KILLED.format(here=here)], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    run_and_be_killed("killed", retries=1)
     assert counts(directory) == {"records": 0, "leased": 1, "returned": 0, "dead": 0}
     # A driver that lived on would write at the same time as the next one.
     assert is_gone(spark.calls[0]["pid"])
@@ -328,6 +338,201 @@ def test_a_cleared_task_whose_batch_has_expired_fails_at_once_and_takes_nothing_
     output = capfd.readouterr().out
     assert "BatchExpired" in output
     assert "Trigger a new run" in output
+
+
+# Leases that end by themselves.
+
+
+def until(condition: Callable[[], Any], timeout: float = 30) -> Any:
+    """What the condition returns once it is true."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def meanwhile(spark: Any, act: Callable[[], Any], ran: Callable[[], Any]) -> tuple[Any, Any]:
+    """Act in another thread as soon as Spark runs; what became of the run, and what ``act`` returned."""
+
+    def wait_and_act() -> Any:
+        try:
+            until(lambda: spark.calls)
+            return act()
+        finally:
+            spark.go()
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(wait_and_act)
+        return ran(), acting.result()
+
+
+def nobody_extends() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def expires(directory: Path) -> Any:
+    with Queue(directory / "orders") as queue:
+        return queue.batches()[0].expires
+
+
+def test_the_lease_is_extended_while_the_job_takes_longer_than_it_lasts(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a", "b")
+    spark.next("wait")
+    leases = []
+
+    def try_to_lease() -> bool:
+        with Queue(directory / "orders") as queue:
+            leases.append(queue.lease("another"))
+            return bool(queue.batches()[0].expires > end)
+
+    end = None
+
+    def watch() -> None:
+        nonlocal end
+        end = expires(directory) + timedelta(seconds=2)
+        until(try_to_lease)
+
+    ran, _ = meanwhile(spark, watch, lambda: run(make("extended", lease_timeout=timedelta(seconds=1.5))))
+    assert ran.states() == {"submit": "success"}
+    assert len(leases) > 10
+    assert set(leases) == {None}
+    assert ran.result("submit")["attempt"] == 1
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+    assert nobody_extends()
+
+
+def test_a_queue_that_is_locked_is_extended_as_soon_as_it_is_free(
+    run: Any, directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put(directory, "a")
+    spark.next("wait")
+    locked = []
+    opened = QewQewHook.queue
+
+    def count(self: QewQewHook, name: str, **settings: Any) -> Queue:
+        try:
+            return opened(self, name, **settings)
+        except QueueLocked as error:
+            locked.append(error)
+            raise
+
+    monkeypatch.setattr(QewQewHook, "queue", count)
+
+    def hold() -> None:
+        with Queue(directory / "orders") as queue:
+            before = queue.batches()[0].expires
+            until(lambda: len(locked) >= 3)
+        until(lambda: expires(directory) > before)
+
+    ran, _ = meanwhile(spark, hold, lambda: run(make("locked", lease_timeout=4)))
+    assert ran.states() == {"submit": "success"}
+    assert "could not be extended" not in capfd.readouterr().out  # a queue in use is nothing to warn of
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_a_lease_that_could_not_be_extended_in_time_is_given_up(
+    run: Any, directory: Path, spark: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who has the queue open all the time may have leased the batch."""
+    put(directory, "a")
+    spark.next("stay")
+
+    def hold() -> bool:
+        with Queue(directory / "orders"):
+            return is_gone(spark.calls[0]["pid"])
+
+    dag = make("too_late", lease_timeout=1)
+    ran, killed = meanwhile(spark, hold, lambda: run(dag))
+    assert killed
+    assert ran.states() == {"submit": "failed"}
+    output = capfd.readouterr().out
+    assert "has the queue open" in output.partition("killing Spark: ")[2].splitlines()[0]
+    assert "LeaseLost: the lease of batch orders-" in output
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
+    assert run(dag).states() == {"submit": "success"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a"], 1), (["a"], 2)]
+
+
+def lease_again(queue: Queue, key: str | None = None) -> None:
+    [batch] = queue.batches()
+    batch.nack()
+    queue.lease(key or batch.key)
+
+
+@pytest.mark.parametrize(
+    ("take", "left", "said"),
+    [
+        (
+            lambda queue: lease_again(queue, "thief"),
+            {"records": 0, "leased": 1, "returned": 0, "dead": 0},
+            "was leased again since, by thief",
+        ),
+        (lease_again, {"records": 0, "leased": 1, "returned": 0, "dead": 0}, "was leased again since, by spark_lost|"),
+        (
+            lambda queue: queue.batches()[0].nack(),
+            {"records": 0, "leased": 0, "returned": 1, "dead": 0},
+            "is returned, not leased",
+        ),
+        (
+            lambda queue: queue.batches()[0].put_back(),
+            {"records": 1, "leased": 0, "returned": 0, "dead": 0},
+            "no batch has the id",
+        ),
+    ],
+    ids=["leased", "leased by another try", "returned", "put back"],
+)
+def test_a_task_that_lost_its_lease_kills_spark_and_acknowledges_nothing(
+    run: Any, directory: Path, spark: Any, capfd: pytest.CaptureFixture[str], take: Any, left: dict[str, int], said: str
+) -> None:
+    put(directory, "a")
+    spark.next("stay")
+
+    def steal() -> bool:
+        with Queue(directory / "orders") as queue:
+            take(queue)
+        return is_gone(spark.calls[0]["pid"])
+
+    ran, killed = meanwhile(spark, steal, lambda: run(make("lost", lease_timeout=6)))
+    assert killed
+    assert ran.states() == {"submit": "failed"}
+    assert counts(directory) == left
+    _, named, end = capfd.readouterr().out.rpartition("LeaseLost: the lease of batch orders-")
+    assert named
+    assert said in end
+    assert nobody_extends()
+
+
+def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when_its_time_is_over(
+    run: Any, directory: Path, spark: Any
+) -> None:
+    put(directory, "a", "b")
+    spark.next("kill")
+    run_and_be_killed("killed_last", lease_timeout=1)
+    put(directory, "c")
+    with DAG("spark_after_killed_last", schedule=None) as dag:
+        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=2, poke_interval=0.2, timeout=30)
+        wait >> operator(lease_timeout=1)
+    ran = run(dag)
+    assert ran.states() == {"wait": "success", "submit": "success"}
+    assert "lease time is over" in ran.result("wait")["ready"]
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a", "b"], 1), (["a", "b"], 2)]
+    assert counts(directory) == {"records": 1, "leased": 0, "returned": 0, "dead": 0}
+
+
+def test_a_time_out_of_the_lease_changes_nothing_for_retries_and_cleared_tasks(run: Any, directory: Path, spark: Any) -> None:
+    put(directory, "a")
+    spark.next("fail")
+    dag = make("timed", retries=1, lease_timeout=60)
+    first = run(dag)
+    assert first.states() == {"submit": "success"}
+    assert run.again(dag, first).states() == {"submit": "success"}
+    spark.next("fail", "fail")
+    put(directory, "b")
+    assert run(dag).states() == {"submit": "failed"}
+    assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a"], 1)] * 3 + [(["b"], 1)] * 2
+    assert counts(directory) == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
+    assert nobody_extends()
 
 
 # Nothing is leased for a job that cannot run.

@@ -52,6 +52,30 @@ def test_a_task_that_fails_after_its_commit_stages_once(run: Any, directory: Pat
     assert taken(directory) == [b"record of try 1"]
 
 
+def test_a_full_queue_fails_the_task_and_a_retry_stages_when_there_is_room(
+    run: Any, directory: Path, connect: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect("qewqew_default", "qewqew", str(directory), max_records=2)
+    with Queue(directory / "orders") as queue:
+        queue.put(b"earlier")
+    with DAG("stage_full", schedule=None) as dag:
+        QewQewStageOperator(
+            task_id="stage",
+            queue_name="orders",
+            records=["a", "b"],
+            retries=1,
+            retry_delay=timedelta(0),
+            on_retry_callback=[lambda context: earlier.extend(taken(directory))],
+        )
+    earlier: list[bytes] = []
+    ran = run(dag)
+    assert ran.states() == {"stage": "success"}
+    assert ran.tries("stage") == 2
+    assert earlier == [b"earlier"]
+    assert taken(directory) == [b"a", b"b"]
+    assert "QueueFull" in capfd.readouterr().out
+
+
 def test_a_cleared_task_stages_nothing_and_a_new_run_stages_again(run: Any, directory: Path) -> None:
     with DAG("stage_cleared", schedule=None) as dag:
         QewQewStageOperator(task_id="stage", queue_name="orders", records=lambda ti: [ti.run_id, ti.run_id])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.sensors import QewQewSensor
-from qewqew_core import BadArgument, BadPath
+from qewqew_core import BadArgument, BadPath, Queue
 
 HOUR = timedelta(hours=1)
 
@@ -51,7 +52,7 @@ def poke(monkeypatch: pytest.MonkeyPatch, seen: SimpleNamespace, **thresholds: A
         ({"max_age": HOUR}, stats(0), None),
         ({"max_age": HOUR}, stats(1, 1, None), "a record older than 1:00:00"),
         # a returned batch is always ready, a leased one never
-        ({"min_records": 3}, stats(returned=1), "a returned batch waits"),
+        ({"min_records": 3}, stats(returned=1), "a batch waits that was returned, or of which the lease time is over"),
         ({"min_records": 3}, stats(leased=1), None),
     ],
 )
@@ -59,6 +60,16 @@ def test_ready(monkeypatch: pytest.MonkeyPatch, thresholds: dict[str, Any], seen
     result = poke(monkeypatch, seen, **thresholds)
     assert bool(result) == (ready is not None)
     assert (result.xcom_value or {}).get("ready") == ready
+
+
+def test_a_lease_whose_time_is_over_is_ready(directory: Path) -> None:
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"a", b"b"])
+        queue.lease("killed", lease_timeout=0.001)
+    time.sleep(0.002)
+    seen = QewQewSensor(task_id="wait", queue_name="orders", min_records=2).poke({}).xcom_value
+    assert "the lease time is over" in seen["ready"]
+    assert (seen["records"], seen["returned"], seen["leased"]) == (0, 1, 0)
 
 
 def test_what_was_seen_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

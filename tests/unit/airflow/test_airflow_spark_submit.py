@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +19,10 @@ import pytest
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.spark_submit import (
     JavaNotFound,
+    LeaseLost,
     QewQewSparkSubmitOperator,
     SparkJobFailed,
     SparkSubmitNotFound,
@@ -26,7 +32,7 @@ from qewqew_airflow.spark_submit import (
     read_result,
     ready_made_job,
 )
-from qewqew_core import BadArgument
+from qewqew_core import BadArgument, Batch, Queue
 
 OUTPUTS = [{"path": "/nowhere"}]
 
@@ -96,6 +102,10 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
             for value in (0, -1, 1.5, True, "x")
         ],
         ({"outputs": OUTPUTS, "max_bad_records": -1}, "max_bad_records"),
+        *[
+            ({"outputs": OUTPUTS, "lease_timeout": value}, "lease_timeout")
+            for value in (0, -1, 0.9, timedelta(0), True, float("nan"), float("inf"), "soon")
+        ],
     ],
 )
 def test_arguments_that_contradict_each_other_are_an_error_of_the_dag_file(arguments: dict[str, Any], message: str) -> None:
@@ -175,9 +185,113 @@ def test_a_try_waits_until_an_earlier_one_that_lives_on_has_ended(tmp_path: Path
     earlier.stdout.readline()
     threading.Timer(0.5, earlier.kill).start()
     began = time.monotonic()
-    with operator(outputs=OUTPUTS)._alone_with(batch):  # type: ignore[arg-type]
+    with operator(outputs=OUTPUTS)._alone_with(QewQewHook(), batch):  # type: ignore[arg-type]
         assert time.monotonic() - began > 0.3
         assert earlier.wait() == -signal.SIGKILL
+
+
+# The lease, while Spark runs.
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def submit(directory: Path) -> QewQewSparkSubmitOperator:
+    with Queue(directory / "orders") as queue:
+        queue.put(b"a")
+    return operator(outputs=OUTPUTS, lease_timeout=1)
+
+
+def nobody_extends() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def test_an_extension_that_fails_is_tried_again(submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook, extend, tried = QewQewHook(), Batch.extend, list[float]()
+
+    def fail_twice(self: Batch, lease_timeout: float) -> None:
+        tried.append(lease_timeout)
+        if len(tried) < 3:
+            raise OSError("the disk is slow")
+        extend(self, lease_timeout)
+
+    monkeypatch.setattr(Batch, "extend", fail_twice)
+    batch = submit._lease(hook, "key")
+    with submit._extending(hook, batch):
+        until(lambda: len(tried) == 3)
+    with hook.queue("orders") as queue:
+        assert queue.batch(batch.id).expires > batch.expires
+    assert tried == [1.0] * 3
+    assert nobody_extends()
+
+
+def test_a_lease_that_cannot_be_extended_until_it_is_over_is_lost(submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook, kills = QewQewHook(), list[float]()
+    batch = submit._lease(hook, "key")
+    end = time.monotonic() + 0.9
+
+    def kill() -> None:
+        kills.append(time.monotonic())
+        if len(kills) == 1:
+            raise OSError("no answer")
+
+    monkeypatch.setattr(submit, "_kill_driver", kill)
+    monkeypatch.setattr(Batch, "extend", lambda self, lease_timeout: (_ for _ in ()).throw(OSError("the disk is gone")))
+    with pytest.raises(LeaseLost, match=r"not extended within 1 s: the disk is gone"), submit._extending(hook, batch):  # noqa: PT012
+        until(lambda: len(kills) == 2)  # until Spark is dead
+        raise SparkJobFailed("killed")
+    assert kills[0] > end
+    assert nobody_extends()
+
+
+def test_a_batch_that_an_earlier_try_acknowledges_meanwhile_is_not_lost(submit: Any) -> None:
+    hook = QewQewHook()
+    batch = submit._lease(hook, "key")
+    with submit._extending(hook, batch):
+        with hook.queue("orders") as queue:
+            queue.batch(batch.id).ack()
+        until(nobody_extends)
+    again = submit._lease(hook, "key")
+    with submit._extending(hook, again):
+        assert nobody_extends()
+
+
+def test_a_try_that_waits_for_an_earlier_one_keeps_the_lease(submit: Any) -> None:
+    hook = QewQewHook()
+    batch = submit._lease(hook, "key")
+    earlier = os.open(os.path.dirname(batch.manifest_path), os.O_RDONLY)
+    fcntl.flock(earlier, fcntl.LOCK_EX)
+
+    def expires() -> Any:
+        with hook.queue("orders") as queue:
+            return queue.batch(batch.id).expires
+
+    def end() -> None:
+        try:
+            until(lambda: expires() > batch.expires)
+        finally:
+            os.close(earlier)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with submit._alone_with(hook, batch):
+        assert nobody_extends()
+        assert expires() > batch.expires
+    thread.join()
+
+
+def test_what_ends_the_job_ends_the_extension(submit: Any) -> None:
+    hook = QewQewHook()
+    batch = submit._lease(hook, "key")
+    with pytest.raises(KeyboardInterrupt), submit._extending(hook, batch):  # noqa: PT012
+        assert not nobody_extends()
+        raise KeyboardInterrupt
+    assert nobody_extends()
 
 
 # Failures.
