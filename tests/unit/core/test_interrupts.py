@@ -29,7 +29,7 @@ class Interrupt:
         self.left = line
 
     def __call__(self, frame, event, argument):
-        if frame.f_code.co_filename not in WATCHED or frame.f_code.co_name in ("_break", "__init__"):
+        if frame.f_code.co_filename not in WATCHED or frame.f_code.co_name in ("_break", "__init__", "__del__"):
             return None
         # No signal is handled at these lines, and the lock that a `with` has taken would not be released.
         if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
