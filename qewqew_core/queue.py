@@ -258,7 +258,9 @@ class Queue:
         except OSError as error:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path)
-            raise self._full(error) or error from error
+            if (full := self._full(error)) is None:
+                raise
+            raise full from error
         self._taken.add(new_id)
         self._follow(position)
 
@@ -451,11 +453,11 @@ class Queue:
         """
         ready = chunk.checked_all(records, self.chunk_size)
         with self._exclusive():
-            position, count = self._commit_session(ready, None, [], key, timeout)
+            position, count = self._transact(ready, None, [], key, timeout)
         self._durable(position)
         return count
 
-    def _commit_session(
+    def _transact(
         self, records: list[bytes], spill: Spill | None, taken: list[Step], key: str | None, timeout: float | None
     ) -> tuple[int, int]:
         """Commit puts and takes together; returns the position in the log, and how many records were put, now or under the

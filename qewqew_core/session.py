@@ -66,13 +66,15 @@ class Session:
 
     def _spill_puts(self) -> None:
         queue = self._queue
-        if self._spill is None:
-            home = batches.make_home(queue._files, queue.path, layout.SPILL)
-            self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size, queue._check_free)
         try:
+            if self._spill is None:
+                home = batches.make_home(queue._files, queue.path, layout.SPILL)
+                self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size, queue._check_free)
             self._spill.add(self._puts)
         except OSError as error:
-            raise queue._full(error) or error from error
+            if (full := queue._full(error)) is None:
+                raise
+            raise full from error
         self._puts = []
         self._put_bytes = 0
 
@@ -117,7 +119,7 @@ class Session:
             self._usable()
             if self._spill is not None and self._spill.chunks and self._puts:
                 self._spill_puts()
-            position, count = self._queue._commit_session(self._puts, self._spill, self._taken, key, timeout)
+            position, count = self._queue._transact(self._puts, self._spill, self._taken, key, timeout)
             self._forget()
         self._queue._durable(position)
         return count

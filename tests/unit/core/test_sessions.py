@@ -1633,3 +1633,25 @@ def test_many_small_records_are_spilled_too(tmp_path, monkeypatch):
         assert len(s._puts) < 300
         s.commit()
         assert len(q) == 1000
+
+
+def test_no_room_even_for_the_directory_of_spilled_records_is_a_full_disk(tmp_path, monkeypatch):
+    class Full(Unsynced):
+        full = True
+
+        def make_directory(self, path: str) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "made to fail", path)
+            super().make_directory(path)
+
+    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 100)
+    files = Full()
+    with Queue(tmp_path / "q", _files=files) as q, q.session() as s:
+        s.put(b"first" * 20)
+        with pytest.raises(DiskFull) as caught:
+            s.put(b"second" * 20)
+        assert caught.value.__cause__ is not caught.value
+        files.full = False
+        s.put(b"third" * 20)
+        s.commit()
+        assert list(q) == [b"first" * 20, b"third" * 20]
