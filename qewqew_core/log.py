@@ -1,18 +1,7 @@
-"""The transaction log `NAME.log`: the bytes of commits and snapshots, and nothing else knows them.
+"""The transaction log `NAME.log` of a queue: what its frames say. Nothing else knows their bytes; for the framing see `journal`.
 
-The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state
-followed by one frame for each commit since. A commit *is* its frame: it happened if and only if the
-whole frame is in the log. All integers are big-endian::
-
-     0        8           12      16          each frame:   0        4       8         12     13
-    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬─────────┬──────┬────────┐
-    │QEWQLOG1│generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ durable │ kind │ body   │
-    │        │    u32    │       │        │               │  u32   │  u32  │   u32   │  u8  │ length │
-    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴─────────┴──────┴────────┘
-
-A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
-older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
-was written. A kind of zero (unwritten space) is no frame.
+The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5)
+followed by one frame for each commit since. All integers are big-endian.
 
 =============== ==============================================================================================================
 kind            body
@@ -25,35 +14,27 @@ kind            body
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
 =============== ==============================================================================================================
-
-What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
-further on says that the place was durable, then it was not torn but damaged: `CorruptQueue`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from qewqew_core.checksum import crc_of_front
-from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
-from qewqew_core.files import Files, write_new
-from qewqew_core.state import BatchState, Chunk, Cut, Piece, Span, State
+from qewqew_core import journal
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.journal import Frame, frame
+from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Piece, Span, State
 
 MAGIC = b"QEWQLOG1"
-_HEAD = struct.Struct(">8sII")
-_FRAME = struct.Struct(">IIIB")
-_CHECKED = 8  # the crc covers the frame from here on
-_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = range(1, 8)
-_MAX_FRAME = 1 << 31
+_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = _KINDS = range(1, 8)
+_APPENDED = (COMMIT, CHECKPOINT)
+_OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END)
 
 _CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
 _COUNT = struct.Struct(">I")
@@ -126,18 +107,11 @@ NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, Attribute
 
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
-    if len(data) < _HEAD.size:
-        raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
-    magic, generation, crc = _HEAD.unpack_from(data)
-    if magic != MAGIC:
-        raise CorruptQueue("this is not a transaction log of version 1", path=path, offset=0)
-    if crc != zlib.crc32(data[: _HEAD.size - 4]):
-        raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
+    generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
-    at = _HEAD.size
+    result = Replayed(state, generation, journal.BEGIN, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
-    for number, (kind, body, end) in enumerate(_frames(data, generation, at)):
+    for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
         try:
             if kind == COMMIT:
                 if snapshot:
@@ -157,39 +131,10 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
         except NONSENSE as error:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
-        at = end
-    if snapshot or _was_durable(data, generation, at):
-        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
-    result.end = at
+        result.end = end
+    if snapshot or journal.was_durable(data, generation, result.end, _APPENDED):
+        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=result.end)
     return result
-
-
-def _frames(data: bytes, generation: int, at: int) -> Iterator[tuple[int, bytes, int]]:
-    while (end := _frame_end(data, generation, at)) is not None:
-        yield data[at + _FRAME.size - 1], data[at + _FRAME.size : end], end
-        at = end
-
-
-def _frame_end(data: bytes, generation: int, at: int) -> int | None:
-    """Where the frame at ``at`` ends, if there is a whole one."""
-    if at + _FRAME.size > len(data):
-        return None
-    length, crc, _, kind = _FRAME.unpack_from(data, at)
-    end = at + _FRAME.size + int(length)
-    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
-        return None
-    return end
-
-
-def _was_durable(data: bytes, generation: int, at: int) -> bool:
-    """Whether a good frame behind ``at`` says that ``at`` was on disk before it was written itself."""
-    written = len(data.rstrip(b"\0"))  # behind that is allocated space
-    for start in range(at + 1, min(written, len(data) - _FRAME.size + 1)):
-        length, _, durable, kind = _FRAME.unpack_from(data, start)  # tells most places apart before a checksum is computed
-        plausible = at < durable <= start and kind in (COMMIT, CHECKPOINT) and start + _FRAME.size + length <= len(data)
-        if plausible and _frame_end(data, generation, start):
-            return True
-    return False
 
 
 def _checkpoint(result: Replayed) -> None:
@@ -289,13 +234,10 @@ def _lease(state: State, time: int, op: dict[str, Any]) -> None:
 
 
 _RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
+    **CHANGES,
     "clear": lambda state, time, op: state.clear(),
     "lease": _lease,
-    "lease_again": lambda state, time, op: state.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time),
-    "extend": lambda state, time, op: state.extend(op["id"], op["lease_timeout"], time),
-    "release": lambda state, time, op: state.release(op["id"], op["state"], op["reason"], time),
     "put_back": lambda state, time, op: state.put_back(op["id"], op["chunks"]),
-    "forget": lambda state, time, op: state.forget(op["ids"]),
     "replace": lambda state, time, op: state.replace(op["chunk"], _cut(op["cut"]), op["new"], op["size"]),
     "repair": lambda state, time, op: None,  # the last of its log until the repair is finished
 }
@@ -310,48 +252,25 @@ class Salvaged(NamedTuple):
     prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
     damaged: int  # offset of the damage …
     end: int  # … and of the next whole frame, or of the end of the log
-    frames: list[tuple[int, int, bytes]]  # whole frames behind the damage (without a prefix: all): offset, kind, body
+    frames: list[Frame]  # whole ones behind the damage (without a prefix: all)
 
 
 def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     """Take apart a log for which `replay` has raised. Raises nothing."""
-    generation = _generation(data)
+    generation = journal.find_generation(data, MAGIC, _OF_SNAPSHOT)
     if generation is None:
         return Salvaged(None, 0, len(data), [])
-    data = _head(generation) + data[_HEAD.size :]
+    data = journal.head(MAGIC, generation) + data[journal.BEGIN :]
     try:
-        return Salvaged(replay(data, path, keep_redo), 0, _HEAD.size, [])
+        return Salvaged(replay(data, path, keep_redo), 0, journal.BEGIN, [])
     except CorruptQueue as error:
         damaged = error.offset or 0
     prefix = None
     with contextlib.suppress(CorruptQueue):
         prefix = replay(data[:damaged], path, keep_redo)
-    frames = []
-    start = damaged if prefix else _HEAD.size
-    written = len(data.rstrip(b"\0"))
-    while start < min(written, len(data) - _FRAME.size + 1):
-        _, _, durable, kind = _FRAME.unpack_from(data, start)
-        plausible = durable <= start and kind <= CHECKPOINT
-        end = _frame_end(data, generation, start) if plausible else None
-        if end is not None:
-            frames.append((start, kind, data[start + _FRAME.size : end]))
-        start = end or start + 1
-    behind = [start for start, _, _ in frames if start > damaged]
-    return Salvaged(prefix, damaged, behind[0] if behind else written, frames)
-
-
-def _generation(data: bytes) -> int | None:
-    """As the head says or, if that is damaged, as the checksum of the first frame was begun with."""
-    if len(data) < _HEAD.size + _FRAME.size:
-        return None
-    generation: int = _HEAD.unpack_from(data)[1]
-    if data[: _HEAD.size] == _head(generation):
-        return generation
-    length, crc, _, kind = _FRAME.unpack_from(data, _HEAD.size)
-    first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
-    if kind not in (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END) or len(first) < length + _FRAME.size - _CHECKED:
-        return None
-    return crc_of_front(crc, zlib.crc32(first), len(first))
+    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, _KINDS))
+    behind = [one.start for one in frames if one.start > damaged]
+    return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
 
 
 def load_batch_or_keys(kind: int, body: bytes, state: State) -> None:
@@ -363,14 +282,9 @@ def load_batch_or_keys(kind: int, body: bytes, state: State) -> None:
 # The snapshot
 
 
-def _head(generation: int) -> bytes:
-    head = _HEAD.pack(MAGIC, generation, 0)[:-4]
-    return head + _COUNT.pack(zlib.crc32(head))
-
-
 def snapshot(state: State, generation: int) -> bytes:
     """A whole log that says nothing but this state. It counts as a checkpoint."""
-    parts = [_head(generation)]
+    parts = [journal.head(MAGIC, generation)]
     parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
     for batch in state.batches.values():
         fields = {name: getattr(batch, name) for name in _BATCH_FIELDS}
@@ -423,152 +337,3 @@ def _unpack_chunks(body: bytes) -> list[Chunk]:
         at = end
         chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, gone, busy))
     return chunks
-
-
-def new_generation() -> int:
-    """Random, so that no record can hold bytes that pass for a frame of the log it is in."""
-    return int.from_bytes(os.urandom(4))
-
-
-def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
-    head = _FRAME.pack(len(body), 0, durable, kind)
-    crc = zlib.crc32(body, zlib.crc32(head[_CHECKED:], generation))
-    return head[:4] + _COUNT.pack(crc) + head[_CHECKED:] + body
-
-
-class Prepared(NamedTuple):
-    """A snapshot that is to become the log."""
-
-    fd: int
-    generation: int
-    size: int
-
-
-class Log:
-    """The open log of a queue, for appending. Positions count bytes over all generations and never go back."""
-
-    def __init__(self, files: Files, path: str, fd: int, generation: int, end: int, snapshot_end: int) -> None:
-        self._files = files
-        self.path = path
-        self._fd = fd
-        self.generation = generation
-        self.end = end  # offset in the file: where the next frame goes
-        self.snapshot_end = snapshot_end
-        self._base = 0  # position of offset 0
-        self._failed: OSError | None = None  # of a sync
-        self._returned = end  # commits up to here have returned to their callers, durable or not
-        self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
-        self._allocated = end  # size of the file; what lies behind the end is zeros
-        self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
-
-    @property
-    def position(self) -> int:
-        return self._base + self.end
-
-    def append(self, kind: int, body: bytes) -> int:
-        """Write one frame; returns the position that `sync` takes. On an error nothing of it is left.
-
-        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
-        """
-        data = frame(kind, body, self.generation, self.synced)
-        try:
-            self._files.write(self._fd, data, self.end)
-        except OSError as error:
-            self._cut(self.end, error)
-            self._full_or_broken(error, len(data))
-        self.end += len(data)
-        self._allocated = max(self._allocated, self.end)
-        return self._base + self.end
-
-    @property
-    def spare(self) -> int:
-        """Bytes behind the end that are sure to be there when the disk is full."""
-        return self._allocated - self.end
-
-    def reserve(self, size: int) -> None:
-        """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
-        wanted = self.end + size + RESERVE
-        if wanted > self._allocated:
-            try:
-                self._files.allocate(self._fd, wanted + RESERVE)
-            except OSError as error:
-                self._full_or_broken(error, size)
-            self._allocated = wanted + RESERVE
-
-    def give_back(self) -> bool:
-        """Give the space behind the end back to the file system; whether there was any."""
-        spare = self.spare
-        if spare:
-            self._cut(self.end, None)
-        return spare > 0
-
-    def sync(self, position: int, refuse: bool) -> None:
-        """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
-
-        Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
-        their callers, and must not come back when the queue is opened again.
-        """
-        with self._sync_lock:
-            if self._base + self.synced >= position:
-                return
-            if self._failed is not None:
-                self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
-            end = self.end
-            try:
-                self._files.sync(self._fd)
-            except OSError as error:
-                self._failed = error
-                if refuse:
-                    self._cut(max(self.synced, self._returned), error)
-                self.broken(error)
-            self.synced = max(self.synced, end)
-
-    def prepare(self, state: State) -> Prepared:
-        """Write a snapshot of ``state`` beside this log, durably. Raises OSError; then nothing has changed."""
-        generation = new_generation()
-        data = snapshot(state, generation)
-        return Prepared(write_new(self._files, self.path + ".tmp", data), generation, len(data))
-
-    def replace(self, new: Prepared) -> None:
-        """Go on in the prepared log. Header and pointers say by now what it says; raises `QueueBroken`."""
-        try:
-            self._files.rename(self.path + ".tmp", self.path)
-            self._files.sync_directory(parent(self.path))
-        except OSError as error:
-            self.broken(error)
-        with self._sync_lock:
-            self._files.close(self._fd)
-            self._base += self.end - new.size
-            self._fd, self.generation = new.fd, new.generation
-            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
-
-    def close(self) -> None:
-        with self._sync_lock:
-            self._files.close(self._fd)
-
-    def _cut(self, end: int, cause: OSError | None) -> None:
-        try:
-            self._files.truncate(self._fd, end)
-        except OSError as error:
-            self.broken(cause or error)
-        self._allocated = end
-
-    def _full_or_broken(self, error: OSError, size: int) -> NoReturn:
-        if error.errno not in FULL:
-            self.broken(error)
-        raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
-
-    def broken(self, error: OSError) -> NoReturn:
-        raise QueueBroken(
-            f"writing failed: {error.strerror}. This queue object refuses every further call; check the disk, then open "
-            "the queue again: that recovers all that was committed",
-            path=self.path,
-        ) from error
-
-
-RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def parent(path: str) -> str:
-    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

@@ -28,16 +28,12 @@ from itertools import accumulate
 from typing import Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, lock, orphans, recovery, writing
+from qewqew_core import chunk, journal, layout, lock, orphans, recovery, writing
 from qewqew_core import log as logs
-from qewqew_core.batch import Batch
 from qewqew_core.chunk import Record
 from qewqew_core.errors import (
     BadArgument,
     BadPath,
-    BatchConflict,
-    BatchExpired,
-    BatchNotFound,
     CorruptQueue,
     DiskFull,
     Empty,
@@ -48,10 +44,11 @@ from qewqew_core.errors import (
 )
 from qewqew_core.files import Files
 from qewqew_core.inspection import QueueStats, stats_of
+from qewqew_core.leasing import Leasing, bound
 from qewqew_core.orphans import Orphan
 from qewqew_core.reading import Run, read_run
 from qewqew_core.session import Session
-from qewqew_core.state import BatchState, Chunk, Cut, Span, Step, key_hash
+from qewqew_core.state import BatchState, Chunk, Cut, Span, State, Step, key_hash, now_ms
 from qewqew_core.verification import Report, verify
 from qewqew_core.writing import Spill
 
@@ -67,7 +64,7 @@ _logger = logging.getLogger(__name__)
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
-class Queue:
+class Queue(Leasing):
     """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
 
     ``chunk_size``: bytes of each new chunk file, 12 to 2**31 - 1, really allocated; a record may have
@@ -101,17 +98,14 @@ class Queue:
         _files: Files | None = None,
     ) -> None:
         self._refusal: QewQewError | None = QueueClosed("the queue was never opened")
-        self.path = layout.check_path(path)
+        self.path = self._stem = self._name = layout.check_path(path)
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
-        self.max_records = _bound("max_records", max_records)
-        self.max_bytes = _bound("max_bytes", max_bytes)
+        self.max_records = bound("max_records", max_records)
+        self.max_bytes = bound("max_bytes", max_bytes)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
-        self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
-        self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
+        super().__init__(max_attempts, retention, retention_bytes)
         if sync not in tuple(INLINE_BYTES):
             raise BadArgument(f'sync must be "commit" or "never", not {sync!r:.60}')
-        if not isinstance(retention, timedelta) or retention < timedelta(0):
-            raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
         if (
             isinstance(lock_timeout, bool)
             or not isinstance(lock_timeout, (int, float))
@@ -119,7 +113,6 @@ class Queue:
         ):
             raise BadArgument(f"lock_timeout must be a number of seconds, 0 or more, not {lock_timeout!r:.60}")
         self.sync = sync
-        self.retention = retention
         self.largest_record = chunk.largest_record(self.chunk_size)
         self._inline_bytes = INLINE_BYTES[sync]
         self._files = _files or Files()
@@ -137,7 +130,6 @@ class Queue:
         self._committed = False  # whether the call that has the lock has begun a commit
         self._removals = 0  # counts what disturbs an iteration
         self._in_predicate = False
-        self._last_made = 0
         self._open(lock_timeout)
 
     # Opening and closing
@@ -254,7 +246,7 @@ class Queue:
         try:
             cut, size = self._copy(one, path, sys.maxsize, sys.maxsize)
             self._files.sync_directory(os.path.dirname(self.path))
-            position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), _now())
+            position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), now_ms())
         except OSError as error:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path)
@@ -289,6 +281,7 @@ class Queue:
         self._changed = threading.Condition(self._lock)
         for fd in (*self._descriptors.values(), self._header.fd):
             os.close(fd)
+        self._log.forked()
         self._log.close()
 
     # Errors
@@ -300,7 +293,7 @@ class Queue:
             raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
 
     def _full(self, error: OSError) -> DiskFull | None:
-        if error.errno not in logs.FULL:
+        if error.errno not in journal.FULL:
             return None
         return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or self.path)
 
@@ -397,9 +390,9 @@ class Queue:
 
     def _rotate(self) -> None:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
-        expired = self._state.prune_keys(_now())
+        expired = self._state.prune_keys(now_ms())
         try:
-            new = self._log.prepare(self._state)
+            new = self._log.prepare(partial(logs.snapshot, self._state))
         except OSError as error:
             if self._full(error) is None:
                 raise
@@ -409,8 +402,7 @@ class Queue:
         self._files.sync_directory(os.path.dirname(self.path))  # chunks that were removed must not come back unknown
         self._log.replace(new)
         self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
-        for number in expired:
-            batches.remove_tree(self._files, os.path.join(self.path + layout.BATCHES, layout.numbered_id(self.path, number)))
+        self._remove_expired(expired)
 
     def _descriptor(self, one: Chunk) -> int:
         fd = self._descriptors.get(one.id)
@@ -564,7 +556,7 @@ class Queue:
                 self._files.sync_directory(os.path.dirname(self.path))
             operations = b"".join(parts) + operations
             self._log.reserve(len(operations))
-            position = self._commit(operations, _now())
+            position = self._commit(operations, now_ms())
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)
             if full is None:
@@ -603,7 +595,7 @@ class Queue:
             if self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(moves[0][0]))
                 self._files.sync_directory(os.path.dirname(self.path))
-            position = self._commit(operations, _now())
+            position = self._commit(operations, now_ms())
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)
             if full is None:
@@ -633,7 +625,7 @@ class Queue:
             dropped.clear()
         if self._log.end > self._rotate_at:
             self._rotate()
-        elif self._log.spare < logs.RESERVE // 2:
+        elif self._log.spare < journal.RESERVE // 2:
             try:
                 self._log.reserve(0)
             except DiskFull:  # a short log needs less room than the reserve that is left
@@ -829,7 +821,7 @@ class Queue:
 
     def _take(self, operations: bytes) -> int:
         """Commit that records are gone. Chunks read to the end are removed."""
-        position = self._commit(operations, _now())
+        position = self._commit(operations, now_ms())
         self._removals += 1
         self._changed.notify_all()
         self._follow(position)
@@ -868,7 +860,7 @@ class Queue:
             return records
 
     def _clear(self) -> None:
-        position = self._commit(logs.rare("clear"), _now())
+        position = self._commit(logs.rare("clear"), now_ms())
         self._removals += 1
         self._changed.notify_all()
         self._follow(position)
@@ -922,96 +914,33 @@ class Queue:
         with self._exclusive():
             return orphans.find(self, self._files.list(os.path.dirname(self.path)))
 
-    # Batches
+    # Batches: what `Leasing` leaves to its owner
 
-    def lease(
-        self,
-        key: str,
-        max_records: int | None = None,
-        max_bytes: int | None = None,
-        lease_timeout: float | None = None,
-    ) -> Batch | None:
-        """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
+    @property
+    def _leases(self) -> State:
+        return self._state
 
-        The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
-        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
-        otherwise a new one is cut off the front of the queue: up to ``max_records`` records of together up to
-        ``max_bytes`` payload bytes, at least one. The cost depends on the number of chunk files, not of records (a chunk
-        that holds records of open sessions is copied).
+    def _notify(self) -> None:
+        self._changed.notify_all()
 
-        ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
-        (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
+    def _occupied(self, batch: BatchState) -> int:
+        return batch.bytes + 2 * batch.records
 
-        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
-        `BatchConflict` (somebody else has this key's batch now, or it is dead), `CorruptQueue`, `DiskFull`.
-        """
-        layout.check_key(key)
-        most_records = _bound("max_records", max_records) or sys.maxsize
-        most_bytes = _bound("max_bytes", max_bytes) or sys.maxsize
-        lasts = _milliseconds("lease_timeout", lease_timeout)
-        with self._exclusive():
-            self._return_expired(except_for=key)
-            state = self._batch_of(key)
-            if state is None:
-                state = next((one for one in self._state.batches.values() if one.state == "returned"), None)
-            if state is not None:
-                if state.state == "returned":
-                    self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1, lease_timeout=lasts)
-                    self._with_room(partial(batches.settle_manifest, self._files, self.path, state))
-                elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
-                    self._change("extend", id=state.id, lease_timeout=lasts)
-            elif self._state.records > self._held:
-                state = self._commit_batch(*self._with_room(partial(self._prepare_batch, key, most_records, most_bytes, lasts)))
-            return self._present(state) if state else None
+    def _settle_manifest(self, batch: BatchState) -> None:
+        batches.settle_manifest(self._files, self.path, batch)
 
-    def return_expired(self) -> list[Batch]:
-        """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
-        send them to the dead letters). Anyone may; a lease without ``lease_timeout`` never ends so.
-        """
-        with self._exclusive():
-            return [self._present(state) for state in self._return_expired()]
-
-    def _return_expired(self, except_for: str | None = None) -> list[BatchState]:
-        now = _now()
-        expired = [one for one in self._state.batches.values() if one.expired(now) and one.keys[-1] != except_for]
-        for one in expired:
-            assert one.expires is not None
-            when = layout.moment(one.expires).to_datetime_string()
-            self._end(one, "returned", f"the lease of {one.keys[-1]!r} ended at {when} UTC and was not extended")
-        return expired
+    def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+        if self._state.records <= self._held:
+            return None
+        return self._commit_batch(*self._with_room(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout)))
 
     def _with_room(self, act: Callable[[], T]) -> T:
-        """Do it, and if the disk is full once more with the log's reserve given back: a lease needs a few KiB."""
         try:
             return act()
         except OSError as error:
             if not (isinstance(error, DiskFull) or self._full(error)) or not self._log.give_back():
                 raise
             return act()
-
-    def _batch_of(self, key: str) -> BatchState | None:
-        for state in self._state.batches.values():
-            if key in state.keys:
-                if state.state == "leased" and key != state.keys[-1]:
-                    raise BatchConflict(
-                        f"batch {state.id}, once leased under {key!r}, was returned and is now leased under {state.keys[-1]!r}; "
-                        "wait for that to end",
-                        path=self.path,
-                    )
-                if state.state == "dead":
-                    raise BatchConflict(
-                        f"batch {state.id} of key {key!r} is in the dead letters ({state.reason or 'no reason given'}); "
-                        "look at it, then return it to the queue or drop it",
-                        path=self.path,
-                    )
-                return state
-        if key_hash(key) in self._state.expired_keys:
-            raise BatchExpired(
-                f"the batch of key {key!r} was acknowledged, and its records are no longer kept (retention {self.retention}, "
-                f"{self.retention_bytes:,} bytes). A new batch needs a new key, for example a new run",
-                path=self.path,
-            )
-        return None
 
     def _prepare_batch(
         self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None
@@ -1020,8 +949,7 @@ class Queue:
         them: (batch id, ids of whole chunks, operation, time). Nothing has changed yet.
         """
         self._flush()
-        now = self._last_made = max(_now(), self._last_made + 1)  # tells batches of one key apart
-        batch = BatchState(layout.batch_id(self.path, key), [key], "leased", 1, 0, 0, now, now)
+        batch = self._new_batch(key)
         making = self.path + layout.LEASE
         parts: list[tuple[int, Cut | None]] = []
         paths: list[str] = []
@@ -1068,7 +996,7 @@ class Queue:
                 parts=parts,
                 lease_timeout=lease_timeout,
             )
-            return batch.id, [chunk_id for chunk_id, cut in parts if cut is None], operation, now
+            return batch.id, [chunk_id for chunk_id, cut in parts if cut is None], operation, batch.created
         except (OSError, CorruptQueue) as error:
             batches.remove_tree(self._files, making)
             if isinstance(error, QewQewError):
@@ -1132,151 +1060,24 @@ class Queue:
             self._files.close(fd)
         return Cut(spans, copy.crc, copy.pieces), copy.tail
 
-    def batches(self) -> list[Batch]:
-        """The batches that are leased or returned, oldest first."""
-        return self._list("leased", "returned")
-
-    def dead(self) -> list[Batch]:
-        """The dead letters, oldest first."""
-        return self._list("dead")
-
-    def _list(self, *states: str) -> list[Batch]:
-        with self._exclusive():
-            return [self._present(one) for one in self._state.batches.values() if one.state in states]
-
-    def batch(self, batch_id: str) -> Batch:
-        """The batch with this id, in any state. Raises `BatchNotFound`, or `BatchExpired` if its records were dropped."""
-        with self._exclusive():
-            state = self._state.batches.get(batch_id) if isinstance(batch_id, str) else None
-            if state is None:
-                if any(layout.numbered_id(self.path, number) == batch_id for _, number in self._state.expired_keys.values()):
-                    raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=self.path)
-                raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=self.path)
-            return self._present(state)
-
-    def _present(self, state: BatchState) -> Batch:
-        return Batch(self, state, batches.directory_of(self.path, state))
-
     def _change(self, op: str, **arguments: object) -> None:
-        """Commit a change of a batch, durably whatever ``sync`` is: its files follow."""
-        self._durable(self._commit(logs.rare(op, **arguments), _now()), always=True)
+        self._durable(self._commit(logs.rare(op, **arguments), now_ms()), always=True)
 
-    def _current(self, batch: Batch, *states: str) -> BatchState:
-        """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
-        state = self._state.batches.get(batch.id)
-        if state is None:
-            raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=self.path)
-        if state.state not in states:
-            raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=self.path)
-        if state.created != batch.made:
-            raise BatchNotFound(f"batch {batch.id} was put back, and its key has leased another since", path=self.path)
-        if state.state == "leased" and (state.attempt, state.keys[-1]) != (batch.attempt, batch.key):
-            raise BatchConflict(
-                f"batch {batch.id} was returned and is now leased under {state.keys[-1]!r}, attempt {state.attempt}; "
-                f"this is attempt {batch.attempt} under {batch.key!r}",
-                path=self.path,
-            )
-        return state
-
-    def _refresh(self, batch: Batch, state: BatchState) -> None:
-        batch.__init__(self, state, batches.directory_of(self.path, state))  # type: ignore[misc]
-
-    def _end_lease(self, batch: Batch, to: str, reason: str) -> None:
-        if not isinstance(reason, str):
-            raise BadArgument(f"a reason is a str, not {type(reason).__name__}")
-        with self._exclusive():
-            state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
-            if state.state == "leased":
-                self._end(state, to, reason)
-            self._refresh(batch, state)
-            if to == "acked":
-                try:
-                    self._expire()
-                except DiskFull as error:
-                    _logger.warning("acknowledged, but what has expired is still there: %s", error)
-
-    def _end(self, state: BatchState, to: str, reason: str) -> None:
-        if to == "returned" and state.attempt >= self.max_attempts:
-            to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
-        if to == "dead":
-            batches.make_home(self._files, self.path, layout.DEAD)
-        self._change("release", id=state.id, state=to, reason=reason[:1000])
-        if to == "dead":
-            self._with_room(partial(batches.settle_place, self._files, self.path, state))
+    def _take_back(self, state: BatchState) -> None:
+        # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
+        # not look whether it is free.
+        ids = self._free_ids(len(state.chunks), self._state.first or 1, chunk.predecessor)[::-1]
+        files = [batches.segment_file(self.path, one.id) for one in state.chunks]
+        # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
+        self._files.sync_directory(os.path.dirname(self.path))
+        self._change("put_back", id=state.id, chunks=ids, files=files)
+        self._taken.update(ids)
+        self._removals += 1
+        self._run = None
+        moves = list(zip(files, ids, strict=True))
+        self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
         self._changed.notify_all()
-
-    def _extend(self, batch: Batch, lease_timeout: float | None) -> None:
-        with self._exclusive():
-            state = self._current(batch, "leased")
-            lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
-            if lasts is None:
-                raise BadArgument(f"batch {state.id} was leased without lease_timeout: it never ends; or give one now")
-            self._change("extend", id=state.id, lease_timeout=lasts)
-            self._refresh(batch, state)
-
-    def _expire(self) -> None:
-        """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
-        acked = [one for one in self._state.batches.values() if one.state == "acked"]
-        acked.sort(key=lambda one: one.changed)
-        kept = sum(one.bytes + 2 * one.records for one in acked)
-        oldest = _now() - self.retention // timedelta(milliseconds=1)
-        gone = []
-        for one in acked:
-            if one.changed > oldest and kept <= self.retention_bytes:
-                break
-            gone.append(one.id)
-            kept -= one.bytes + 2 * one.records
-        if gone:
-            self._forget(gone, keep_manifest=True)
-
-    def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
-        self._change("forget", ids=batch_ids, keep_manifest=keep_manifest)
-        batches.settle_forget(self._files, self.path, batch_ids, keep_manifest)
-
-    def _revive(self, batch: Batch) -> None:
-        with self._exclusive():
-            state = self._current(batch, "dead")
-            self._change("release", id=state.id, state="returned", reason=state.reason)
-            batches.settle_place(self._files, self.path, state)
-            self._refresh(batch, state)
-
-    def _put_back(self, batch: Batch) -> None:
-        with self._exclusive():
-            state = self._current(batch, "leased", "returned", "dead")
-            # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
-            # not look whether it is free.
-            ids = self._free_ids(len(state.chunks), self._state.first or 1, chunk.predecessor)[::-1]
-            files = [batches.segment_file(self.path, one.id) for one in state.chunks]
-            # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
-            self._files.sync_directory(os.path.dirname(self.path))
-            self._change("put_back", id=state.id, chunks=ids, files=files)
-            self._taken.update(ids)
-            self._removals += 1
-            self._run = None
-            moves = list(zip(files, ids, strict=True))
-            self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
-            self._changed.notify_all()
-            self._follow(self._log.position)
-
-    def _drop(self, batch: Batch) -> None:
-        with self._exclusive():
-            self._forget([self._current(batch, "dead").id], keep_manifest=False)
-
-
-def _now() -> int:
-    return clock.time_ns() // 1_000_000
-
-
-def _bound(name: str, value: int | None) -> int | None:
-    return None if value is None else layout.check_whole(name, value, 1, sys.maxsize)
-
-
-def _milliseconds(name: str, seconds: float | None) -> int | None:
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise BadArgument(f"{name} must be a number of seconds above 0, or None, not {seconds!r:.60}")
-    return max(1, int(seconds * 1000))
+        self._follow(self._log.position)
 
 
 def _deadline(timeout: float | None) -> float | None:

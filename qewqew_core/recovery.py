@@ -28,11 +28,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, manifest
+from qewqew_core import chunk, journal, layout, manifest
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, write_new
-from qewqew_core.log import Log, Replayed
+from qewqew_core.journal import Log
+from qewqew_core.log import Replayed
 from qewqew_core.reading import BLOCK, read_pointers, scan, unread
 from qewqew_core.state import Chunk, State
 
@@ -341,7 +342,7 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
     if old is not None:
         state.batches, state.put_keys, state.expired_keys = old.batches, old.put_keys, old.expired_keys
     # The log first: if a crash follows, it does not agree with the files, which are then believed again.
-    data = logs.snapshot(state, generation := logs.new_generation())
+    data = logs.snapshot(state, generation := journal.new_generation())
     log_path = found.path + layout.LOG
     fd = write_new(files, log_path + ".tmp", data)
     files.rename(log_path + ".tmp", log_path)

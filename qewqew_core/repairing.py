@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, lock, manifest, orphans, recovery
+from qewqew_core import chunk, journal, layout, lock, manifest, orphans, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
 from qewqew_core.files import Files, write_new
@@ -92,7 +92,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     except OSError as error:
         if isinstance(error, QewQewError):
             raise
-        kind = DiskFull if error.errno in logs.FULL else QueueBroken
+        kind = DiskFull if error.errno in journal.FULL else QueueBroken
         raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
     finally:
         if created and not any(os.pread(header.fd, 2, 0)):
@@ -413,7 +413,7 @@ class _Repair:
 
     def _from_damaged_log(self, found: Found, left: logs.Salvaged) -> State:
         """Commits are missing from the log, in its middle, or its snapshot is not whole."""
-        kinds = [kind for _, kind, _ in left.frames]
+        kinds = [one.kind for one in left.frames]
         sealed = max((number for number, kind in enumerate(kinds) if kind == logs.CHECKPOINT), default=-1)
         state = _Behind(self, left.prefix.state if left.prefix else State())
         if left.prefix is None or sealed >= 0:  # the files are as they were at that checkpoint, or at the snapshot
@@ -423,16 +423,16 @@ class _Repair:
             state.real = left.prefix.state.chain
             self._payload = left.prefix.redo
             self._rewrite.update(list(state.real)[-1:])  # what lies behind its tail is to be kept, not overwritten
-        for number, (_, kind, body) in enumerate(left.frames):
+        for number, (_, kind, body, _) in enumerate(left.frames):
             state.late = number > sealed
             with contextlib.suppress(*logs.NONSENSE):
                 if kind == logs.COMMIT:
                     state.hear(body)
                 elif left.prefix is None:
                     logs.load_batch_or_keys(kind, body, state)
-        self._fetch_from_lease(State(state.real))
+        self._fetch_from_lease(State(chain=state.real))
         self._rescue(state)
-        return State(state.real, state.batches, state.put_keys, state.expired_keys)
+        return State(state.batches, state.expired_keys, chain=state.real, put_keys=state.put_keys)
 
     def _rescue(self, state: _Behind) -> None:
         """Append what was put behind the damage: nobody knows any more where it lay, or whether it was taken since."""
@@ -761,10 +761,10 @@ class _Repair:
         self.report.records, self.report.batches = new.records, len(new.batches)
         body = asdict(self.report) | {"set_aside": os.path.relpath(directory, self._parent)}
         body["damage"] = [one | {"path": os.path.relpath(one["path"], self._parent)} for one in body["damage"]]
-        generation = logs.new_generation()
+        generation = journal.new_generation()
         data = logs.snapshot(new, generation)
         operation = (time.time_ns() // 1_000_000).to_bytes(8) + logs.rare("repair", moves=moves, report=body)
-        data += logs.frame(logs.COMMIT, operation, generation, len(data))
+        data += journal.frame(logs.COMMIT, operation, generation, len(data))
         files.close(write_new(files, log_path + ".tmp", data))
         files.sync_directory(self._parent)
         self._made.clear()
@@ -819,7 +819,7 @@ class _Behind(State):
     """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
 
     def __init__(self, owner: _Repair, known: State) -> None:
-        super().__init__(_Anything(), known.batches, known.put_keys, known.expired_keys)
+        super().__init__(known.batches, known.expired_keys, chain=_Anything(), put_keys=known.put_keys)
         self.owner = owner
         self.real: dict[int, Chunk] = {}
         self.late = True  # not yet in the files

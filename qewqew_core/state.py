@@ -7,9 +7,11 @@ leaves is what was there. Who calls has checked that the change is possible.
 from __future__ import annotations
 
 import hashlib
+import time as clock
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qewqew_core import chunk
 
@@ -186,7 +188,7 @@ class BatchState:
     reason: str = ""
     lease_timeout: int | None = None  # milliseconds after which anyone may return the batch; None: never
     extended: int = 0  # when its owner leased or extended it
-    chunks: list[Chunk] = field(default_factory=list)  # empty once acknowledged: then the manifest has them
+    chunks: list[Chunk] = field(default_factory=list)  # of a queue's batch; empty once acknowledged: then the manifest has them
 
     @property
     def expires(self) -> int | None:
@@ -196,18 +198,80 @@ class BatchState:
         return self.expires is not None and self.expires <= now
 
 
+def now_ms() -> int:
+    """Milliseconds since the epoch, as all times here."""
+    return clock.time_ns() // 1_000_000
+
+
 def key_hash(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class Leases:
+    """The batches of a queue, or of a reader of a topic, and the keys of those whose records are no longer kept."""
+
+    batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first
+    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
+
+    def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
+        """A returned batch goes to the owner of ``key``."""
+        batch = self.batches[batch_id]
+        batch.keys = [other for other in batch.keys if other != key] + [key]
+        batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, now, ""
+        batch.lease_timeout, batch.extended = lease_timeout, now
+
+    def extend(self, batch_id: str, lease_timeout: int | None, now: int) -> None:
+        """The owner lives."""
+        batch = self.batches[batch_id]
+        batch.lease_timeout, batch.extended = lease_timeout, now
+
+    def release(self, batch_id: str, state: str, reason: str, now: int) -> None:
+        """The batch is returned, dead or acknowledged."""
+        batch = self.batches[batch_id]
+        batch.state, batch.reason, batch.changed = state, reason, now
+        if state == "acked":
+            batch.chunks.clear()
+
+    def forget(self, batch_ids: list[str]) -> None:
+        """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""
+        for batch_id in batch_ids:
+            batch = self.batches.pop(batch_id)
+            if batch.state == "acked":
+                for key in batch.keys:
+                    self.expired_keys[key_hash(key)] = (batch.changed, int(batch_id[-16:], 16))
+
+    def prune_expired(self, now: int) -> set[int]:
+        """Forget keys past their retention; the numbers of the batches whose last key went."""
+        return set(prune(self.expired_keys, now)) - {number for _, number in self.expired_keys.values()}
+
+
+# What `Leasing._change` commits, by name, with the arguments that it gives.
+CHANGES: dict[str, Callable[[Leases, int, dict[str, Any]], None]] = {
+    "lease_again": lambda leases, time, op: leases.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time),
+    "extend": lambda leases, time, op: leases.extend(op["id"], op["lease_timeout"], time),
+    "release": lambda leases, time, op: leases.release(op["id"], op["state"], op["reason"], time),
+    "forget": lambda leases, time, op: leases.forget(op["ids"]),
+}
+
+
+def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
+    """Forget keys past their retention; what those that went stood for. ``keys``: (time, that) of each, oldest first."""
+    excess, gone = len(keys) - KEYS_KEPT, []
+    for number, (key, (time, value)) in enumerate(list(keys.items())):
+        if number >= excess and time > now - KEYS_KEPT_MS:
+            break
+        del keys[key]
+        gone.append(value)
+    return gone
+
+
+@dataclass(slots=True, eq=False)
+class State(Leases):
     """The whole of a queue."""
 
     chain: dict[int, Chunk] = field(default_factory=dict)  # first to last, in insertion order
-    batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first
     put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
-    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
     records: int = 0  # in the chain
     bytes: int = 0  # payload in the chain
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
@@ -216,7 +280,8 @@ class State:
     @classmethod
     def of(cls, chain: dict[int, Chunk]) -> State:
         """Nothing but these chunks."""
-        return cls(chain, records=sum(one.records for one in chain.values()), bytes=sum(one.bytes for one in chain.values()))
+        chunks = chain.values()
+        return cls(chain=chain, records=sum(one.records for one in chunks), bytes=sum(one.bytes for one in chunks))
 
     @property
     def first(self) -> int:
@@ -277,7 +342,7 @@ class State:
         self.chain.clear()
         self.records = self.bytes = 0
 
-    # Changes of batches
+    # Changes of batches that move records; for the others see `Leases`
 
     def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
         """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""
@@ -294,25 +359,6 @@ class State:
                     self.take(chunk_id, *span)
         self.batches[batch.id] = batch
 
-    def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
-        """A returned batch goes to the owner of ``key``."""
-        batch = self.batches[batch_id]
-        batch.keys = [other for other in batch.keys if other != key] + [key]
-        batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, now, ""
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def extend(self, batch_id: str, lease_timeout: int | None, now: int) -> None:
-        """The owner lives."""
-        batch = self.batches[batch_id]
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def release(self, batch_id: str, state: str, reason: str, now: int) -> None:
-        """The batch is returned, dead or acknowledged."""
-        batch = self.batches[batch_id]
-        batch.state, batch.reason, batch.changed = state, reason, now
-        if state == "acked":
-            batch.chunks.clear()
-
     def put_back(self, batch_id: str, new_ids: list[int]) -> None:
         """The records of the batch are at the front of the queue again, in files with new ids."""
         chunks = self.batches.pop(batch_id).chunks
@@ -327,25 +373,9 @@ class State:
         self.records += sum(one.records for one in chunks)
         self.bytes += sum(one.bytes for one in chunks)
 
-    def forget(self, batch_ids: list[str]) -> None:
-        """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""
-        for batch_id in batch_ids:
-            batch = self.batches.pop(batch_id)
-            if batch.state == "acked":
-                for key in batch.keys:
-                    self.expired_keys[key_hash(key)] = (batch.changed, int(batch_id[-16:], 16))
-
     # Keys
 
     def prune_keys(self, now: int) -> set[int]:
         """Forget keys past their retention; the numbers of the batches whose last key went."""
-        gone: set[int] = set()
-        for keys in (self.put_keys, self.expired_keys):
-            excess = len(keys) - KEYS_KEPT
-            for number, (key, (time, value)) in enumerate(list(keys.items())):  # oldest first
-                if number >= excess and time > now - KEYS_KEPT_MS:
-                    break
-                del keys[key]
-                if keys is self.expired_keys:
-                    gone.add(value)
-        return gone - {value for _, value in self.expired_keys.values()}
+        prune(self.put_keys, now)
+        return self.prune_expired(now)

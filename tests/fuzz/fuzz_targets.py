@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Queue, manifest
+from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Queue, journal, manifest
 from qewqew_core import log as logs
 from qewqew_core.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.files import Files
@@ -161,17 +161,17 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 def repaired(data: bytes) -> bytes:
     """The log with its head, its checksums, the count of the end frame and lengths that run past the end made right."""
-    head = logs._HEAD
+    head = journal._HEAD
     generation = head.unpack_from(data.ljust(head.size, b"\0"))[1]
     begin = head.pack(logs.MAGIC, generation, 0)[:-4]
     result, at, frames = [begin + zlib.crc32(begin).to_bytes(4)], head.size, 0
-    while at + logs._FRAME.size <= len(data):
-        length, _, durable, kind = logs._FRAME.unpack_from(data, at)
-        at += logs._FRAME.size
+    while at + journal._FRAME.size <= len(data):
+        length, _, durable, kind = journal._FRAME.unpack_from(data, at)
+        at += journal._FRAME.size
         body = data[at : at + length]
         if kind == logs._END:
             body = frames.to_bytes(4)
-        result.append(logs.frame(kind, body, generation, durable))
+        result.append(journal.frame(kind, body, generation, durable))
         at += len(body)
         frames += 1
     return b"".join(result)
@@ -214,11 +214,11 @@ def scripted(data: bytes) -> bytes:
                 arguments[name] = str(three) if name == "key" else _ODD[three % len(_ODD)]
             operations += logs.rare(sorted(logs._RARE)[one % len(logs._RARE)], **arguments)
         elif kind % 8 == 6:
-            parts.append(logs.frame(logs.COMMIT, one.to_bytes(8) + operations, 7, two))
+            parts.append(journal.frame(logs.COMMIT, one.to_bytes(8) + operations, 7, two))
             operations = b""
         else:
-            parts.append(logs.frame(logs.CHECKPOINT, logs.checkpoint(one, two, three), 7))
-    return b"".join([*parts, logs.frame(logs.COMMIT, bytes(8) + operations, 7)])
+            parts.append(journal.frame(logs.CHECKPOINT, logs.checkpoint(one, two, three), 7))
+    return b"".join([*parts, journal.frame(logs.COMMIT, bytes(8) + operations, 7)])
 
 
 def _replay(data: bytes) -> logs.Replayed | None:
@@ -230,7 +230,7 @@ def _replay(data: bytes) -> logs.Replayed | None:
     if result is None:
         assert (error.path, 0 <= error.offset <= len(data)) == ("q.log", True)
         return None
-    assert logs._HEAD.size <= result.snapshot_end <= result.end <= len(data)
+    assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
     # What was left out is what a torn commit leaves: without it, the log says the same.
     again = logs.replay(data[: result.end], "q.log")
     assert (repr(again.state), again.end, again.clean) == (repr(result.state), result.end, result.clean)
@@ -251,7 +251,7 @@ def target_log(data: bytes) -> None:
     for log in (data, good, bytes(damaged)):
         salvaged = logs.salvage(log, "q.log")
         assert 0 <= salvaged.damaged <= len(log)
-        offsets = [start for start, _, _ in salvaged.frames]
+        offsets = [one.start for one in salvaged.frames]
         assert offsets == sorted(set(offsets))
 
 

@@ -53,7 +53,7 @@ def frame_end_without_checksum(data: bytes, generation: int, at: int) -> int | N
 MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
     "chain": ("qewqew_core.recovery.check_reference", lambda chunk_id, path, offset: None),
-    "log": ("qewqew_core.log._frame_end", frame_end_without_checksum),
+    "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
     "manifest": ("qewqew_core.manifest._read", lambda fd, start, end, path: os.pread(fd, end - start, start + 1)),
 }
 

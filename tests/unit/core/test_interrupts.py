@@ -18,7 +18,8 @@ import qewqew_core.queue
 from qewqew_core import Queue, QueueBroken
 
 WATCHED = {
-    str(Path(qewqew_core.queue.__file__).with_name(name)) for name in ("queue.py", "state.py", "log.py", "session.py", "batch.py")
+    str(Path(qewqew_core.queue.__file__).with_name(f"{name}.py"))
+    for name in ("queue", "leasing", "state", "log", "journal", "session", "batch")
 }
 
 

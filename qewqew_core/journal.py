@@ -1,0 +1,305 @@
+"""The framing of logs: a checked head, then checksummed frames that are only ever appended. Nothing else knows its bytes.
+
+A log is a snapshot of a state followed by one frame for each commit since. A commit *is* its frame: it happened if
+and only if the whole frame is in the log. What the kinds of frames mean is up to who writes them: for queues see
+`log`. All integers are big-endian::
+
+     0        8           12      16          each frame:   0        4       8         12     13
+    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬─────────┬──────┬────────┐
+    │ magic  │generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ durable │ kind │ body   │
+    │        │    u32    │       │        │               │  u32   │  u32  │   u32   │  u8  │ length │
+    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴─────────┴──────┴────────┘
+
+A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
+older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
+was written. A kind of zero (unwritten space) is no frame.
+
+What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
+further on says that the place was durable, then it was not torn but damaged.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, NoReturn
+
+from qewqew_core.checksum import crc_of_front
+from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
+from qewqew_core.files import Files, write_new
+
+_HEAD = struct.Struct(">8sII")
+_FRAME = struct.Struct(">IIIB")
+_CHECKED = 8  # the crc covers the frame from here on
+BEGIN = _HEAD.size  # offset of the first frame
+
+RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# Writing
+
+
+def new_generation() -> int:
+    """Random, so that no record can hold bytes that pass for a frame of the log it is in."""
+    return int.from_bytes(os.urandom(4))
+
+
+def head(magic: bytes, generation: int) -> bytes:
+    """What a log begins with; ``magic`` has eight bytes, and tells one kind of log from another."""
+    begin = _HEAD.pack(magic, generation, 0)[:-4]
+    return begin + zlib.crc32(begin).to_bytes(4)
+
+
+def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
+    begin = _FRAME.pack(len(body), 0, durable, kind)
+    crc = zlib.crc32(body, zlib.crc32(begin[_CHECKED:], generation))
+    return begin[:4] + crc.to_bytes(4) + begin[_CHECKED:] + body
+
+
+# Reading
+
+
+class Frame(NamedTuple):
+    """A whole frame, and where it is."""
+
+    start: int
+    kind: int
+    body: bytes
+    end: int
+
+
+def generation_of(data: bytes, magic: bytes, path: str) -> int:
+    """Check the head of a log; raises `CorruptQueue` with path and offset."""
+    if len(data) < _HEAD.size:
+        raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
+    found, generation, crc = _HEAD.unpack_from(data)
+    if found != magic:
+        raise CorruptQueue("this is not a transaction log of version 1", path=path, offset=0)
+    if crc != zlib.crc32(data[: _HEAD.size - 4]):
+        raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
+    return int(generation)
+
+
+def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
+    """The frames from ``at`` (the first) on, up to one that is not whole."""
+    while (end := _frame_end(data, generation, at)) is not None:
+        yield Frame(at, data[at + _FRAME.size - 1], data[at + _FRAME.size : end], end)
+        at = end
+
+
+def _frame_end(data: bytes, generation: int, at: int) -> int | None:
+    """Where the frame at ``at`` ends, if there is a whole one."""
+    if at + _FRAME.size > len(data):
+        return None
+    length, crc, _, kind = _FRAME.unpack_from(data, at)
+    end = at + _FRAME.size + int(length)
+    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
+        return None
+    return end
+
+
+def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -> bool:
+    """Whether a good frame behind ``at`` says that ``at`` was on disk before it was written itself.
+
+    ``kinds``: what is appended to a log. Frames of its snapshot say nothing of the kind.
+    """
+    written = len(data.rstrip(b"\0"))  # behind that is allocated space
+    for start in range(at + 1, min(written, len(data) - _FRAME.size + 1)):
+        length, _, durable, kind = _FRAME.unpack_from(data, start)  # tells most places apart before a checksum is computed
+        plausible = at < durable <= start and kind in kinds and start + _FRAME.size + length <= len(data)
+        if plausible and _frame_end(data, generation, start):
+            return True
+    return False
+
+
+# A damaged log
+
+
+def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int]) -> Iterator[Frame]:
+    """Whole frames of these kinds from ``at`` on, wherever they begin."""
+    written = len(data.rstrip(b"\0"))
+    while at < min(written, len(data) - _FRAME.size + 1):
+        _, _, durable, kind = _FRAME.unpack_from(data, at)
+        end = _frame_end(data, generation, at) if durable <= at and kind in kinds else None
+        if end is not None:
+            yield Frame(at, kind, data[at + _FRAME.size : end], end)
+        at = end or at + 1
+
+
+def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | None:
+    """As the head says or, if that is damaged, as the checksum of the first frame was begun with; ``kinds``: it is of these."""
+    if len(data) < _HEAD.size + _FRAME.size:
+        return None
+    generation: int = _HEAD.unpack_from(data)[1]
+    if data[: _HEAD.size] == head(magic, generation):
+        return generation
+    length, crc, _, kind = _FRAME.unpack_from(data, _HEAD.size)
+    first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
+    if kind not in kinds or len(first) < length + _FRAME.size - _CHECKED:
+        return None
+    return crc_of_front(crc, zlib.crc32(first), len(first))
+
+
+# An open log
+
+
+class Prepared(NamedTuple):
+    """A snapshot that is to become the log."""
+
+    fd: int
+    generation: int
+    size: int
+
+
+class Log:
+    """An open log, for appending. Positions count bytes over all generations and never go back.
+
+    ``owner``: what errors call that which the log belongs to.
+    """
+
+    def __init__(
+        self, files: Files, path: str, fd: int, generation: int, end: int, snapshot_end: int, owner: str = "queue"
+    ) -> None:
+        self._files = files
+        self.path = path
+        self._owner = owner
+        self._fd = fd
+        self.generation = generation
+        self.end = end  # offset in the file: where the next frame goes
+        self.snapshot_end = snapshot_end
+        self._base = 0  # position of offset 0
+        self._failed: OSError | None = None  # of a sync
+        self._returned = end  # commits up to here have returned to their callers, durable or not
+        self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
+        self._allocated = end  # size of the file; what lies behind the end is zeros
+        self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
+
+    @property
+    def position(self) -> int:
+        return self._base + self.end
+
+    @property
+    def durable(self) -> int:
+        """The position up to which this process knows the log to be on disk."""
+        return self._base + self.synced
+
+    def follow(self, end: int) -> None:
+        """Another process has appended, up to this offset."""
+        self.end = end
+        self._allocated = max(self._allocated, end)
+
+    def append(self, kind: int, body: bytes) -> int:
+        """Write one frame; returns the position that `sync` takes. On an error nothing of it is left.
+
+        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
+        """
+        data = frame(kind, body, self.generation, self.synced)
+        try:
+            self._files.write(self._fd, data, self.end)
+        except OSError as error:
+            self._cut(self.end, error)
+            self._full_or_broken(error, len(data))
+        self.end += len(data)
+        self._allocated = max(self._allocated, self.end)
+        return self._base + self.end
+
+    @property
+    def spare(self) -> int:
+        """Bytes behind the end that are sure to be there when the disk is full."""
+        return self._allocated - self.end
+
+    def reserve(self, size: int) -> None:
+        """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
+        wanted = self.end + size + RESERVE
+        if wanted > self._allocated:
+            try:
+                self._files.allocate(self._fd, wanted + RESERVE)
+            except OSError as error:
+                self._full_or_broken(error, size)
+            self._allocated = wanted + RESERVE
+
+    def give_back(self) -> bool:
+        """Give the space behind the end back to the file system; whether there was any."""
+        spare = self.spare
+        if spare:
+            self._cut(self.end, None)
+        return spare > 0
+
+    def sync(self, position: int, refuse: bool) -> None:
+        """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
+
+        Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
+        their callers, and must not come back when the log is opened again.
+        """
+        with self._sync_lock:
+            if self._base + self.synced >= position:
+                return
+            if self._failed is not None:
+                self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
+            end = self.end
+            try:
+                self._files.sync(self._fd)
+            except OSError as error:
+                self._failed = error
+                if refuse:
+                    self._cut(max(self.synced, self._returned), error)
+                self.broken(error)
+            self.synced = max(self.synced, end)
+
+    def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
+        """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
+
+        ``snapshot`` makes the whole of it, head included, for the generation that it is given.
+        """
+        generation = new_generation()
+        data = snapshot(generation)
+        return Prepared(write_new(self._files, self.path + ".tmp", data), generation, len(data))
+
+    def replace(self, new: Prepared) -> None:
+        """Go on in the prepared log. All other files say by now what it says; raises `QueueBroken`."""
+        try:
+            self._files.rename(self.path + ".tmp", self.path)
+            self._files.sync_directory(parent(self.path))
+        except OSError as error:
+            self.broken(error)
+        with self._sync_lock:
+            self._files.close(self._fd)
+            self._base += self.end - new.size
+            self._fd, self.generation = new.fd, new.generation
+            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
+
+    def close(self) -> None:
+        with self._sync_lock:
+            self._files.close(self._fd)
+
+    def forked(self) -> None:
+        """In a forked child: whoever held the lock does not exist here."""
+        self._sync_lock = threading.Lock()
+
+    def _cut(self, end: int, cause: OSError | None) -> None:
+        try:
+            self._files.truncate(self._fd, end)
+        except OSError as error:
+            self.broken(cause or error)
+        self._allocated = end
+
+    def _full_or_broken(self, error: OSError, size: int) -> NoReturn:
+        if error.errno not in FULL:
+            self.broken(error)
+        raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
+
+    def broken(self, error: OSError) -> NoReturn:
+        raise QueueBroken(
+            f"writing failed: {error.strerror}. This {self._owner} object refuses every further call; check the disk, then open "
+            f"the {self._owner} again: that recovers all that was committed",
+            path=self.path,
+        ) from error
+
+
+def parent(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
