@@ -1,4 +1,4 @@
-"""Durable local queues in chunk files, with sessions and batches; `inspect` and `repair`. Knows neither Spark nor Airflow."""
+"""Durable local queues and topics, with sessions and batches; `inspect` and `repair`. Knows neither Spark nor Airflow."""
 
 from qewqew_core.batch import Batch
 from qewqew_core.errors import (
@@ -10,6 +10,7 @@ from qewqew_core.errors import (
     BatchConflict,
     BatchExpired,
     BatchNotFound,
+    CommitConflict,
     CorruptQueue,
     DiskFull,
     Empty,
@@ -23,9 +24,13 @@ from qewqew_core.errors import (
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
+from qewqew_core.reader import Reader
 from qewqew_core.repairing import Damage, RepairReport, repair
 from qewqew_core.session import Session
+from qewqew_core.topic import Topic, TopicReport, TopicStats, inspect_reader
+from qewqew_core.topic_session import TopicSession
 from qewqew_core.verification import Report
+from qewqew_core.zbus import Message
 
 __all__ = [
     "BadArgument",
@@ -37,10 +42,12 @@ __all__ = [
     "BatchConflict",
     "BatchExpired",
     "BatchNotFound",
+    "CommitConflict",
     "CorruptQueue",
     "Damage",
     "DiskFull",
     "Empty",
+    "Message",
     "Orphan",
     "QewQewError",
     "Queue",
@@ -49,10 +56,16 @@ __all__ = [
     "QueueFull",
     "QueueLocked",
     "QueueStats",
+    "Reader",
     "RecordTooLarge",
     "RepairReport",
     "Report",
     "Session",
+    "Topic",
+    "TopicReport",
+    "TopicSession",
+    "TopicStats",
     "inspect",
+    "inspect_reader",
     "repair",
 ]

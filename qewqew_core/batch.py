@@ -11,25 +11,27 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout, manifest
-from qewqew_core.errors import BadManifest, BadPath, BatchExpired
+from qewqew_core.errors import BadArgument, BadPath, BatchExpired
 from qewqew_core.files import Files, write_new
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.reading import crc_of_unread
 from qewqew_core.state import BatchState
+from qewqew_core.zbus import Message
 
 if TYPE_CHECKING:
-    from qewqew_core.queue import Queue
+    from qewqew_core.leasing import Leasing
 
 
 class Batch:
-    """A batch as it was when it was looked up. Its records are read from its own files, without the queue.
+    """A batch as it was when it was looked up. Its records are read from its own files, whoever has the queue.
 
     ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
-    end it need the queue that it came from to be open. They are durable when they return, whatever ``sync`` is.
+    end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
+    whatever ``sync`` is.
     """
 
-    def __init__(self, queue: Queue, state: BatchState, directory: str) -> None:
-        self._queue = queue
+    def __init__(self, owner: Leasing, state: BatchState, directory: str) -> None:
+        self._owner = owner
         self.id = state.id
         self.key = state.keys[-1]
         self.made = state.created  # a later batch of the same key has the same id
@@ -43,24 +45,27 @@ class Batch:
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The records in order, each segment's checksum verified before its first record is given out.
+        """The records in order (of a topic: the bodies), each segment's checksum verified before its first record is given out.
 
         Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
+        for one in self._records():
+            yield one.body if isinstance(one, Message) else one
+
+    def messages(self) -> Iterator[Message]:
+        """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
+        for one in self._records():
+            if not isinstance(one, Message):
+                raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
+            yield one
+
+    def _records(self) -> Iterator[bytes | Message]:
         directory = os.path.dirname(self.manifest_path)
         if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
             raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
-        for segment in manifest.load(self.manifest_path).segments:
-            for count, frames in manifest.read_segment(directory, segment):
-                try:
-                    records = chunk.split(frames)[0]
-                except ValueError:
-                    records = []
-                if len(records) != count:
-                    raise BadManifest(
-                        f"boundaries or number of records of segment {segment.file} are not those of its records",
-                        path=self.manifest_path,
-                    )
+        body = manifest.load(self.manifest_path)
+        for segment in body.segments:
+            for records in manifest.read_records(directory, body, segment):
                 yield from records
 
     def __len__(self) -> int:
@@ -74,14 +79,14 @@ class Batch:
 
         Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
         """
-        self._queue._end_lease(self, "acked", "")
+        self._owner._end_lease(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
         """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
 
-        After the queue's ``max_attempts`` it goes to the dead letters instead. Raises as `ack`.
+        After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
         """
-        self._queue._end_lease(self, "returned", reason)
+        self._owner._end_lease(self, "returned", reason)
 
     def extend(self, lease_timeout: float | None = None) -> None:
         """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
@@ -89,28 +94,28 @@ class Batch:
         Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
         if it was leased without a time-out and none is given.
         """
-        self._queue._extend(self, lease_timeout)
+        self._owner._extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
         """Set the batch aside, to be looked at by a person. Raises as `ack`."""
-        self._queue._end_lease(self, "dead", reason)
+        self._owner._end_lease(self, "dead", reason)
 
     def return_to_queue(self) -> None:
         """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
-        self._queue._revive(self)
+        self._owner._revive(self)
 
     def put_back(self) -> None:
-        """The records go back to the front of the queue, in their order, and the batch is no more.
+        """The records go back to the front of what they were leased from, in their order, and the batch is no more.
 
         Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
         id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
         raises as `ack`.
         """
-        self._queue._put_back(self)
+        self._owner._put_back(self)
 
     def drop(self) -> None:
         """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
-        self._queue._drop(self)
+        self._owner._drop(self)
 
 
 def directory_of(path: str, batch: BatchState) -> str:

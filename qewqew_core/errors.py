@@ -91,5 +91,9 @@ class BatchConflict(QewQewError):
     """The batch is not in the state that the call needs, or somebody else has leased it since."""
 
 
+class CommitConflict(QewQewError):
+    """A message is no longer with this consumer: it was delivered again since, or the reader was moved. Nothing was committed."""
+
+
 class BadManifest(QewQewError, ValueError):
     """A manifest that cannot be read, or that does not describe the files beside it."""

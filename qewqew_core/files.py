@@ -39,7 +39,7 @@ class Files:
             data += more
         return data
 
-    def write(self, fd: int, data: bytes, offset: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
         written = os.pwrite(fd, data, offset)
         while written < len(data):
@@ -67,6 +67,10 @@ class Files:
     def rename(self, source: str, target: str) -> None:
         """Atomic; replaces a file at ``target``. Durable after `sync_directory` of both parents."""
         os.rename(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        """A second name for a file. Durable after `sync_directory` of the target's parent."""
+        os.link(source, target)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from qewqew_core import chunk
@@ -97,6 +99,69 @@ def check_path(path: str | os.PathLike[str]) -> str:
     if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full
+
+
+def check_topic_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a topic's directory; raises `BadPath` before anything is touched if it cannot be one."""
+    try:
+        given = os.fspath(path)
+        os.fsencode(given)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadPath(f"a topic's path is a str or a Path, not {path!r:.100}") from error
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise BadPath(f"a topic's path is a non-empty str without NUL, not {given!r:.100}")
+    full = os.path.abspath(given)
+    parent, name = os.path.split(full)
+    if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
+        raise BadPath("cannot be the name of a topic (printable, at most 200 bytes)", path=given)
+    if not os.path.isdir(parent):
+        raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
+    if not os.path.isdir(full):
+        if os.path.lexists(full):
+            raise BadPath("is no directory; a topic is one", path=full)
+    elif not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - _TOPIC_PARTS - {name + ".lock"}:
+        # A topic that is being made has no index yet.
+        raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
+    return full
+
+
+_TOPIC_PARTS = {"data", "reader", "state"}
+
+
+def check_reader_name(name: object) -> str:
+    """The name of a reader, or `BadPath`: it is part of file names."""
+    if not isinstance(name, str):
+        raise BadPath(f"a reader's name is a str, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise BadPath(f"the reader's name {name!r:.100} is not valid text: {error.reason}") from error
+    if not 0 < size <= 100 or not name.isprintable() or "/" in name or name.startswith("."):
+        raise BadPath(f"{name!r:.120} cannot be a reader's name: printable, no slash, no dot in front, at most 100 bytes")
+    return name
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """An argument that must be one of a few words, or `BadArgument`."""
+    if value not in choices:
+        raise BadArgument(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r:.60}")
+    return str(value)
+
+
+def check_timeout(name: str, value: object) -> float:
+    """A number of seconds that a thread can wait, or `BadArgument`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < threading.TIMEOUT_MAX:
+        raise BadArgument(f"{name} must be a number of seconds, 0 or more, not {value!r:.60}")
+    return float(value)
+
+
+def deadline(timeout: float | None) -> float | None:
+    """Until when to wait, by the monotonic clock; None: for ever. Raises `BadArgument`."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
+        raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
+    return None if timeout > threading.TIMEOUT_MAX / 2 else time.monotonic() + timeout
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> int:

@@ -1,0 +1,656 @@
+"""`Writer`: the one process that appends to a topic; and recovery, which every opening of a writer begins with.
+
+The order that is kept everywhere: messages into the block, past its end; the commit into the log; both durable; then the
+index, which is what readers look at. So nobody reads what a power cut can take back (with ``sync="commit"``).
+
+Recovery, by the writer that has the lock:
+
+1. No log: a zbus server made the topic. Its index is believed, except where it contradicts the messages (see `_adopt`).
+2. The log is clean, and the index says the same: nothing to do.
+3. It is clean, or the index is ahead of it: a zbus server has appended since. As 1; keys are kept.
+4. Else this is what a crash of ours left. The messages that the log carries are written into their blocks again, those
+   that it does not are compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the
+   first of these, and all commits behind it, have not happened.
+5. Blocks are cut to their end; those that are not committed or were trimmed are removed; the index is written.
+6. What readers have read in sessions is decided, as the log says.
+7. A new log takes the place of the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time as clock
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from qewqew_core import journal, lock, topic_log, zbus
+from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
+from qewqew_core.files import Files, write_new
+from qewqew_core.guard import Guard
+from qewqew_core.journal import Log
+from qewqew_core.state import PIECE_BYTES
+from qewqew_core.topic_log import Block, Redo, Replayed, TopicState
+from qewqew_core.view import View
+from qewqew_core.zbus import HEAD, Entry, Index
+
+LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
+LOG_BYTES_AT_CLOSE = 256 << 10
+INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are carried by the log: one fsync, not two
+WRITE_BYTES = 1 << 20  # a body of this size is not copied to be written with its head
+
+
+class Body(NamedTuple):
+    """A body that a session has spilled: bytes of a file."""
+
+    fd: int
+    offset: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Outgoing(NamedTuple):
+    """A message that was checked, and is ready to be stored."""
+
+    body: bytes | bytearray | memoryview | Body
+    id: bytes
+    tag: bytes
+    corr_offset: int
+    timestamp: int | None
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return clock.time_ns() // 1_000_000
+
+
+class Writer(Guard):
+    """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        dialect: str | None,
+        block_size: int,
+        sync: str,
+        lock_timeout: float,
+        resolve: Callable[[set[str]], None],
+    ) -> None:
+        super().__init__(directory)
+        self._files = files
+        self.block_size = block_size
+        self.sync = sync
+        self.min_free_bytes = 0
+        name = os.path.basename(directory)
+        self._index_path = os.path.join(directory, name + ".idx")
+        self._log_path = os.path.join(directory, name + ".log")
+        self._data = os.path.join(directory, "data")
+        self._descriptors: dict[int, int] = {}  # base offset: descriptor; of the last block
+        self._unsynced: set[int] = set()  # blocks with messages that may not be on disk, but in the log
+        self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
+        self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout)
+        self._index_fd = -1
+        self._log: Log | None = None
+        try:
+            self._recover(dialect, resolve)
+        except BaseException as error:
+            self._release()
+            if isinstance(error, OSError) and not isinstance(error, QewQewError):
+                raise self._full(error) or BadPath(
+                    f"cannot be opened: {error.strerror}", path=error.filename or directory
+                ) from error
+            raise
+        self._opened_at = self.log.position
+
+    @property
+    def log(self) -> Log:
+        assert self._log is not None
+        return self._log
+
+    # Recovery
+
+    def _recover(self, dialect: str | None, resolve: Callable[[set[str]], None]) -> None:
+        files = self._files
+        found = self._replayed()
+        if not files.exists(self._index_path):
+            self._make(found)
+        self._index_fd = files.open(self._index_path)
+        if files.size(self._index_fd) < zbus.INDEX_SIZE:  # as the original does
+            files.truncate(self._index_fd, zbus.INDEX_SIZE)
+        index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
+        if found is None or (not self._agrees(found.state, index) and (found.clean or self._is_ahead(found.state, index))):
+            self.state = self._adopt(index, found, dialect)
+        else:
+            self.state = found.state
+            if dialect is not None and dialect != found.state.dialect:
+                raise BadArgument(f"the topic {self.path} is in dialect {found.state.dialect}, not {dialect}")
+            if found.clean:
+                self._log = Log(
+                    files, self._log_path, files.open(self._log_path), found.generation, found.end, found.snapshot_end, "topic"
+                )
+                self._rotate_at = found.snapshot_end + LOG_BYTES
+                return
+            self._redo(found)
+        self._remove_strays()
+        self._write_index()
+        resolve({body["id"] for body in found.sessions} if found else set())
+        self._store()
+        self._begin_log()
+
+    def _replayed(self) -> Replayed | None:
+        try:
+            fd = self._files.open_to_read(self._log_path)
+        except FileNotFoundError:
+            return None
+        try:
+            data = self._files.read(fd, self._files.size(fd), 0)
+        finally:
+            self._files.close(fd)
+        found = topic_log.replay(data, self._log_path)
+        if found.end < len(data.rstrip(b"\0")):
+            found.clean = False  # a torn frame is to be cut off
+        return found
+
+    def _make(self, found: Replayed | None) -> None:
+        """A new topic, with its first block, as a zbus server makes it. Done when the index is there."""
+        if found is not None or any(name.endswith(".zbus") and self._block_size(name) for name in self._files.list(self._data)):
+            raise CorruptQueue(
+                "the index of the topic is missing, and its blocks are there. Nothing was changed; bring the index back",
+                path=self._index_path,
+            )
+        created = now()
+        self._make_block(0)
+        image = bytearray(zbus.new_index(created))
+        image[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, 1, 0, 0))
+        image[zbus.entry_at(0) : zbus.entry_at(0) + zbus.ENTRY] = zbus.pack_entry(Entry(created, 0, 0, created))
+        self._files.sync_directory(self._data)
+        self._files.close(write_new(self._files, self._index_path + ".tmp", bytes(image)))
+        self._files.rename(self._index_path + ".tmp", self._index_path)
+        self._files.sync_directory(self.path)
+
+    def _block_size(self, name: str) -> int:
+        fd = self._files.open_to_read(os.path.join(self._data, name))
+        try:
+            return self._files.size(fd)
+        finally:
+            self._files.close(fd)
+
+    def _entry(self, block: int) -> Entry:
+        return zbus.unpack_entry(self._files.read(self._index_fd, zbus.ENTRY, zbus.entry_at(block)))
+
+    def _agrees(self, state: TopicState, index: Index) -> bool:
+        if (index.start, index.blocks, index.number) != (state.start, state.count, state.number):
+            return False
+        entry = self._entry(state.last.block)
+        return (entry.base, entry.end) == (state.last.base, state.last.end)
+
+    @staticmethod
+    def _is_ahead(state: TopicState, index: Index) -> bool:
+        return (index.number, index.start + index.blocks) > (state.number, state.start + state.count)
+
+    def _adopt(self, index: Index, found: Replayed | None, dialect: str | None) -> TopicState:
+        """The state of a topic to which a zbus server has written; raises `CorruptQueue` if messages are missing."""
+        dialect = dialect or (found.state.dialect if found else "B")
+        if index.blocks == 0:  # nobody has opened a writer
+            self._make_block(0)
+            state = TopicState(dialect, index.start, index.number, Block(index.start, 0, now()))
+        else:
+            last = index.start + index.blocks - 1
+            entry = self._entry(last)
+            if index.blocks > 1:
+                before = self._entry(last - 1)
+                if not entry.end and entry.base != before.base + before.end:
+                    # The server was killed between the number of blocks and the entry: the block is not there.
+                    last, entry = last - 1, before
+            if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
+                raise CorruptQueue(
+                    f"the entry of block {last} is impossible: {entry}", path=self._index_path, offset=zbus.entry_at(last)
+                )
+            block = Block(last, entry.base, entry.created, entry.end, updated=entry.updated)
+            state = TopicState(dialect, index.start, index.number, block)
+            self._count(state)
+        if found is not None:
+            state.put_keys = found.state.put_keys
+        return state
+
+    def _count(self, state: TopicState) -> None:
+        """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
+        view = View(self._files, self.path, state.dialect)
+        try:
+            last, block = state.last, state.last.block
+            entry = Entry(last.created, last.base, last.end, last.updated)
+            if entry.end:
+                first = view.number_of(entry)
+                self._check_dialect(view, entry, state.dialect)
+                for _, number in view.heads(entry, first):
+                    last.messages, state.number = last.messages + 1, number + 1
+            while not entry.end and block > state.start:  # empty blocks: the number is that after the last message
+                block -= 1
+                entry = view.entry(block)
+                if entry.end:
+                    for _, number in view.heads(entry, view.number_of(entry)):
+                        state.number = number + 1
+        finally:
+            view.close()
+
+    def _check_dialect(self, view: View, entry: Entry, dialect: str) -> None:
+        is_c = zbus.crc_is_right(view.read(entry.base, 0, HEAD), 0)
+        if is_c and dialect != "C":
+            raise BadArgument(f'the topic {self.path} was written in dialect C; open it with dialect="C". Nothing was changed')
+
+    def _redo(self, found: Replayed) -> None:
+        files = self._files
+        while True:
+            state = self.state = found.state
+            for one in (*state.full, state.last):
+                if one.block >= state.start and not files.exists(self._block_path(one.base)):
+                    self._make_block(one.base)
+            lost = next(
+                (frame for frame, redo in found.redo if redo.block.block >= state.start and not self._put_again(redo)), None
+            )
+            if lost is None:
+                break
+            # Not durable when the power was cut: this commit and those behind it have not happened.
+            fd = files.open_to_read(self._log_path)
+            try:
+                found = topic_log.replay(files.read(fd, lost, 0), self._log_path)
+            finally:
+                files.close(fd)
+        for one in state.full:
+            if one.block >= state.start:
+                self._cut(one)
+        self._cut(state.last)
+
+    def _put_again(self, redo: Redo) -> bool:
+        fd = self._descriptor(redo.block.base)
+        self._unsynced.add(redo.block.base)
+        if redo.data is not None:
+            self._files.write(fd, redo.data, redo.offset)
+            return True
+        crc, at = redo.crc_before, redo.offset
+        while at < redo.offset + redo.size:
+            data = self._files.read(fd, min(WRITE_BYTES, redo.offset + redo.size - at), at)
+            if not data:
+                break
+            crc, at = zlib.crc32(data, crc), at + len(data)
+        if at == redo.offset + redo.size and crc == redo.crc:
+            return True
+        if redo.synced:
+            raise CorruptQueue(
+                f"{redo.size:,} bytes of messages, which were on disk when they were committed, are not as they were",
+                path=self._block_path(redo.block.base),
+                offset=redo.offset,
+            )
+        return False
+
+    def _cut(self, one: Block) -> None:
+        fd = self._descriptor(one.base)
+        size = self._files.size(fd)
+        if size < one.end:
+            raise CorruptQueue(
+                f"the block has {size:,} bytes, its messages end at {one.end:,}", path=self._block_path(one.base), offset=size
+            )
+        if size > one.end:
+            self._files.truncate(fd, one.end)
+
+    def _remove_strays(self) -> None:
+        """Blocks that were trimmed, and new ones that were not committed."""
+        state = self.state
+        first = next((one.base for one in (*state.full, state.last) if one.block == state.start), None)
+        if first is None:
+            first = self._entry(state.start).base
+        for name in self._files.list(self._data):
+            number, _, kind = name.partition(".")
+            if kind in ("zbus", "sums") and number.isdecimal() and not first <= int(number) <= state.last.base:
+                self._files.unlink(os.path.join(self._data, name))
+        self._cut(state.last)
+
+    def _write_index(self) -> None:
+        for at, data in self._index_patch(*self.state.full, self.state.last).items():
+            self._files.write(self._index_fd, data, at)
+
+    # Blocks and index
+
+    def _block_path(self, base: int) -> str:
+        return os.path.join(self._data, zbus.block_name(base))
+
+    def _make_block(self, base: int) -> None:
+        path = self._block_path(base)
+        if self._files.exists(path):  # left by a crash: nothing in it is committed
+            self._files.unlink(path)
+        self._files.close(self._files.open(path, new=True))
+
+    def _descriptor(self, base: int) -> int:
+        fd = self._descriptors.get(base)
+        if fd is None:
+            for other in list(self._descriptors):
+                self._files.close(self._descriptors.pop(other))
+            fd = self._descriptors[base] = self._files.open(self._block_path(base))
+        return fd
+
+    def _index_patch(self, *blocks: Block) -> dict[int, bytes]:
+        """What the index is to say, by the place; its head comes last."""
+        patch = {
+            zbus.entry_at(one.block): zbus.pack_entry(Entry(one.created, one.base, one.end, one.updated))
+            for one in blocks
+            if one.block >= self.state.start
+        }
+        patch[0] = zbus.pack_index(Index(zbus.VERSION, self.state.count, self.state.start, self.state.number))
+        return patch
+
+    def _publish(self) -> None:
+        """Let readers see what is committed and, with ``sync="commit"``, durable."""
+        patch: dict[int, bytes] = {}
+        while self._publications and (self.sync != "commit" or self._publications[0][0] <= self.log.durable):
+            patch.update(self._publications.popleft()[1])
+        head = patch.pop(0, None)
+        for at, data in patch.items():
+            self._files.write(self._index_fd, data, at)
+        if head is not None:
+            self._files.write(self._index_fd, head, 0)
+            self._changed.notify_all()
+
+    # Appending
+
+    def append(self, messages: Sequence[Outgoing], operations: bytes = b"", always: bool = False) -> None:
+        """Commit messages, then other operations; durable when it returns (if `sync` says so, or ``always``)."""
+        with self._exclusive():
+            position = self._append(messages, operations)
+        self.durable(position, always)
+
+    def durable(self, position: int, always: bool = False) -> None:
+        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync."""
+        if self.sync == "commit" or always:
+            try:
+                self.log.sync(position, refuse=self.sync == "commit")
+            except QueueBroken as error:
+                with self._lock:
+                    self._break(error)
+                raise
+        if self._publications:
+            with self._exclusive():
+                self._publish()
+
+    def _append(self, messages: Sequence[Outgoing], operations: bytes) -> int:
+        state, time = self.state, now()
+        plan = self._plan(messages)
+        total = sum(HEAD + len(one.body) for one in messages)
+        self._check_free(total)
+        inline = total <= INLINE_BYTES[self.sync]
+        one, number = state.last, state.number
+        base, at, crc = one.base, one.end, one.crc
+        parts: list[bytes] = []
+        made: list[int] = []
+        writes: list[tuple[int, int, bytes]] = []
+        try:
+            for new, part in plan:
+                if new:
+                    if state.count + len(made) >= zbus.RING:
+                        raise QueueFull(
+                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
+                            f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
+                            path=self.path,
+                        )
+                    base, at, crc = base + at, 0, 0
+                    made.append(base)
+                    self._make_block(base)
+                    parts.append(topic_log.new_block(time))
+                begin = at
+                for run in _runs(part):
+                    start, run_crc = at, crc
+                    buffers: list[bytes | bytearray | memoryview] = []
+                    for body, id, tag, corr_offset, timestamp in run:
+                        buffers.append(
+                            zbus.pack_head(
+                                state.dialect,
+                                base + at,
+                                time if timestamp is None else timestamp,
+                                id,
+                                corr_offset,
+                                number,
+                                tag,
+                                len(body),
+                            )
+                        )
+                        at += HEAD + len(body)
+                        number += 1
+                        if not isinstance(body, Body):
+                            buffers.append(body)
+                        elif body.size:
+                            buffers += self._spilled(body)
+                    if inline:
+                        data = b"".join(buffers)
+                        parts.append(topic_log.inline(len(run), data))
+                        writes.append((base, start, data))
+                    else:
+                        run_crc = self._write_run(base, start, buffers, crc)
+                        parts.append(topic_log.extent(len(run), at - start, run_crc, self.sync == "commit"))
+                        crc = run_crc
+                if not inline and at > begin:
+                    self._unsynced.add(base)
+                    if self.sync == "commit":
+                        self._files.sync(self._descriptor(base))
+            if made and self.sync == "commit":
+                self._files.sync_directory(self._data)
+            for base, start, data in writes:
+                self._files.write(self._descriptor(base), data, start)
+                self._unsynced.add(base)
+            body_of_commit = topic_log.commit(time, b"".join(parts) + operations)
+            self.log.reserve(len(body_of_commit))
+            position = self._commit(body_of_commit)
+        except QueueFull:
+            self._take_back(made)
+            raise
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else self._full(error)
+            if full is None:
+                raise
+            self._take_back(made)
+            raise full from error
+        return position
+
+    def _commit(self, body: bytes) -> int:
+        self._committed = True
+        full = len(self.state.full)
+        position = self.log.append(topic_log.COMMIT, body)
+        for _ in topic_log.apply(body, self.state):
+            pass
+        self._publications.append((position, self._index_patch(*self.state.full[full:], self.state.last)))
+        if self.sync != "commit":
+            self._publish()
+        if self.log.end > self._rotate_at:
+            self._rotate()
+        elif self.log.spare < 64 << 10:
+            with contextlib.suppress(DiskFull):
+                self.log.reserve(0)
+        return position
+
+    def _plan(self, messages: Sequence[Outgoing]) -> list[tuple[bool, Sequence[Outgoing]]]:
+        """Which messages go to which block: all to one, as in the original, unless that would pass 2 GiB."""
+        if not messages:
+            return []
+        at, begin = self.state.last.end, 0
+        new = at >= self.block_size
+        plan: list[tuple[bool, Sequence[Outgoing]]] = []
+        at = 0 if new else at
+        for place, one in enumerate(messages):
+            size = HEAD + len(one.body)
+            if at + size > zbus.LARGEST_BLOCK:
+                if place > begin:
+                    plan.append((new, messages[begin:place]))
+                begin, at, new = place, 0, True
+            at += size
+        plan.append((new, messages[begin:]))
+        return plan
+
+    def _spilled(self, body: Body) -> Iterator[bytes]:
+        for at in range(0, body.size, WRITE_BYTES):
+            yield self._files.read(body.fd, min(WRITE_BYTES, body.size - at), body.offset + at)
+
+    def _write_run(self, base: int, at: int, buffers: Iterable[bytes | bytearray | memoryview], crc: int) -> int:
+        """Write past the end of a block, where no reader looks; returns the checksum of the block up to there."""
+        fd = self._descriptor(base)
+        small: list[bytes | bytearray | memoryview] = []
+        for one in buffers:
+            if len(one) >= WRITE_BYTES:
+                data = b"".join(small)
+                self._files.write(fd, data, at)
+                self._files.write(fd, one, at + len(data))
+                crc = zlib.crc32(one, zlib.crc32(data, crc))
+                at += len(data) + len(one)
+                small = []
+            else:
+                small.append(one)
+        data = b"".join(small)
+        if data:
+            self._files.write(fd, data, at)
+        return zlib.crc32(data, crc)
+
+    def _take_back(self, made: list[int]) -> None:
+        for base in made:
+            if (fd := self._descriptors.pop(base, None)) is not None:
+                self._files.close(fd)
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(self._block_path(base))
+            self._unsynced.discard(base)
+        self._files.truncate(self._descriptor(self.state.last.base), self.state.last.end)
+
+    def _check_free(self, size: int) -> None:
+        if self.min_free_bytes and (free := self._files.free(self.path)) - size < self.min_free_bytes:
+            raise DiskFull(
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
+                "was stored; make room, or let old messages go",
+                path=self.path,
+            )
+
+    # Removing the oldest blocks
+
+    def trim(self, blocks: int) -> None:
+        """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
+        with self._exclusive():
+            start = self.state.start
+            entries = [self._entry(block) for block in range(start, start + blocks)]
+            position = self._commit(topic_log.commit(now(), topic_log.trim(blocks)))
+        self.durable(position, always=True)
+        with self._exclusive():
+            self._files.sync(self._index_fd)
+            for entry in entries:
+                for name in (zbus.block_name(entry.base), topic_log.sums_name(entry.base)):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._files.unlink(os.path.join(self._data, name))
+                self._unsynced.discard(entry.base)
+
+    # The log
+
+    def _store(self) -> None:
+        """Bring blocks, their checksums and the index to where the log is, durably."""
+        state = self.state
+        if self._log is not None:
+            self.log.sync(self.log.position, refuse=self.sync == "commit")
+            self._publish()
+        for base in sorted(self._unsynced):
+            if self._files.exists(self._block_path(base)):
+                self._files.sync(self._descriptor(base))
+        self._unsynced.clear()
+        for one in state.full:
+            if one.block >= state.start and one.pieces:
+                path = os.path.join(self._data, topic_log.sums_name(one.base))
+                self._files.close(write_new(self._files, path, topic_log.pack_sums(one.sums())))
+        self._files.sync_directory(self._data)
+        self._files.sync(self._index_fd)
+
+    def _begin_log(self) -> None:
+        """Put a new log into place."""
+        state = self.state
+        state.prune_keys(now())
+        state.full.clear()
+        state.dropped = 0
+        if self._log is not None:
+            new = self.log.prepare(lambda generation: topic_log.snapshot(state, generation))
+            self.log.replace(new)
+        else:
+            generation = journal.new_generation()
+            data = topic_log.snapshot(state, generation)
+            fd = write_new(self._files, self._log_path + ".tmp", data)
+            self._files.rename(self._log_path + ".tmp", self._log_path)
+            self._files.sync_directory(self.path)
+            self._log = Log(self._files, self._log_path, fd, generation, len(data), len(data), "topic")
+        self._rotate_at = self.log.snapshot_end + max(LOG_BYTES, self.log.snapshot_end)
+
+    def _rotate(self) -> None:
+        try:
+            self._store()
+            self._begin_log()
+        except OSError as error:
+            if isinstance(error, QueueBroken) or self._full(error) is None:
+                raise
+            self._rotate_at = self.log.end + LOG_BYTES // 4  # where there is no room for a new log, the old one goes on
+
+    # The end
+
+    def close(self) -> None:
+        """Leave the files as a zbus server would, and give the lock back."""
+        with self._lock:
+            if isinstance(self._refusal, QueueClosed):
+                return
+            broken, self._refusal = self._refusal, QueueClosed("the topic is closed", path=self.path)
+            try:
+                if broken is None and self.log.position > self._opened_at:
+                    self._store()
+                    if self.log.end - self.log.snapshot_end > LOG_BYTES_AT_CLOSE:
+                        self._begin_log()
+                    self.log.append(topic_log.CHECKPOINT, b"")
+                    self.log.give_back()
+            except DiskFull:
+                pass  # without a checkpoint: the next opening makes up for it
+            except OSError as error:
+                if isinstance(error, QewQewError):
+                    raise
+                raise QueueBroken(
+                    f"closing failed: {error.strerror}; opening the topic again recovers it", path=self.path
+                ) from error
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        for fd in (*self._descriptors.values(), self._index_fd):
+            if fd >= 0:
+                self._files.close(fd)
+        self._descriptors.clear()
+        if self._log is not None:
+            self._log.close()
+        self._lock_file.release()
+
+    def forked(self) -> None:
+        """In a forked child: the topic stays the parent's. Descriptors are closed, which drops no lock of the parent."""
+        self._refusal = QueueClosed("the topic was opened before this process was forked; open it again here", path=self.path)
+        self._lock = type(self._lock)()  # whoever held it does not exist here
+        for fd in (*self._descriptors.values(), self._index_fd, self._lock_file.fd):
+            os.close(fd)
+        self.log.forked()
+        self.log.close()
+
+    def patch(self, at: int, data: bytes) -> None:
+        """Write a field of the index's common header, durably."""
+        with self._exclusive():
+            self._files.write(self._index_fd, data, at)
+            self._files.sync(self._index_fd)
+
+
+def _runs(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Messages in runs of about 64 KiB: each begins a piece of the checksums."""
+    run: list[Outgoing] = []
+    size = 0
+    for one in messages:
+        run.append(one)
+        size += HEAD + len(one.body)
+        if size >= PIECE_BYTES:
+            yield run
+            run, size = [], 0
+    if run:
+        yield run

@@ -1,0 +1,1113 @@
+"""`Reader`: a named place in a topic, from which messages are delivered, committed, and leased as batches.
+
+Processes that open the same reader share it. Each call takes the lock of the reader for a moment, catches up with what the
+others have appended to its log, and appends to it itself (`reader_log`). The topic's writer is never waited for, nor does
+it wait. A message that was delivered is in flight until it is committed or given back; it is delivered again when its time
+is over, or when the process that had it has died: as long as that lives, it has a byte of the lock file locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import random
+import struct
+import sys
+import time as clock
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from qewqew_core import batch as batches
+from qewqew_core import journal, layout, manifest, reader_log, topic_log, zbus
+from qewqew_core.errors import (
+    BadArgument,
+    BatchConflict,
+    CommitConflict,
+    CorruptQueue,
+    Empty,
+    QewQewError,
+    QueueClosed,
+    QueueFull,
+)
+from qewqew_core.files import Files, write_new
+from qewqew_core.guard import Guard
+from qewqew_core.inspection import QueueStats
+from qewqew_core.journal import Log
+from qewqew_core.leasing import Leasing
+from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, Range, ReaderState
+from qewqew_core.state import PIECE_BYTES, BatchState, Piece, now_ms
+from qewqew_core.tags import Filter
+from qewqew_core.view import SCAN, WINDOW, Found, Position, View
+from qewqew_core.zbus import HEAD, Entry, Message
+
+if TYPE_CHECKING:
+    from qewqew_core.topic import Topic
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+LOG_BYTES = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
+LOOK_AT_OWNERS = 0.25  # seconds between two looks whether those who have messages in flight still live
+_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+class Reader(Guard, Leasing):
+    """A reader of a topic; from `Topic.reader`. Safe to share between threads, and between processes by opening it in each.
+
+    `read` and `read_many` deliver messages, each to one consumer, in order; `commit` says that they are done with, durably.
+    What is neither committed nor given back (`nack`, `close`) is delivered again after ``redeliver_after`` seconds, and at
+    once when its consumer's process has died. At most ``window`` messages are in flight, of all consumers together.
+    With ``auto_commit`` a message is committed before it is handed out: no message comes twice, but one may be lost with its
+    consumer. `lease` takes batches, as from a queue: a reader that is leased from is a queue.
+    """
+
+    _what = "reader"
+
+    def __init__(
+        self,
+        topic: Topic,
+        name: str,
+        *,
+        filter: str | None,
+        start: str | int | datetime,
+        window: int,
+        redeliver_after: float | None,
+        auto_commit: bool,
+        temporary: bool,
+    ) -> None:
+        self._refusal = QueueClosed("the reader was never opened")
+        self.name = layout.check_reader_name(name)
+        self.window = layout.check_whole("window", window, 1, 1 << 20)
+        if redeliver_after is not None and (
+            isinstance(redeliver_after, bool) or not isinstance(redeliver_after, (int, float)) or not 0 <= redeliver_after < 1e9
+        ):
+            raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
+        self.redeliver_after = redeliver_after
+        self.auto_commit = auto_commit
+        self._topic = topic
+        self._files: Files = topic._files
+        directory = topic.path
+        Guard.__init__(self, os.path.join(directory, "reader", name + ".rdx"))
+        self._refusal = QueueClosed("the reader was never opened")
+        Leasing.__init__(self, topic.max_attempts, topic.retention, topic.retention_bytes)
+        self._stem = os.path.join(directory, "state", name)
+        self._name = f"{topic.name}-{name}"
+        self._view = View(self._files, directory, topic.dialect)
+        self._pieces_of: dict[int, list[Piece]] = {}  # base offset: checksums of a full block, once read
+        self._mine: dict[int, int] = {}  # offset: attempt, of what this object has delivered and is not committed
+        self._owner = random.SystemRandom().randrange(1, 1 << 62)
+        self._filter = Filter(None)
+        self._due = 0  # no message in flight is to be delivered again before this time (but those of dead owners)
+        self._looked = 0.0  # when owners were last looked at
+        self._depth = 0
+        self._unsettled = False
+        self._log: Log | None = None
+        self._rdx_fd = -1
+        self._lock_fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _set(self._lock_fd, fcntl.F_WRLCK, self._owner)
+        self._refusal = None
+        try:
+            with self._exclusive():
+                self._open(start)
+                if filter is not None and Filter(filter).text != self._state.filter:
+                    self.set_filter(filter)
+                if temporary:
+                    self._write_rdx(*zbus.mask_patch(zbus.DELETE_ON_EXIT))
+        except BaseException:
+            self._release()
+            raise
+        _open_readers.add(self)
+
+    # The lock, and what others did
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        pause = 0.0001
+        while not _set(self._lock_fd, fcntl.F_WRLCK, 0):
+            clock.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who wait do not knock in step
+            pause = min(pause * 1.5, 0.01)
+        if self._log is not None:
+            self._catch_up(self._log)
+            if self._unsettled:
+                self._settle()
+
+    def _leave(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            _set(self._lock_fd, fcntl.F_UNLCK, 0)
+
+    def _catch_up(self, log: Log) -> None:
+        try:
+            inode, _ = self._files.identity(log.path)
+        except FileNotFoundError:
+            self._refusal = QueueClosed("the reader was deleted", path=self.path)
+            raise self._refusal from None
+        if inode != self._inode:  # another process has cut the log back
+            log.close()
+            self._log = None
+            self._load()
+            return
+        size = self._files.size(self._log_fd)
+        if size == log.end:
+            return
+        data = self._files.read(self._log_fd, size - log.end, log.end)
+        base, end = log.end, log.end
+        for frame in journal.frames(data, log.generation, 0):
+            end = base + frame.end
+            self._unsettled |= reader_log.replay_frame(frame, self._state, log.path, base) in BATCH_OPERATIONS
+        log.follow(end)
+        if end < size:  # who appended this was killed while it did
+            self._files.truncate(self._log_fd, end)
+        if self._filter.text != self._state.filter:
+            self._filter = Filter(self._state.filter)
+        self._due = 0
+        self._refresh_mine()
+
+    def _refresh_mine(self) -> None:
+        flight = self._state.flight
+        for offset in [offset for offset in self._mine if offset not in flight or flight[offset].owner != self._owner]:
+            del self._mine[offset]
+
+    def _load(self) -> None:
+        """Replay the whole log."""
+        path = self._stem + ".log"
+        fd = self._files.open(path)
+        try:
+            data = self._files.read(fd, self._files.size(fd), 0)
+            found = reader_log.replay(data, path)
+            if found.end < len(data):
+                self._files.truncate(fd, found.end)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        self._attach(fd, found.generation, found.snapshot_end, found.end, found.state)
+        self._unsettled = bool(found.state.batches)
+        self._refresh_mine()
+
+    def _attach(self, fd: int, generation: int, snapshot_end: int, end: int, state: ReaderState) -> None:
+        self._state = state
+        self._log = Log(self._files, self._stem + ".log", fd, generation, end, snapshot_end, "reader")
+        self._log_fd = fd
+        self._inode, _ = self._files.identity(self._stem + ".log")
+        self._rotate_at = snapshot_end + max(LOG_BYTES, snapshot_end)
+        self._filter = Filter(state.filter)
+        self._due = 0
+
+    # Opening
+
+    def _open(self, start: str | int | datetime) -> None:
+        files = self._files
+        if not files.exists(self.path):
+            if files.exists(self._stem + ".log"):  # of a reader that was deleted, or never made
+                files.unlink(self._stem + ".log")
+            place = self._begin(start)
+            self._make_rdx(place)
+            self._new_log(ReaderState(todo=[Range(place, None)]))
+        self._rdx_fd = files.open(self.path)
+        if files.size(self._rdx_fd) < zbus.READER_SIZE:  # as the original does
+            files.truncate(self._rdx_fd, zbus.READER_SIZE)
+        data = files.read(self._rdx_fd, zbus.READER_SIZE, 0)
+        block, offset = zbus.unpack_position(data)
+        if files.exists(self._stem + ".log"):
+            if self._log is None:
+                self._load()
+            if (block, offset, zbus.unpack_filter(data)) in self._state.mirrored:
+                return
+            # A zbus server has used the reader since.
+        state = ReaderState(todo=[Range(self._place(block, offset), None)], filter=zbus.unpack_filter(data))
+        if self._log is not None:
+            state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
+            self._log.close()
+        handed_out = self._add_naks(state)
+        self._new_log(state)
+        self._clear_naks(handed_out)
+
+    def _begin(self, start: str | int | datetime) -> Position:
+        if start == "oldest":
+            # As the original: the first block, even if its first message is not there yet.
+            index = self._view.index()
+            oldest = self._view.oldest()
+            return oldest if oldest.offset or oldest.block == index.start else Position(index.start, 0, oldest.number)
+        if start == "latest":
+            return self._view.latest()
+        if type(start) is int:
+            return self._seek(start, None, None)
+        if isinstance(start, datetime):
+            return self._seek(None, None, start)
+        raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
+
+    def _place(self, block: int, offset: int) -> Position:
+        """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
+        view, index = self._view, self._view.index()
+        if block < index.start:
+            return view.oldest()
+        if block >= index.start + index.blocks:
+            return view.latest()
+        entry = view.entry(block)
+        if offset >= entry.end:
+            following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
+            return Position(block, entry.end, following.number)
+        try:
+            number = zbus.number_at(view.read(entry.base, offset, HEAD), 0)
+            view.check(entry.base, view.read(entry.base, offset, HEAD), offset, offset, entry.end, number)
+        except CorruptQueue as error:
+            raise CorruptQueue(f"the reader stands where no message begins: {error}", path=self.path, offset=0) from error
+        return Position(block, offset, number)
+
+    def _make_rdx(self, place: Position) -> None:
+        """The reader is there when its .rdx is."""
+        directory = os.path.dirname(self.path)
+        data = zbus.new_reader(now_ms(), place.block, place.offset)
+        self._files.close(write_new(self._files, self.path + ".tmp", data))
+        self._files.rename(self.path + ".tmp", self.path)
+        self._files.sync_directory(directory)
+
+    def _new_log(self, state: ReaderState) -> None:
+        generation = journal.new_generation()
+        data = reader_log.snapshot(state, generation)
+        path = self._stem + ".log"
+        fd = write_new(self._files, path + ".tmp", data)
+        self._files.rename(path + ".tmp", path)
+        self._files.sync_directory(os.path.dirname(path))
+        floor = state.floor()
+        state.mirrored = {(floor.block, floor.offset, state.filter)}
+        self._attach(fd, generation, len(data), len(data), state)
+        if self._rdx_fd >= 0:
+            self._mirror()
+
+    def _add_naks(self, state: ReaderState) -> list[int]:
+        """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
+
+        From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
+        """
+        try:
+            data = _read_whole(self._files, self._nak_path)
+        except FileNotFoundError:
+            return []
+        entries = zbus.unpack_naks(data, self._topic.dialect)
+        entered = []
+        for entry in entries.values():
+            place = self._view.by_offset(entry.offset)
+            if place is not None and place < state.todo[0].start:
+                entered.append([entry.offset, *place, max(1, entry.tries)])
+        reader_log.apply(state, "deliver", 0, 0, entered, state.todo)
+        return [zbus.nak_entry_at(number, self._topic.dialect) for number in entries]
+
+    @property
+    def _nak_path(self) -> str:
+        return self.path.removesuffix(".rdx") + ".nak"
+
+    def _clear_naks(self, places: list[int]) -> None:
+        if places:
+            fd = self._files.open(self._nak_path)
+            try:
+                for at in places:
+                    self._files.write(fd, b"\0", at)
+            finally:
+                self._files.close(fd)
+
+    # Committing
+
+    def _append(self, name: str, *arguments: Any) -> int:
+        """Append an operation to the log and apply it; returns the position that `_durable` takes."""
+        assert self._log is not None
+        before = self._state.floor()
+        self._committed = True
+        position = self._log.append(OPERATION, reader_log.operation(name, *arguments))
+        reader_log.apply(self._state, name, *arguments)
+        if self._state.floor()[:2] != before[:2]:
+            self._mirror()
+        if self._log.end > self._rotate_at:
+            self._rotate()
+            position = self._log.position
+        return position
+
+    def _durable(self, position: int, always: bool = False) -> None:
+        if self._topic.sync == "commit" or always:
+            assert self._log is not None
+            self._log.sync(position, refuse=False)
+
+    def _mirror(self) -> None:
+        """Tell zbus servers the first message that is not committed."""
+        floor = self._state.floor()
+        self._write_rdx(0, zbus.pack_position(floor.block, floor.offset))
+
+    def _write_rdx(self, at: int, data: bytes) -> None:
+        self._files.write(self._rdx_fd, data, at)
+
+    def _rotate(self) -> None:
+        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        assert self._log is not None
+        state = self._state
+        try:
+            expired = state.prune_expired(now_ms())
+            self._files.sync(self._rdx_fd)
+            new = self._log.prepare(lambda generation: reader_log.snapshot(state, generation))
+        except OSError as error:
+            if self._full(error) is None:
+                raise
+            self._rotate_at = self._log.end + LOG_BYTES // 4
+            return
+        self._log.replace(new)
+        self._log_fd = new.fd
+        self._inode, _ = self._files.identity(self._log.path)
+        self._rotate_at = new.size + max(LOG_BYTES, new.size)
+        floor = state.floor()
+        state.mirrored = {(floor.block, floor.offset, state.filter)}
+        self._remove_expired(expired)
+
+    # Reading
+
+    def read(self, timeout: float | None = 0) -> Message:
+        """The next message. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+
+        It is in flight until it is committed. Raises `QueueFull` if ``window`` messages are, and `CorruptQueue`.
+        """
+        return self._wait(lambda: self._deliver(1, None), timeout)[0]
+
+    def read_many(self, max_records: int, max_bytes: int | None = None, timeout: float | None = 0) -> list[Message]:
+        """Up to ``max_records`` messages with bodies of together up to ``max_bytes``, at least one; maybe [] after ``timeout``.
+
+        Fewer than there are, if ``window`` leaves room for fewer. Raises as `read`.
+        """
+        layout.check_whole("max_records", max_records, 1, sys.maxsize)
+        if max_bytes is not None:
+            layout.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
+        try:
+            return self._wait(lambda: self._deliver(max_records, max_bytes), timeout)
+        except Empty:
+            return []
+
+    def peek(self, timeout: float | None = 0) -> Message:
+        """The message that `read` would deliver; it is not delivered. Waits and raises as that."""
+        return self._wait(self._look, timeout)[0]
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages that wait, as `read` delivers them, until there is none."""
+        with contextlib.suppress(Empty):
+            while True:
+                yield self.read()
+
+    def _wait(self, act: Callable[[], list[Message]], timeout: float | None) -> list[Message]:
+        deadline = layout.deadline(timeout)
+        pause = 0.001
+        while True:
+            if self._state.prepared:
+                self._decide_sessions()
+            if found := act():
+                return found
+            rest = None if deadline is None else deadline - clock.monotonic()
+            if rest is not None and rest <= 0:
+                raise Empty("there is no message that this reader has not delivered", path=self.path)
+            clock.sleep(pause if rest is None else min(pause, rest))
+            pause = min(pause * 1.5, 0.02)
+
+    def _look(self) -> list[Message]:
+        with self._exclusive():
+            self._drop_lost()
+            for found, attempt in self._again(1):
+                return [found.message._replace(attempt=attempt)]
+            chosen = self._filter if self._filter else None
+            for start, stop in self._state.todo:
+                for one in self._view.messages(start, stop, chosen):
+                    if isinstance(one, Found):
+                        return [one.message]
+            return []
+
+    def _deliver(self, max_records: int, max_bytes: int | None) -> list[Message]:
+        with self._exclusive():
+            self._drop_lost()
+            messages, entries, todo = self._pick(max_records, max_bytes)
+            if not entries and todo == self._state.todo:
+                return []
+            now = now_ms()
+            if self.auto_commit:
+                again = [entry[0] for entry in entries if entry[0] in self._state.flight]
+                position = self._append("commit", again, todo)
+            else:
+                due = None if self.redeliver_after is None else now + int(self.redeliver_after * 1000)
+                position = self._append("deliver", self._owner, due, entries, todo)
+                self._due = self._due if due is None else min(self._due, due)
+                self._mine.update((entry[0], entry[4]) for entry in entries)
+        if self.auto_commit:
+            self._durable(position)
+        return messages
+
+    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[tuple[int, ...]], list[Range]]:
+        """The next messages, where they are (offset, block, place, number, attempt), and what is to be delivered after them."""
+        messages: list[Message] = []
+        entries: list[tuple[int, ...]] = []
+        room = sys.maxsize if max_bytes is None else max_bytes
+
+        def take(found: Found, attempt: int) -> None:
+            messages.append(found.message if attempt == 1 else found.message._replace(attempt=attempt))
+            entries.append((found.message.offset, *found.at, attempt))
+
+        for found, attempt in self._again(max_records):
+            if messages and len(found.message.body) > room:
+                return messages, entries, self._state.todo
+            take(found, attempt)
+            room -= len(found.message.body)
+        todo = list(self._state.todo)
+        free = max_records if self.auto_commit else min(max_records, self.window - len(self._state.flight) + len(entries))
+        if len(entries) >= max_records or room <= 0:
+            return messages, entries, todo
+        chosen = self._filter if self._filter else None
+        window = WINDOW if max_records == 1 and chosen is None else SCAN
+        while todo:
+            start, stop = todo[0]
+            for one in self._view.messages(start, stop, chosen, window):
+                if isinstance(one, Position):
+                    todo[0] = Range(one, stop)
+                    continue
+                if messages and len(one.message.body) > room:
+                    return messages, entries, todo
+                if len(messages) >= free:
+                    if not messages:
+                        raise QueueFull(
+                            f"{len(self._state.flight):,} messages are delivered and not committed, as many as window allows: "
+                            "commit them, or give them back (nack)",
+                            path=self.path,
+                        )
+                    return messages, entries, todo
+                take(one, 1)
+                room -= len(one.message.body)
+                todo[0] = Range(one.after, stop)
+                if len(messages) >= max_records or room <= 0:
+                    return messages, entries, todo
+            if stop is None:
+                break
+            todo.pop(0)
+        return messages, entries, todo
+
+    def _again(self, most: int) -> list[tuple[Found, int]]:
+        """Messages in flight that are to be delivered again, the first first, and which time it is."""
+        flight, now, gone = self._state.flight, now_ms(), self._dead_owners()
+        if not flight or (now < self._due and not gone):
+            return []
+        free = {offset: one for offset, one in flight.items() if one.session is None}
+        due = sorted(offset for offset, one in free.items() if (one.due is not None and one.due <= now) or one.owner in gone)
+        self._due = 0 if due else min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
+        again = []
+        for offset in due[:most]:
+            found = next(self._view.messages(flight[offset].at))
+            assert isinstance(found, Found)
+            again.append((found, flight[offset].attempt + 1))
+        return again
+
+    def _dead_owners(self) -> set[int]:
+        """Those who have messages in flight and whose process has ended."""
+        if clock.monotonic() < self._looked + LOOK_AT_OWNERS:
+            return set()
+        self._looked = clock.monotonic()
+        owners = {one.owner for one in self._state.flight.values()} - {0, self._owner}
+        return {owner for owner in owners if not _is_locked(self._lock_fd, owner)}
+
+    def _drop_lost(self) -> None:
+        """Move on where the oldest messages were removed from the topic before they were committed."""
+        start = self._view.index().start
+        state = self._state
+        if state.floor().block >= start:
+            return
+        oldest = self._view.oldest()
+        offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
+        lost, todo = len(offsets), []
+        for one in state.todo:
+            end = oldest if one.stop is None or one.stop > oldest else one.stop
+            if one.start < oldest:
+                lost += end.number - one.start.number
+            if one.stop is None or one.stop > oldest:
+                todo.append(Range(max(one.start, oldest), one.stop))
+        if not todo:
+            todo = [Range(oldest, None)]
+        if offsets or todo != state.todo:
+            _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, lost)
+            self._append("lose", todo, offsets, lost)
+            self._refresh_mine()
+
+    # Committing
+
+    def commit(self, *messages: Message) -> int:
+        """These messages are done with; without any: all that this object has delivered. Returns how many.
+
+        Durable when it returns, as `Queue.put` is. Committing a message twice is no error. Raises `CommitConflict` if a message
+        is with somebody else, because its time was over, or is yet to be delivered; then none was committed.
+        """
+        with self._exclusive():
+            offsets = self._check_mine(messages)
+            if not offsets:
+                return 0
+            position = self._append("commit", offsets, None)
+            self._refresh_mine()
+        self._durable(position)
+        return len(offsets)
+
+    def _check_mine(self, messages: tuple[Message, ...]) -> list[int]:
+        """The offsets of messages that are with this object, and not committed yet."""
+        if not messages:
+            return list(self._mine)
+        offsets: dict[int, None] = {}  # a message may be given twice
+        for message in messages:
+            if not isinstance(message, Message):
+                raise BadArgument(f"commit and nack take messages that were read, not {type(message).__name__}")
+            mine = self._mine.get(message.offset)
+            if mine == message.attempt:
+                offsets[message.offset] = None
+            elif message.offset in self._state.flight or self._is_ahead(message):
+                raise CommitConflict(
+                    f"message {message.number} is not with this consumer: it was delivered again since (redeliver_after), given "
+                    "back, or the reader was moved. Nothing was changed",
+                    path=self.path,
+                )
+        return list(offsets)
+
+    def _is_ahead(self, message: Message) -> bool:
+        return any(
+            one.start.number <= message.number and (one.stop is None or message.number < one.stop.number)
+            for one in self._state.todo
+        )
+
+    def nack(self, *messages: Message, delay: float = 0.0) -> int:
+        """Give messages back, to be delivered again, first, after ``delay`` seconds; without any: all that this object has.
+
+        Returns how many. Raises `CommitConflict` as `commit`.
+        """
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+            raise BadArgument(f"delay must be a number of seconds, 0 or more, not {delay!r:.60}")
+        with self._exclusive():
+            offsets = self._check_mine(messages)
+            if offsets:
+                due = now_ms() + int(delay * 1000)
+                self._append("give_back", offsets, due)
+                self._due = min(self._due, due)
+                self._refresh_mine()
+            return len(offsets)
+
+    # Sessions; the log of the topic decides
+
+    def _prepare(self, session: str, messages: list[Message]) -> None:
+        with self._exclusive():
+            offsets = self._check_mine(tuple(messages)) if messages else []
+            if len(offsets) < len(messages):
+                raise CommitConflict("a message of the session was committed already. Nothing was changed", path=self.path)
+            position = self._append("prepare", session, offsets)
+        self._durable(position)
+
+    def _resolve(self, session: str, committed: bool) -> None:
+        with self._exclusive():
+            if any(one.session == session for one in self._state.flight.values()):
+                self._append("resolve", session, committed, now_ms())
+                self._due = 0
+                self._refresh_mine()
+
+    def _unprepare(self, session: str) -> None:
+        """The session was not committed, and goes on."""
+        with self._exclusive():
+            if any(one.session == session for one in self._state.flight.values()):
+                self._append("unprepare", session)
+                self._due = 0
+
+    def _return(self, messages: list[Message]) -> None:
+        """Give back those that are still with this object."""
+        with self._exclusive():
+            offsets = [one.offset for one in messages if self._mine.get(one.offset) == one.attempt]
+            if offsets:
+                self._append("give_back", offsets, now_ms())
+                self._due = 0
+                self._refresh_mine()
+
+    def _resolve_all(self, committed: set[str]) -> None:
+        """Of those who died in `Session.commit`; who calls has the lock of the topic's writer."""
+        with self._exclusive():
+            for session in {one.session for one in self._state.flight.values()} - {None}:
+                self._durable(self._append("resolve", session, session in committed, now_ms()), always=True)
+
+    def _decide_sessions(self) -> None:
+        """If a process died while it committed a session: have the topic's log say how that ended."""
+        with self._exclusive():
+            undecided = {one.owner for one in self._state.flight.values() if one.session is not None} - {self._owner}
+            if all(_is_locked(self._lock_fd, owner) for owner in undecided):
+                return
+        self._topic._recover()
+
+    # Moving
+
+    def seek(self, *, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> None:
+        """Go on at the message with this number, with this offset in the topic, or the first since a time; durable.
+
+        What was delivered to anybody and is not committed is forgotten: it comes again if it lies behind the new place.
+        Raises `BadArgument` if there is no such message; the place of the next message to come is one.
+        """
+        with self._exclusive():
+            place = self._seek(number, offset, time)
+            position = self._append("move", [Range(place, None)], 0)
+            self._refresh_mine()
+        self._durable(position)
+
+    def _seek(self, number: int | None, offset: int | None, time: datetime | None) -> Position:
+        if (number is not None) + (offset is not None) + (time is not None) != 1:
+            raise BadArgument("give one of number, offset and time")
+        if time is not None:
+            if not isinstance(time, datetime) or time.tzinfo is None:
+                raise BadArgument(f"time must be a datetime with a time zone, not {time!r:.60}")
+            return self._view.by_time(int(time.timestamp() * 1000))
+        if number is not None:
+            place = self._view.by_number(layout.check_whole("number", number, 0, sys.maxsize))
+            what = f"message {number}"
+        else:
+            assert offset is not None
+            place = self._view.by_offset(layout.check_whole("offset", offset, 0, sys.maxsize))
+            what = f"message at offset {offset}"
+        if place is None:
+            oldest, latest = self._view.oldest(), self._view.latest()
+            raise BadArgument(
+                f"there is no {what}: the topic {self._topic.path} has messages {oldest.number} to {latest.number - 1}"
+            )
+        return place
+
+    @property
+    def filter(self) -> str | None:
+        """Which tags the reader delivers; see `tags`."""
+        with self._exclusive():
+            return self._state.filter
+
+    def set_filter(self, text: str | None) -> None:
+        """Deliver only messages whose tags match, from the next one on; None or "": all. Durable; raises `BadArgument`.
+
+        Messages that an earlier filter has passed over do not come again, but with `seek`.
+        """
+        chosen = Filter(text)
+        with self._exclusive():
+            position = self._append("set_filter", chosen.text)
+            self._filter = chosen
+            self._write_rdx(*zbus.filter_patch(chosen.text))
+        self._durable(position)
+
+    # Looking
+
+    def lag(self) -> int:
+        """How many messages lie behind the first that is not committed, whatever the filter; those of batches included."""
+        with self._exclusive():
+            self._drop_lost()
+            return self._view.latest().number - self._state.floor().number
+
+    @property
+    def lost(self) -> int:
+        """How many messages were removed from the topic before this reader had committed them."""
+        with self._exclusive():
+            self._drop_lost()
+            return self._state.lost
+
+    def position(self) -> Position:
+        """The first message that is not committed."""
+        with self._exclusive():
+            return self._state.floor()
+
+    def stats(self) -> QueueStats:
+        """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
+        with self._exclusive():
+            self._drop_lost()
+            return stats_of(self._state, self._view, self._stem)
+
+    # Batches: what `Leasing` leaves to its owner
+
+    @property
+    def _leases(self) -> ReaderState:
+        return self._state
+
+    def _notify(self) -> None:
+        pass  # who waits looks again
+
+    def _change(self, op: str, **arguments: object) -> None:
+        self._durable(self._append("change", op, now_ms(), arguments), always=True)
+
+    def _with_room(self, act: Callable[[], T]) -> T:
+        return act()
+
+    def _occupied(self, batch: BatchState) -> int:
+        return batch.bytes + HEAD * batch.records
+
+    def _settle_manifest(self, batch: BatchState) -> None:
+        directory = batches.directory_of(self._stem, batch)
+        body = manifest.load(directory)
+        changed = Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
+        batches.write_manifest(self._files, directory, changed)
+
+    def _take_back(self, batch: BatchState) -> None:
+        ranges = self._state.ranges[batch.id]
+        if ranges[0].start.block < self._view.index().start:
+            raise BatchConflict(
+                f"the messages of batch {batch.id} are no longer in the topic, only in the batch; with return_to_queue() it "
+                "is leased again",
+                path=self.path,
+            )
+        todo = sorted([*ranges, *self._state.todo], key=lambda one: one.start)
+        self._durable(self._append("put_back", batch.id, todo), always=True)
+        batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
+
+    def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+        self._drop_lost()
+        segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
+        if not segments:
+            if todo != self._state.todo:
+                self._append("commit", [], todo)
+            return None
+        batch = self._new_batch(key)
+        batch.records = sum(one.records for one, _ in segments)
+        batch.bytes = sum(size for _, size in segments)
+        batch.lease_timeout, batch.extended = lease_timeout, batch.created
+        directory = batches.directory_of(self._stem, batch)
+        try:
+            batches.remove_tree(self._files, directory)
+            batches.make_home(self._files, self._stem, layout.BATCHES)
+            self._files.make_directory(directory)
+            for name in {one.file for one, _ in segments}:
+                self._files.link(os.path.join(self._topic.path, "data", name), os.path.join(directory, name))
+            batches.write_manifest(self._files, directory, self._manifest(batch, [one for one, _ in segments]))
+            self._files.sync_directory(os.path.dirname(directory))
+            position = self._append("lease", reader_log.batch_fields(batch), ranges, offsets, todo)
+        except OSError as error:
+            batches.remove_tree(self._files, directory)
+            if isinstance(error, QewQewError):
+                raise
+            raise self._full(error) or self._break(error) from error
+        self._durable(position, always=True)
+        self._refresh_mine()
+        return self._state.batches[batch.id]
+
+    def _manifest(self, batch: BatchState, segments: list[Segment]) -> Manifest:
+        created = layout.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
+        return Manifest(
+            batch.id,
+            batch.keys[-1],
+            self._topic.name,
+            created,
+            batch.attempt,
+            batch.records,
+            batch.bytes,
+            tuple(segments),
+            manifest.BLOCK,
+            self.name,
+            self._topic.dialect,
+            self._state.filter,
+        )
+
+    def _cut(self, max_records: int, max_bytes: int) -> tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]:
+        """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and
+        what is left to deliver.
+        """
+        segments: list[tuple[Segment, int]] = []
+        ranges: list[Range] = []
+        offsets: list[int] = []
+        todo = list(self._state.todo)
+        again = [(found.at, found.after, found.message.offset) for found, _ in self._again(max_records)]
+        for at, after, offset in again:
+            one, size, end = self._segment(Range(at, after), max_records, max_bytes, bool(segments))
+            if one is None or end != after:
+                return segments, ranges, offsets, todo
+            segments.append((one, size))
+            ranges.append(Range(at, after))
+            offsets.append(offset)
+            max_records, max_bytes = max_records - one.records, max_bytes - size
+        while todo and max_records > 0 and max_bytes > 0:
+            start, stop = todo[0]
+            one, size, end = self._segment(todo[0], max_records, max_bytes, bool(segments))
+            if one is not None:
+                segments.append((one, size))
+                ranges.append(Range(start, end))
+                max_records, max_bytes = max_records - one.records, max_bytes - size
+            if end == start:
+                break
+            if stop is not None and (end.block, end.offset) >= (stop.block, stop.offset):
+                todo.pop(0)
+            else:
+                todo[0] = Range(end, stop)
+        return segments, ranges, offsets, todo
+
+    def _segment(self, wanted: Range, max_records: int, max_bytes: int, more: bool) -> tuple[Segment | None, int, Position]:
+        """The first messages of a range, as far as they are in one block and within the limits: (None if none matches, payload
+        bytes, where the next one begins). The first is taken whatever its size, unless there are ``more`` before it.
+        """
+        view = self._view
+        block, begin, number = wanted.start
+        index = view.index()
+        entry = view.entry(block)
+        stop = wanted.stop
+        end = stop.offset if stop is not None and stop.block == block else entry.end
+        if begin >= end:
+            if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
+                return None, 0, wanted.start
+            return None, 0, Position(block + 1, 0, number)
+        at, records, size, boundary = begin, 0, 0, begin
+        boundaries: list[tuple[int, int]] = []
+        last = begin  # where the last message that matches ends
+        chosen = self._filter
+        for place, found, data, first in view._heads(entry, number, begin, end):
+            length = zbus.length_at(data, place - first)
+            if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
+                if records >= max_records or (size + length > max_bytes and (records or more)):
+                    break
+                if place - boundary >= PIECE_BYTES:
+                    boundaries.append((place, records))
+                    boundary = place
+                records, size = records + 1, size + length
+                last = place + HEAD + length
+            at, number = place + HEAD + length, found + 1
+        after = Position(block, at, number)
+        if not records:
+            return None, 0, after
+        kept = tuple(one for one in boundaries if one[0] < last)
+        crc = self._checksum(entry, begin, last)
+        return Segment(zbus.block_name(entry.base), begin, last, records, f"{crc:08x}", kept), size, after
+
+    def _checksum(self, entry: Entry, begin: int, end: int) -> int:
+        """The crc32 of the bytes begin..end of a block; raises `CorruptQueue` if they are not what was committed."""
+        pieces = self._pieces(entry)
+        crc = 0
+        at = begin
+        for one, following in pairwise(pieces):
+            if following.offset <= begin or one.offset >= end:
+                continue
+            if at < one.offset:
+                crc, at = crc_of(self._view, entry.base, at, one.offset, crc), one.offset
+            found = one.crc
+            for place in range(one.offset, following.offset, SCAN):
+                data = self._view.read(entry.base, place, min(SCAN, following.offset - place))
+                found = zlib.crc32(data, found)
+                crc = zlib.crc32(data[max(0, begin - place) : max(0, end - place)], crc)
+            at = min(end, following.offset)
+            if found != following.crc:
+                raise damaged(self._view.block_path(entry.base), one, following)
+        return crc_of(self._view, entry.base, at, end, crc)
+
+    def _pieces(self, entry: Entry) -> list[Piece]:
+        pieces = self._pieces_of.get(entry.base)
+        if pieces is None:
+            pieces = pieces_of(self._files, self._topic.path, entry.base)
+            if pieces and pieces[-1].offset == entry.end and entry.end >= self._topic.block_size:
+                self._pieces_of[entry.base] = pieces
+        return pieces
+
+    def _settle(self) -> None:
+        """Make the files of batches agree with what is committed, wherever a process was killed."""
+        files, state = self._files, self._state
+        for batch in state.batches.values():
+            if batch.state in ("dead", "returned", "leased"):
+                batches.settle_place(files, self._stem, batch)
+            if batch.state == "leased" and batch.attempt > 1:
+                self._settle_manifest(batch)
+        for home in (layout.BATCHES, layout.DEAD):
+            if files.is_directory(self._stem + home):
+                for name in files.list(self._stem + home):
+                    directory = os.path.join(self._stem + home, name)
+                    if name not in state.batches and files.list(directory) != [manifest.MANIFEST]:
+                        batches.remove_tree(files, directory)
+        self._unsettled = False
+
+    # The end
+
+    def close(self) -> None:
+        """Give back what is not committed, and let go. A second call does nothing.
+
+        A temporary reader is deleted with its last consumer.
+        """
+        with self._lock:
+            if isinstance(self._refusal, QueueClosed):
+                return
+            try:
+                if self._refusal is None:
+                    with self._exclusive():
+                        if self._mine:
+                            self._append("give_back", list(self._mine), now_ms())
+                        if self._is_temporary() and not _is_locked(self._lock_fd, 1, (1 << 62)):
+                            delete_files(self._files, self._topic.path, self.name)
+            except QueueClosed:
+                pass  # it was deleted
+            finally:
+                self._refusal = QueueClosed("the reader is closed", path=self.path)
+                _open_readers.discard(self)
+                self._release()
+
+    def _is_temporary(self) -> bool:
+        return bool(zbus.unpack_common(self._files.read(self._rdx_fd, zbus.READER_SIZE, 0)).mask & zbus.DELETE_ON_EXIT)
+
+    def _release(self) -> None:
+        self._view.close()
+        if self._log is not None:
+            self._log.close()
+        if self._rdx_fd >= 0:
+            self._files.close(self._rdx_fd)
+        os.close(self._lock_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_refusal", True) is None:
+            self._refusal = QueueClosed("the reader is closed", path=self.path)
+            with contextlib.suppress(OSError):
+                self._release()
+
+    def _forked(self) -> None:
+        """In a forked child: the reader stays the parent's. Closing a descriptor drops no lock: the parent has it too."""
+        self._refusal = QueueClosed("the reader was opened before this process was forked; open it again here", path=self.path)
+        self._lock = type(self._lock)()  # whoever held it does not exist here
+        if self._log is not None:
+            self._log.forked()
+        self._release()
+
+
+# Looking at a reader, without its lock
+
+
+def look(files: Files, directory: str, name: str) -> ReaderState | None:
+    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
+    path = os.path.join(directory, "state", name + ".log")
+    try:
+        fd = files.open_to_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return reader_log.replay(files.read(fd, files.size(fd), 0), path).state
+    finally:
+        files.close(fd)
+
+
+def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
+    """Counts of what waits in a reader."""
+    chosen = Filter(state.filter)
+    latest = view.latest()
+    records = size = 0
+    oldest = None
+    places = [Range(one.at, None) for one in state.flight.values()] + state.todo
+    for start, stop in sorted(places, key=lambda one: one.start):
+        if oldest is None:
+            first = next(iter(view.messages(start, stop, chosen if chosen else None)), None)
+            oldest = first.message.timestamp if isinstance(first, Found) else None
+    for offset in state.flight:
+        found = next(view.messages(state.flight[offset].at), None)
+        if isinstance(found, Found):
+            records, size = records + 1, size + len(found.message.body)
+    for start, stop in state.todo:
+        if chosen:
+            for one in view.messages(start, stop, chosen, SCAN):
+                if isinstance(one, Found):
+                    records, size = records + 1, size + len(one.message.body)
+        else:
+            end = stop or latest
+            count = max(0, end.number - start.number)
+            records += count
+            size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
+    now = now_ms()
+    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
+    return QueueStats(
+        records=records,
+        bytes=size,
+        chunks=max(0, latest.block - state.floor().block + 1) if records else 0,
+        oldest=None if oldest is None or not records else layout.moment(oldest),
+        leased=kinds.count("leased"),
+        returned=kinds.count("returned"),
+        dead=kinds.count("dead"),
+        on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
+    )
+
+
+def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
+    """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
+    path = os.path.join(directory, os.path.basename(directory) + ".log")
+    for attempt in range(5):
+        try:
+            data = _read_whole(files, os.path.join(directory, "data", topic_log.sums_name(base)))
+            return topic_log.unpack_sums(data, path)
+        except FileNotFoundError:
+            pass
+        try:
+            state = topic_log.replay(_read_whole(files, path), path).state
+            for one in (*state.full, state.last):
+                if one.base == base:
+                    return one.sums()
+            return []
+        except (CorruptQueue, FileNotFoundError):  # the log of a topic in use changes between two looks at it
+            if attempt == 4:
+                raise
+            clock.sleep(0.01 * attempt)
+    return []
+
+
+def _read_whole(files: Files, path: str) -> bytes:
+    fd = files.open_to_read(path)
+    try:
+        return files.read(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
+def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
+    for place in range(at, end, SCAN):
+        crc = zlib.crc32(view.read(base, place, min(SCAN, end - place)), crc)
+    return crc
+
+
+def damaged(path: str, one: Piece, following: Piece) -> CorruptQueue:
+    return CorruptQueue(
+        f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
+        "damaged, or another program wrote to it",
+        path=path,
+        offset=one.offset,
+    )
+
+
+def delete_files(files: Files, directory: str, name: str) -> None:
+    """Remove a reader: first its .rdx, without which it is not there, then all else."""
+    stem = os.path.join(directory, "state", name)
+    for path in (
+        os.path.join(directory, "reader", name + ".rdx"),
+        os.path.join(directory, "reader", name + ".nak"),
+        stem + ".log",
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(path)
+    for home in (layout.BATCHES, layout.DEAD):
+        if files.is_directory(stem + home):
+            for batch_id in files.list(stem + home):
+                batches.remove_tree(files, os.path.join(stem + home, batch_id))
+            files.remove_directory(stem + home)
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(stem + ".lock")
+    files.sync_directory(os.path.join(directory, "reader"))
+
+
+def _set(fd: int, kind: int, at: int) -> bool:
+    """Take or drop the lock of one byte without waiting; False if somebody else holds it."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, at, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_locked(fd: int, at: int, length: int = 1) -> bool:
+    """Whether another open file has bytes of the lock file locked."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
+    return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def _after_fork() -> None:
+    for reader in list(_open_readers):
+        reader._forked()
+    _open_readers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

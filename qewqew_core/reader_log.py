@@ -1,0 +1,255 @@
+"""The state of a topic's reader, and its log ``state/R.log``: the bytes of its frames.
+
+The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
+kind 6 a list, the name of a method of `ReaderState` and its arguments. ``reader/R.rdx`` follows it, for zbus servers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from qewqew_core import journal
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.state import CHANGES, BatchState, Leases
+from qewqew_core.view import Position
+
+MAGIC = b"QEWQRDR1"
+_SNAPSHOT, OPERATION = 1, 6
+
+
+class Range(NamedTuple):
+    """Messages from ``start`` to before ``stop``, or all that follow."""
+
+    start: Position
+    stop: Position | None
+
+
+class Flight(NamedTuple):
+    """A message that was delivered and is not committed."""
+
+    at: Position
+    owner: int  # the `Reader` object that has it; 0: nobody any more
+    due: int | None  # when it is delivered again, milliseconds since the epoch; None: when its owner is gone
+    attempt: int
+    session: str | None = None  # its fate is that of this session, which is about to be committed
+
+
+@dataclass(slots=True, eq=False)
+class ReaderState(Leases):
+    """What a reader has still to deliver (in order), what it has delivered, and its batches."""
+
+    todo: list[Range] = field(default_factory=list)  # the last one has no stop
+    flight: dict[int, Flight] = field(default_factory=dict)  # by the offset of the message in the topic
+    filter: str | None = None
+    lost: int = 0  # messages that were removed from the topic before they were delivered
+    ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
+    mirrored: set[tuple[int, int, str | None]] = field(default_factory=set)  # what the .rdx may say
+    prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
+    _first: list[tuple[Position, int]] = field(default_factory=list)  # heap of places and offsets, also of those committed since
+
+    def __post_init__(self) -> None:
+        self._first = [(one.at, offset) for offset, one in self.flight.items()]
+        heapq.heapify(self._first)
+        self.prepared = {one.session for one in self.flight.values() if one.session is not None}
+
+    def floor(self) -> Position:
+        """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
+        places = [self.todo[0].start]
+        while self._first and self._first[0][1] not in self.flight:
+            heapq.heappop(self._first)
+        if self._first:
+            places.append(self._first[0][0])
+        for batch_id, ranges in self.ranges.items():
+            if self.batches[batch_id].state in ("leased", "returned"):
+                places.append(ranges[0].start)
+        return min(places)
+
+    # Operations
+
+    def deliver(self, owner: int, due: int | None, entries: list[Any], todo: list[Any]) -> None:
+        """``entries``: (offset, block, place, number, attempt) of each message."""
+        for offset, block, place, number, attempt in entries:
+            at = Position(block, place, number)
+            if offset not in self.flight:
+                heapq.heappush(self._first, (at, offset))
+            self.flight[offset] = Flight(at, owner, due, attempt)
+        self.todo = _ranges(todo)
+
+    def commit(self, offsets: list[int], todo: list[Any] | None) -> None:
+        for offset in offsets:
+            del self.flight[offset]
+        if todo is not None:
+            self.todo = _ranges(todo)
+
+    def give_back(self, offsets: list[int], due: int) -> None:
+        """To be delivered again, from ``due`` on."""
+        for offset in offsets:
+            self.flight[offset] = self.flight[offset]._replace(owner=0, due=due, session=None)
+
+    def move(self, todo: list[Any], lost: int) -> None:
+        """Go on elsewhere: what was delivered is nobody's business any more."""
+        self.flight.clear()
+        self.prepared.clear()
+        self.todo = _ranges(todo)
+        self.lost += lost
+
+    def lose(self, todo: list[Any], offsets: list[int], lost: int) -> None:
+        """The oldest messages are no more."""
+        for offset in offsets:
+            del self.flight[offset]
+        self.todo = _ranges(todo)
+        self.lost += lost
+
+    def set_filter(self, text: str | None) -> None:
+        self.filter = text
+
+    def prepare(self, session: str, offsets: list[int]) -> None:
+        """The topic's log is about to say whether these are committed."""
+        self.prepared.add(session)
+        for offset in offsets:
+            self.flight[offset] = self.flight[offset]._replace(session=session)
+
+    def unprepare(self, session: str) -> None:
+        """It was not committed, and its owner still has them."""
+        self.prepared.discard(session)
+        for offset, one in self.flight.items():
+            if one.session == session:
+                self.flight[offset] = one._replace(session=None)
+
+    def resolve(self, session: str, committed: bool, due: int) -> None:
+        """The topic's log has said it."""
+        self.prepared.discard(session)
+        for offset, one in list(self.flight.items()):
+            if one.session == session:
+                if committed:
+                    del self.flight[offset]
+                else:
+                    self.give_back([offset], due)
+
+    def lease(self, batch: dict[str, Any], ranges: list[Any], offsets: list[int], todo: list[Any]) -> None:
+        state = BatchState(**batch)
+        self.batches[state.id] = state
+        self.ranges[state.id] = _ranges(ranges)
+        self.commit(offsets, todo)
+
+    def put_back(self, batch_id: str, todo: list[Any]) -> None:
+        del self.batches[batch_id]
+        del self.ranges[batch_id]
+        self.todo = _ranges(todo)
+
+    def change(self, op: str, time: int, arguments: dict[str, Any]) -> None:
+        """One of `state.CHANGES`."""
+        CHANGES[op](self, time, arguments)
+        for batch_id in list(self.ranges):
+            if batch_id not in self.batches or self.batches[batch_id].state == "acked":
+                del self.ranges[batch_id]
+
+
+BATCH_OPERATIONS = ("lease", "put_back", "change")  # what files follow
+_OPERATIONS = {
+    name: getattr(ReaderState, name)
+    for name in (
+        *("deliver", "commit", "give_back", "move", "lose", "set_filter", "prepare", "unprepare", "resolve"),
+        *BATCH_OPERATIONS,
+    )
+}
+
+
+def _ranges(body: Iterable[Any]) -> list[Range]:
+    return [Range(Position(*start), None if stop is None else Position(*stop)) for start, stop in body]
+
+
+def operation(name: str, *arguments: Any) -> bytes:
+    return json.dumps([name, *arguments]).encode()
+
+
+def apply(state: ReaderState, name: str, *arguments: Any) -> None:
+    _OPERATIONS[name](state, *arguments)
+    floor = state.floor()
+    state.mirrored.add((floor.block, floor.offset, state.filter))
+
+
+_BATCH_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
+
+
+def batch_fields(batch: BatchState) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in _BATCH_FIELDS}
+
+
+def snapshot(state: ReaderState, generation: int) -> bytes:
+    body = {
+        "todo": state.todo,
+        "flight": [[offset, *one] for offset, one in state.flight.items()],
+        "filter": state.filter,
+        "lost": state.lost,
+        "batches": [batch_fields(batch) for batch in state.batches.values()],
+        "ranges": state.ranges,
+        "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
+    }
+    return journal.head(MAGIC, generation) + journal.frame(_SNAPSHOT, json.dumps(body).encode(), generation)
+
+
+def _load(body: bytes) -> ReaderState:
+    data = json.loads(body)
+    state = ReaderState(
+        todo=_ranges(data["todo"]),
+        flight={offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]},
+        filter=data["filter"],
+        lost=data["lost"],
+        batches={one["id"]: BatchState(**one) for one in data["batches"]},
+        ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
+        expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
+    )
+    floor = state.floor()
+    state.mirrored.add((floor.block, floor.offset, state.filter))
+    return state
+
+
+class Replayed(NamedTuple):
+    state: ReaderState
+    generation: int
+    snapshot_end: int
+    end: int
+
+
+def replay(data: bytes, path: str) -> Replayed:
+    """What a log says; raises `CorruptQueue` with path and offset."""
+    generation = journal.generation_of(data, MAGIC, path)
+    state: ReaderState | None = None
+    snapshot_end = end = journal.BEGIN
+    for frame in journal.frames(data, generation):
+        end = frame.end
+        if state is not None:
+            replay_frame(frame, state, path, 0)
+            continue
+        try:
+            if frame.kind != _SNAPSHOT:
+                raise ValueError("no snapshot comes first")
+            state, snapshot_end = _load(frame.body), end
+        except NONSENSE as error:
+            raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
+    if state is None or journal.was_durable(data, generation, end, (OPERATION,)):
+        raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
+    return Replayed(state, generation, snapshot_end, end)
+
+
+NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+
+
+def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> str:
+    """Apply one frame, which begins at ``base`` + its start in the file, and return the operation's name."""
+    try:
+        if frame.kind != OPERATION:
+            raise ValueError(f"unknown frame kind {frame.kind}")
+        name, *arguments = json.loads(frame.body)
+        apply(state, name, *arguments)
+        return str(name)
+    except NONSENSE as error:
+        # The checksum is right, so this was written so: better no reader than a wrong one.
+        raise CorruptQueue(
+            f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=base + frame.start
+        ) from error

@@ -1,0 +1,618 @@
+"""`Topic`: a retained log of messages, with many readers; the disk queue of zbus, by rushmore.
+
+One process at a time appends (`appending`); any number reads, each reader at its own place (`reader`), while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, Self
+
+from qewqew_core import layout, reader, topic_log, zbus
+from qewqew_core.appending import Outgoing, Writer, now
+from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueClosed, QueueLocked
+from qewqew_core.files import Files
+from qewqew_core.inspection import QueueStats
+from qewqew_core.reader import Reader
+from qewqew_core.reader_log import Range, ReaderState
+from qewqew_core.state import key_hash
+from qewqew_core.topic_session import TopicSession
+from qewqew_core.view import Found, Position, View
+from qewqew_core.zbus import HEAD, Common, Message
+
+if TYPE_CHECKING:
+    import pendulum
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """What a topic holds: messages, bytes of their bodies, block files; numbers and times of the first and last message."""
+
+    messages: int
+    bytes: int
+    blocks: int
+    first: int  # number of the oldest message
+    next: int  # number of the next message
+    oldest: pendulum.DateTime | None  # timestamp of the oldest message
+    newest: pendulum.DateTime | None  # when the last message was appended
+    readers: dict[str, int]  # how many messages lie behind what each has committed
+    on_disk: int  # bytes of the files of blocks and index
+
+
+@dataclass
+class TopicReport:
+    """What `Topic.verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
+
+    messages: int = 0
+    bytes: int = 0  # bodies, read and found right
+    blocks: int = 0
+    unchecked: int = 0  # bytes of messages that a zbus server wrote: nobody kept a checksum
+    batches: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+_open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
+
+
+class Topic:
+    """The topic in the directory ``path``; made if it is not there. Safe to share between threads.
+
+    Opening it waits for nobody. The first append takes the lock of the topic's one writer, and keeps it until `close`;
+    readers need no lock of the topic.
+
+    ``block_size``: a block file is left for the next when it has reached so many bytes; what is appended together stays
+    together. ``sync``: with "commit" (default) a call that changes the topic or a reader is durable when it returns, and no
+    reader sees a message before it is; with "never" it survives the death of the process, and a power cut only from `close`
+    on. ``dialect``: "B" (default, reads "A" too) or "C", that of released zbus servers from 0.11; a topic keeps its own.
+    ``lock_timeout``: seconds to wait for another writer. ``min_free_bytes``: what appends leave free on the file system.
+
+    ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
+    are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
+    every reader (there must be one) has committed all. ``slow_readers``: with "hold" (default) no block is removed that a reader
+    has not committed; with "move" the reader is moved on, and counts what it lost. Blocks of batches that are leased or
+    returned are never removed, nor is the last block.
+
+    ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
+
+    Raises `BadPath`, `BadArgument`, `CorruptQueue`, `DiskFull`. After `QueueBroken` the object refuses all calls that append.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        block_size: int = zbus.BLOCK_SIZE,
+        sync: Literal["commit", "never"] = "commit",
+        dialect: Literal["A", "B", "C"] | None = None,
+        lock_timeout: float = 10.0,
+        min_free_bytes: int = 0,
+        max_age: timedelta | None = None,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+        delete_committed: bool = False,
+        slow_readers: Literal["hold", "move"] = "hold",
+        max_attempts: int = 5,
+        retention: timedelta = timedelta(days=1),
+        retention_bytes: int = 1 << 30,
+        _files: Files | None = None,
+    ) -> None:
+        self._closed = True
+        self.block_size = layout.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
+        self.sync = layout.check_choice("sync", sync, ("commit", "never"))
+        wanted = None if dialect is None else zbus.check_dialect(dialect)
+        self._lock_timeout = layout.check_timeout("lock_timeout", lock_timeout)
+        self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
+        if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
+            raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
+        self.max_age = max_age
+        self.max_bytes = None if max_bytes is None else layout.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
+        self.max_records = None if max_records is None else layout.check_whole("max_records", max_records, 1, sys.maxsize)
+        self.delete_committed = delete_committed
+        self.slow_readers = layout.check_choice("slow_readers", slow_readers, ("hold", "move"))
+        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+        self.path = layout.check_topic_path(path)
+        self.name = os.path.basename(self.path)
+        self._files = _files or Files()
+        self._lock = threading.RLock()
+        self._wanted = wanted
+        self._writer: Writer | None = None
+        self._sessions = 0
+        self._make_directories()
+        try:
+            writer = self._open_writer(0)
+            self.dialect = writer.state.dialect
+            writer.close()
+        except QueueLocked:  # by one that lives: it has recovered the topic
+            self.dialect = self._dialect_of_log() or wanted or "B"
+            if wanted is not None and wanted != self.dialect:
+                raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}") from None
+        self._view = View(self._files, self.path, self.dialect)
+        self._closed = False
+        _open_topics.add(self)
+
+    def _make_directories(self) -> None:
+        files = self._files
+        try:
+            for directory in (self.path, *(os.path.join(self.path, name) for name in ("data", "reader", "state"))):
+                if not files.is_directory(directory):
+                    try:
+                        files.make_directory(directory)
+                    except FileExistsError:
+                        continue  # somebody else makes it too
+                    files.sync_directory(os.path.dirname(directory))
+        except OSError as error:
+            raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
+
+    def _open_writer(self, lock_timeout: float) -> Writer:
+        writer = Writer(self._files, self.path, self._wanted, self.block_size, self.sync, lock_timeout, self._resolve_sessions)
+        writer.min_free_bytes = self.min_free_bytes
+        return writer
+
+    def _dialect_of_log(self) -> str | None:
+        for _ in range(5):
+            try:
+                path = os.path.join(self.path, self.name + ".log")
+                return topic_log.replay(reader._read_whole(self._files, path), path).state.dialect
+            except (FileNotFoundError, CorruptQueue):  # the writer is at work
+                continue
+        return None
+
+    def _write(self) -> Writer:
+        """The writer, with its lock."""
+        with self._lock:
+            if self._closed:
+                raise QueueClosed("the topic is closed", path=self.path)
+            if self._writer is None:
+                self._writer = self._open_writer(self._lock_timeout)
+            return self._writer
+
+    def _recover(self) -> None:
+        """Have what a killed writer has left put right, unless a living one has done so."""
+        with self._lock:
+            if self._writer is None and not self._closed:
+                with contextlib.suppress(QueueLocked):
+                    self._open_writer(0).close()
+
+    def _resolve_sessions(self, committed: set[str]) -> None:
+        """Recovery, with the lock of the writer: sessions that died while they committed."""
+        for name in self.readers():
+            state = reader.look(self._files, self.path, name)
+            if state is not None and any(one.session for one in state.flight.values()):
+                self.dialect = getattr(self, "dialect", None) or self._wanted or "B"
+                with self.reader(name) as one:
+                    one._resolve_all(committed)
+
+    # Appending
+
+    def append(
+        self,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        id: str | None = None,
+        corr_offset: int = 0,
+        timestamp: int | None = None,
+    ) -> int:
+        """Append one message; returns its number. Durable when it returns, see ``sync``.
+
+        ``tag`` (at most 127 bytes of UTF-8) is what readers filter by; ``id`` (39) and ``corr_offset`` are the application's.
+        ``timestamp``: milliseconds since the epoch; None: now. Raises `BadRecord`, `RecordTooLarge`, `BadArgument`, `DiskFull`,
+        `QueueFull` (the topic has 10,240 blocks), `QueueLocked` (another process appends): nothing was stored.
+        """
+        number, _ = self._append([Message(body, tag, id, corr_offset, timestamp)], None)
+        return number
+
+    def append_many(self, messages: Iterable[bytes | Message], key: str | None = None) -> int:
+        """Append all messages or, if anything is wrong, none; returns how many. One commit, and they lie side by side.
+
+        A message is `Message(body, tag=…)`, also one that was read (its timestamp stays), or its body alone. With a ``key`` that
+        was used before (within thirty days, and among the last 65,536), nothing is stored, and what the first call returned is
+        returned again. Raises as `append`.
+        """
+        return self._append(messages, key)[1]
+
+    def _append(self, messages: Iterable[bytes | Message], key: str | None) -> tuple[int, int]:
+        """(number of the first message, how many)."""
+        ready = [self._outgoing(one) for one in messages]
+        hashed = None if key is None else key_hash(layout.check_key(key))
+        writer = self._write()
+        with writer._exclusive():
+            number = writer.state.number
+            if hashed is not None and hashed in writer.state.put_keys:
+                return number, writer.state.put_keys[hashed][1]
+            if not ready and hashed is None:
+                return number, 0
+            blocks = writer.state.last.block
+            operations = b"" if hashed is None else topic_log.put_key(hashed, len(ready))
+            position = writer._append(ready, operations)
+        writer.durable(position)
+        if writer.state.last.block != blocks:
+            self._trim_quietly()
+        return number, len(ready)
+
+    def _outgoing(self, message: bytes | Message) -> Outgoing:
+        one = message if isinstance(message, Message) else Message(message)
+        id, tag = zbus.check_message(one, self.dialect)
+        body = one.body.cast("B") if isinstance(one.body, memoryview) else one.body
+        # What may change after this call must not change what is stored.
+        return Outgoing(bytes(body), id, tag, one.corr_offset, one.timestamp)
+
+    def session(self) -> TopicSession:
+        """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
+        with self._lock:
+            if self._closed:
+                raise QueueClosed("the topic is closed", path=self.path)
+            self._sessions += 1
+            return TopicSession(self, self._sessions)
+
+    # Readers
+
+    def reader(
+        self,
+        name: str,
+        filter: str | None = None,
+        start: Literal["oldest", "latest"] | int | datetime = "oldest",
+        *,
+        window: int = 10_000,
+        redeliver_after: float | None = 60.0,
+        auto_commit: bool = False,
+        temporary: bool = False,
+    ) -> Reader:
+        """The reader with this name; made if it is not there, at ``start``: the oldest message, the next one to come, the message
+        with this number, or the first since a time. Close it, or use it in a ``with`` statement.
+
+        ``filter``: which tags it delivers, see `Reader.set_filter`; None leaves what it has. ``window``: how many messages may be
+        delivered and not committed; ``redeliver_after``: seconds after which such a message is delivered again (None: only when
+        its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
+        when its last consumer closes it, or has died. Raises `BadPath` for a name that cannot be one, `BadArgument`.
+        """
+        if self._closed and hasattr(self, "_view"):
+            raise QueueClosed("the topic is closed", path=self.path)
+        return Reader(
+            self,
+            name,
+            filter=filter,
+            start=start,
+            window=window,
+            redeliver_after=redeliver_after,
+            auto_commit=auto_commit,
+            temporary=temporary,
+        )
+
+    def readers(self) -> list[str]:
+        """The names of all readers."""
+        names = self._files.list(os.path.join(self.path, "reader"))
+        return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
+
+    def copy_reader(self, source: str, target: str) -> None:
+        """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
+        if source not in self.readers():
+            raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
+        with self.reader(source) as one:
+            place = one.position()
+        with self.reader(target) as other, other._exclusive():
+            other._durable(other._append("move", [Range(place, None)], 0))
+
+    def delete_reader(self, name: str) -> None:
+        """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""
+        if name not in self.readers():
+            raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
+        with self.reader(name) as one, one._exclusive():
+            reader.delete_files(self._files, self.path, name)
+
+    # What the topic says of itself
+
+    def header(self) -> Common:
+        """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
+        return self._view.common()
+
+    def set_mask(self, mask: int) -> None:
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header."""
+        self._write().patch(*zbus.mask_patch(mask))
+
+    def set_creator(self, text: str | None) -> None:
+        """At most 127 bytes of UTF-8, or `BadArgument`."""
+        self._write().patch(*zbus.creator_patch(text))
+
+    def set_extension(self, number: int, text: str | None) -> None:
+        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
+        self._write().patch(*zbus.ext_patch(number, text))
+
+    def __len__(self) -> int:
+        """How many messages the topic holds."""
+        return self._view.latest().number - self._view.oldest().number
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Message]:
+        """All messages, from the oldest on; no reader is moved."""
+        view = View(self._files, self.path, self.dialect)
+        try:
+            for one in view.messages(view.oldest()):
+                if isinstance(one, Found):
+                    yield one.message
+        finally:
+            view.close()
+
+    def stats(self) -> TopicStats:
+        """Counts and sizes, without a lock."""
+        view, files = self._view, self._files
+        index = view.index()
+        entries = view.entries(index)
+        oldest, latest = view.oldest(), view.latest()
+        count = latest.number - oldest.number
+        first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
+        lags = {}
+        for name in self.readers():
+            floor = self._floor(name)
+            lags[name] = latest.number - floor.number if floor.block >= index.start else count
+        on_disk = os.stat(view.path).st_blocks * 512
+        for entry in entries:
+            try:
+                on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+        del files
+        return TopicStats(
+            messages=count,
+            bytes=sum(entry.end for entry in entries) - HEAD * count,
+            blocks=len(entries),
+            first=oldest.number,
+            next=latest.number,
+            oldest=layout.moment(first.message.timestamp or 0) if first else None,
+            newest=layout.moment(entries[-1].updated) if count else None,
+            readers=lags,
+            on_disk=on_disk,
+        )
+
+    def _floor(self, name: str) -> Position:
+        state = reader.look(self._files, self.path, name)
+        if state is not None:
+            return state.floor()
+        fd = self._files.open_to_read(os.path.join(self.path, "reader", name + ".rdx"))
+        try:
+            block, offset = zbus.unpack_position(self._files.read(fd, zbus.READER_SIZE, 0).ljust(zbus.READER_SIZE, b"\0"))
+        finally:
+            self._files.close(fd)
+        view, index = self._view, self._view.index()
+        if not index.start <= block < index.start + index.blocks:
+            return view.oldest() if block < index.start else view.latest()
+        entry = view.entry(block)
+        if offset >= entry.end:
+            return view._first_of(block + 1, index)
+        return Position(block, offset, zbus.number_at(view.read(entry.base, offset, HEAD), 0))
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
+        """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
+
+        ``progress`` is called with the bytes of blocks that were read, and how many there are.
+        """
+        report = TopicReport()
+        view = View(self._files, self.path, self.dialect)
+        try:
+            index = view.index()
+            entries = view.entries(index)
+            total, done, number = sum(entry.end for entry in entries), 0, None
+            base = entries[0].base if entries else 0
+            for block, entry in enumerate(entries, index.start):
+                report.blocks += 1
+                try:
+                    number = self._verify_block(view, block, entry, base, number, report)
+                except (QewQewError, OSError) as error:
+                    report.problems.append(str(error))
+                    number = None
+                base, done = entry.base + entry.end, done + entry.end
+                if progress is not None:
+                    progress(done, total)
+            if number is not None and number != index.number:
+                report.problems.append(
+                    f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
+                )
+            for name in self.readers():
+                self._verify_reader(name, report)
+        finally:
+            view.close()
+        return report
+
+    def _verify_block(
+        self, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
+    ) -> int | None:
+        """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
+        if entry.base != base:
+            raise CorruptQueue(
+                f"the entry of block {block} does not follow the one before: {entry}", path=view.path, offset=zbus.entry_at(block)
+            )
+        if not entry.end:
+            return number
+        pieces = reader.pieces_of(self._files, self.path, entry.base)
+        at = 0
+        for one, following in pairwise(pieces):
+            if one.offset > at:
+                report.unchecked += one.offset - at
+            if reader.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
+                raise reader.damaged(view.block_path(entry.base), one, following)
+            at = following.offset
+        report.unchecked += max(0, entry.end - at)
+        first = view.number_of(entry)
+        numbers = [number for _, number in view.heads(entry, first if number is None else number)]
+        count = len(numbers)
+        report.messages += count
+        report.bytes += entry.end - HEAD * count
+        return numbers[-1] + 1
+
+    def _verify_reader(self, name: str, report: TopicReport) -> None:
+        try:
+            with self.reader(name) as one:
+                for batch in (*one.batches(), *one.dead()):
+                    report.batches += 1
+                    try:
+                        for _ in batch:
+                            pass
+                    except (QewQewError, OSError) as error:
+                        report.problems.append(str(error))
+        except (QewQewError, OSError) as error:
+            report.problems.append(str(error))
+
+    # Removing
+
+    def trim(self) -> int:
+        """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
+        writer = self._write()
+        with self._lock:
+            self._remove_temporary()
+            blocks, messages = self._to_remove(writer)
+            if blocks:
+                writer.trim(blocks)
+        return messages
+
+    def _trim_quietly(self) -> None:
+        if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
+            self.trim()
+
+    def _remove_temporary(self) -> None:
+        """Temporary readers whose consumers have died must not hold blocks back for ever."""
+        for name in self.readers():
+            path = os.path.join(self.path, "reader", name + ".rdx")
+            try:
+                data = reader._read_whole(self._files, path)
+            except FileNotFoundError:
+                continue
+            if len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
+                self.reader(name).close()  # which deletes it if nobody else has it
+
+    def _to_remove(self, writer: Writer) -> tuple[int, int]:
+        """(blocks, messages)."""
+        view = self._view
+        index = view.index()
+        entries = view.entries(index)
+        firsts = [view.number_of(entry) if entry.end else None for entry in entries]
+        total = sum(entry.end for entry in entries)
+        oldest = None if self.max_age is None else now() - self.max_age // timedelta(milliseconds=1)
+        hold, committed = self._held(view, index)
+        blocks = messages = 0
+        for place, entry in enumerate(entries[:-1]):
+            following = next((one for one in firsts[place + 1 :] if one is not None), index.number)
+            if index.start + place >= hold or not (
+                (oldest is not None and entry.updated < oldest)
+                or (self.max_bytes is not None and total - entry.end >= self.max_bytes)
+                or (self.max_records is not None and index.number - following >= self.max_records)
+                or (self.delete_committed and index.start + place < committed)
+            ):
+                break
+            first = firsts[place]
+            blocks, total = blocks + 1, total - entry.end
+            messages += 0 if first is None else following - first
+        return blocks, messages
+
+    def _held(self, view: View, index: zbus.Index) -> tuple[int, int]:
+        """(the first block that must stay, the first of which some reader has not committed all)."""
+        end = index.start + index.blocks
+        hold = end
+        committed = end if self.readers() else index.start
+        for name in self.readers():
+            state = reader.look(self._files, self.path, name)
+            floor = self._floor(name)
+            block = floor.block
+            while index.start <= block < end - 1 and (block > floor.block or floor.offset >= view.entry(block).end):
+                if view.entry(block).end and block > floor.block:
+                    break
+                block += 1
+            committed = min(committed, block)
+            if self.slow_readers == "hold":
+                hold = min(hold, block)
+            elif state is not None:
+                hold = min([hold, *(ranges[0].start.block for ranges in _living(state))])
+        return hold, committed
+
+    # The end
+
+    def close(self) -> None:
+        """Leave the files as a zbus server would, and give the writer's lock back. A second call does nothing.
+
+        Readers stay open; they do not need it.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if self._writer is not None and self._writer._refusal is None:
+                    self._trim_quietly()
+            finally:
+                self._closed = True
+                try:
+                    if self._writer is not None:
+                        self._writer.close()
+                finally:
+                    self._view.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            if self._writer is not None:
+                warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2)
+            with contextlib.suppress(OSError):
+                self.close()
+
+    def _forked(self) -> None:
+        """In a forked child: the topic stays the parent's."""
+        self._closed = True
+        if self._writer is not None:
+            self._writer.forked()
+        self._view.close()
+
+
+def _living(state: ReaderState) -> list[list[Range]]:
+    return [ranges for batch_id, ranges in state.ranges.items() if state.batches[batch_id].state in ("leased", "returned")]
+
+
+def _after_fork() -> None:
+    for topic in list(_open_topics):
+        topic._forked()
+    _open_topics.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
+    """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
+
+    Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
+    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `CorruptQueue`.
+    """
+    directory = layout.check_topic_path(path)
+    layout.check_reader_name(name)
+    files = Files()
+    if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
+        return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
+    dialect = "B"
+    try:
+        log = os.path.join(directory, os.path.basename(directory) + ".log")
+        dialect = topic_log.replay(reader._read_whole(files, log), log).state.dialect
+    except FileNotFoundError:
+        pass
+    view = View(files, directory, dialect)
+    try:
+        state = reader.look(files, directory, name) or ReaderState(todo=[Range(view.oldest(), None)])
+        return reader.stats_of(state, view, os.path.join(directory, "state", name))
+    finally:
+        view.close()

@@ -1,0 +1,198 @@
+"""`TopicSession`: a transaction on a topic: appends, and what was read by its readers, together or not at all.
+
+What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers note
+which messages it is about, durably; then the topic's log has the appends and the session's id: that is the commit; then the
+readers note that it has happened. Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self
+
+from qewqew_core import layout, topic_log
+from qewqew_core.appending import Body, Outgoing
+from qewqew_core.errors import BadArgument, QewQewError, QueueClosed
+from qewqew_core.state import key_hash
+from qewqew_core.zbus import Message
+
+if TYPE_CHECKING:
+    from qewqew_core.reader import Reader
+    from qewqew_core.topic import Topic
+
+SPILL_BYTES = 16 << 20  # what a session keeps of its bodies in memory
+
+
+class TopicSession:
+    """Appends and reads that happen together, or not at all; from `Topic.session`.
+
+    In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call `commit`
+    and, at last, `close`. It may commit several times. Several sessions of a topic may be open; one is not to be used by two
+    threads at once. What a process has not committed when it dies is delivered again at once.
+    """
+
+    def __init__(self, topic: Topic, number: int) -> None:
+        self._topic = topic
+        self._closed = False
+        self._appends: list[Outgoing] = []
+        self._bytes = 0  # of bodies in memory
+        self._read: dict[Reader, list[Message]] = {}
+        self._spill_path = os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill")
+        self._spill_fd = -1
+        self._spilled = 0
+
+    def append(
+        self,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        id: str | None = None,
+        corr_offset: int = 0,
+        timestamp: int | None = None,
+    ) -> None:
+        """Append a message, as part of the next commit. Raises as `Topic.append`: it was not added."""
+        self.append_many([Message(body, tag, id, corr_offset, timestamp)])
+
+    def append_many(self, messages: Iterable[bytes | Message]) -> int:
+        """Append all messages or, if that raises, none; returns how many."""
+        self._usable()
+        ready = [self._topic._outgoing(one) for one in messages]
+        self._appends += ready
+        self._bytes += sum(len(one.body) for one in ready)
+        if self._bytes > SPILL_BYTES:
+            self._spill()
+        return len(ready)
+
+    def _spill(self) -> None:
+        """Bodies go to a file that has no name; it is gone with the process."""
+        files = self._topic._files
+        if self._spill_fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(self._spill_path)
+            self._spill_fd = files.open(self._spill_path, new=True)
+            files.unlink(self._spill_path)
+        try:
+            for place, one in enumerate(self._appends):
+                if not isinstance(one.body, Body):
+                    files.write(self._spill_fd, bytes(one.body), self._spilled)
+                    self._appends[place] = one._replace(body=Body(self._spill_fd, self._spilled, len(one.body)))
+                    self._spilled += len(one.body)
+                    self._bytes -= len(one.body)
+        except OSError as error:
+            full = self._topic._write()._full(error)
+            raise full or error from error
+
+    def read(self, reader: Reader, timeout: float | None = 0) -> Message:
+        """The next message of a reader of this topic, committed with the session. Waits and raises as `Reader.read`."""
+        self._check(reader)
+        message = reader.read(timeout)
+        self._read.setdefault(reader, []).append(message)
+        return message
+
+    def read_many(
+        self, reader: Reader, max_records: int, max_bytes: int | None = None, timeout: float | None = 0
+    ) -> list[Message]:
+        """As `Reader.read_many`, committed with the session."""
+        self._check(reader)
+        messages = reader.read_many(max_records, max_bytes, timeout)
+        self._read.setdefault(reader, []).extend(messages)
+        return messages
+
+    def _check(self, reader: Reader) -> None:
+        self._usable()
+        if reader._topic is not self._topic:
+            raise BadArgument("a session reads by readers of its own Topic object: two topics have no commit in common")
+        if reader.auto_commit:
+            raise BadArgument("the reader has auto_commit: what it delivers is committed already")
+
+    def commit(self, key: str | None = None) -> int:
+        """Make all that was appended and read since the last commit happen, as one; returns how many messages were appended.
+
+        Durable when it returns, as `Topic.append_many` is; ``key`` as there (then what was read is given back). Raises
+        `CommitConflict` if a message that was read has been delivered to somebody else since, `DiskFull`, `BadKey`,
+        `QueueLocked`: nothing has happened, and the session may commit again or roll back.
+        """
+        self._usable()
+        topic = self._topic
+        hashed = None if key is None else key_hash(layout.check_key(key))
+        read = {reader: messages for reader, messages in self._read.items() if messages}
+        if not self._appends and hashed is None and len(read) <= 1:
+            for reader, messages in read.items():
+                reader.commit(*messages)
+            self._forget()
+            return 0
+        writer = topic._write()
+        session = os.urandom(16).hex()
+        operations = b"" if hashed is None else topic_log.put_key(hashed, len(self._appends))
+        if read:
+            operations += topic_log.session({"id": session, "readers": [reader.name for reader in read]})
+        with writer._exclusive():
+            if hashed is not None and hashed in writer.state.put_keys:
+                count = writer.state.put_keys[hashed][1]
+                self.rollback()
+                return count
+            blocks = writer.state.last.block
+            try:
+                for reader, messages in read.items():
+                    reader._prepare(session, messages)
+                position = writer._append(self._appends, operations)
+            except QewQewError:
+                if writer._refusal is None:  # else it may have happened: the log decides when it is opened again
+                    for reader in read:
+                        reader._unprepare(session)
+                raise
+        writer.durable(position)
+        for reader in read:
+            reader._resolve(session, committed=True)
+        count = len(self._appends)
+        self._forget()
+        if writer.state.last.block != blocks:
+            topic._trim_quietly()
+        return count
+
+    def rollback(self) -> None:
+        """Forget what was appended since the last commit, and give back what was read: it is delivered again, first."""
+        self._usable()
+        for reader, messages in self._read.items():
+            if messages and reader._refusal is None:
+                reader._return(messages)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._appends, self._bytes, self._read = [], 0, {}
+        if self._spilled:
+            self._topic._files.truncate(self._spill_fd, 0)
+            self._spilled = 0
+
+    def close(self) -> None:
+        """Roll back what is not committed. A second call does nothing."""
+        if not self._closed:
+            try:
+                self.rollback()
+            finally:
+                self._closed = True
+                if self._spill_fd >= 0:
+                    self._topic._files.close(self._spill_fd)
+
+    def _usable(self) -> None:
+        if self._closed or self._topic._closed:
+            raise QueueClosed("the session or its topic is closed; open another one with Topic.session()", path=self._topic.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            if self._topic._closed:
+                self._closed = True
+            self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and (self._appends or any(self._read.values())):
+            warnings.warn(f"a session of topic {self._topic.path} was not closed", ResourceWarning, stacklevel=2)

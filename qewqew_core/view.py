@@ -1,0 +1,269 @@
+"""A topic as anyone may read it, while its writer goes on: index and block files, and no lock.
+
+The writer stores what it has committed in this order: messages, the end of their block, the entry of a new block, the
+number of blocks. So what the index says is there, and who reads the index before the end of a block never misses what was
+written to that block before the next one was begun.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from qewqew_core import zbus
+from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.files import Files
+from qewqew_core.tags import Filter
+from qewqew_core.zbus import HEAD, Entry, Index, Message
+
+WINDOW = 1 << 16  # bytes that are read at once for a few messages …
+SCAN = 1 << 20  # … and for many
+_OPEN_BLOCKS = 8
+
+
+class Position(NamedTuple):
+    """A place between two messages: in which block, where in its file, and the number of the message that begins there."""
+
+    block: int
+    offset: int
+    number: int
+
+
+class Found(NamedTuple):
+    """A message, where it is, and where the next one begins."""
+
+    message: Message
+    at: Position
+    after: Position
+
+
+class View:
+    """Reads the topic in ``directory``; see the module. Raises `BadPath`, `CorruptQueue`."""
+
+    def __init__(self, files: Files, directory: str, dialect: str) -> None:
+        self._files = files
+        self.directory = directory
+        self.dialect = dialect
+        self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
+        self._blocks: dict[int, int] = {}  # base offset: descriptor
+        self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
+        try:
+            self._fd = files.open_to_read(self.path)
+        except FileNotFoundError as error:
+            raise BadPath("there is no topic here: its index is missing", path=self.path) from error
+
+    def close(self) -> None:
+        for fd in (self._fd, *self._blocks.values()):
+            self._files.close(fd)
+        self._blocks.clear()
+
+    # The index
+
+    def index(self) -> Index:
+        """The present state. Read twice: the writer may be in the middle of writing it."""
+        data = self._files.read(self._fd, zbus.INDEX_HEAD, 0)
+        while data != (again := self._files.read(self._fd, zbus.INDEX_HEAD, 0)):
+            data = again
+        return zbus.unpack_index(data, self.path)
+
+    def entry(self, block: int) -> Entry:
+        entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
+        if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
+            raise CorruptQueue(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
+        return entry
+
+    def entries(self, index: Index) -> list[Entry]:
+        ring = self._files.read(self._fd, zbus.INDEX_SIZE - zbus.HEADER, zbus.HEADER)
+        places = range(index.start, index.start + index.blocks)
+        return [zbus.unpack_entry(ring, zbus.entry_at(block) - zbus.HEADER) for block in places]
+
+    def common(self) -> zbus.Common:
+        return zbus.unpack_common(self._files.read(self._fd, zbus.HEADER, 0))
+
+    # Places
+
+    def oldest(self) -> Position:
+        """Where the oldest message is, or where the next one will be."""
+        index = self.index()
+        return self._first_of(index.start, index)
+
+    def latest(self) -> Position:
+        """Where the next message will be."""
+        index = self.index()
+        last = index.start + index.blocks - 1
+        # In this order: both are behind what the index said, or the number is too low and is mended by who reads on.
+        return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
+
+    def _first_of(self, block: int, index: Index) -> Position:
+        """The first message of a block or, if it is empty, of the one after it."""
+        while block < index.start + index.blocks:
+            entry = self.entry(block)
+            if entry.end:
+                return Position(block, 0, self.number_of(entry))
+            block += 1
+        return self.latest()
+
+    def number_of(self, entry: Entry) -> int:
+        """The number of the first message of a block that is not empty."""
+        head = self.read(entry.base, 0, min(HEAD, entry.end))
+        if len(head) < HEAD:
+            raise CorruptQueue("the block is shorter than its first message", path=self.block_path(entry.base), offset=0)
+        return zbus.number_at(head, 0)
+
+    def by_number(self, number: int) -> Position | None:
+        """Where the message is, or will be if it is the next one; None if it is not there."""
+        index = self.index()
+        if number == index.number:
+            return self.latest()
+        blocks = [
+            (block, entry) for block, entry in enumerate(self.entries(index), index.start) if entry.end
+        ]  # an empty block has no number
+        place = bisect_right(blocks, number, key=lambda one: self.number_of(one[1])) - 1
+        if place < 0 or number > index.number:
+            return None
+        block, entry = blocks[place]
+        for at, found in self.heads(entry, self.number_of(entry)):
+            if found == number:
+                return Position(block, at, number)
+        return None
+
+    def by_offset(self, offset: int) -> Position | None:
+        """Where the message with this offset in the topic is, or will be if it is the next one; None: no message begins there."""
+        index = self.index()
+        entries = self.entries(index)
+        place = bisect_right(entries, offset, key=lambda entry: entry.base) - 1
+        while place > 0 and not entries[place].end and entries[place - 1].base + entries[place - 1].end > offset:
+            place -= 1
+        if place < 0:
+            return None
+        entry = entries[place]
+        if offset == entry.base + entry.end:
+            return self.latest() if place == len(entries) - 1 else self._first_of(index.start + place + 1, index)
+        if offset > entry.base + entry.end:
+            return None
+        for at, number in self.heads(entry, self.number_of(entry)):
+            if entry.base + at >= offset:
+                return Position(index.start + place, at, number) if entry.base + at == offset else None
+        return None
+
+    def by_time(self, time: int) -> Position:
+        """The first message with a timestamp of at least ``time``, in the first block that was written to since then."""
+        index = self.index()
+        for block, entry in enumerate(self.entries(index), index.start):
+            if entry.updated >= time and entry.end:
+                for at, number, data, start in self._heads(entry, self.number_of(entry)):
+                    if zbus.timestamp_at(data, at - start, self.dialect) >= time:
+                        return Position(block, at, number)
+        return self.latest()
+
+    # Messages
+
+    def heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """(place, number) of each message of a block from ``at`` on, whose number is ``number``; each head is checked."""
+        for place, found, _, _ in self._heads(entry, number, at, end):
+            yield place, found
+
+    def _heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes, int]]:
+        end = entry.end if end is None else end
+        data, start = b"", at
+        while at < end:
+            if at - start + HEAD > len(data):
+                start, data = at, self.read(entry.base, at, min(SCAN, end - at))
+            after, number = self.check(entry.base, data, start, at, end, number)
+            yield at, number, data, start
+            at, number = after, number + 1
+
+    def check(self, base: int, data: bytes, start: int, at: int, end: int, number: int) -> tuple[int, int]:
+        """The end and number of the message at ``at``, the bytes ``data`` of the block beginning at ``start``.
+
+        Raises `CorruptQueue` unless it fits in front of ``end`` and has the number after that of its forerunner (or, where
+        a zbus server was killed, the same) and, in dialect C, its checksum.
+        """
+        if at - start + HEAD > len(data):
+            raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
+        length = zbus.length_at(data, at - start)
+        found = zbus.number_at(data, at - start)
+        if length < 0 or at + HEAD + length > end or not number - 1 <= found <= number:
+            raise CorruptQueue(
+                f"no message {number} begins here: its number is {found}, its length {length}, and messages end at {end}",
+                path=self.block_path(base),
+                offset=at,
+            )
+        if self.dialect == "C" and not zbus.crc_is_right(data, at - start):
+            raise CorruptQueue("the checksum of the message's head is wrong (dialect C)", path=self.block_path(base), offset=at)
+        return at + HEAD + length, found
+
+    def messages(
+        self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
+    ) -> Iterator[Found | Position]:
+        """The messages from a position on that match, to ``stop`` or to the end of the topic.
+
+        Each time that a filter has skipped a window without a match, a bare position says how far it came.
+        """
+        block, at, number = position
+        while stop is None or (block, at) < (stop.block, stop.offset):
+            index = self.index()  # before the end of the block: see the module
+            if block < index.start:
+                return
+            entry = self.entry(block)
+            end = stop.offset if stop is not None and stop.block == block else entry.end
+            if at >= end:
+                if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
+                    return
+                block, at = block + 1, 0
+                continue
+            start, data = self._load(entry.base, at, end, window)
+            after = at
+            while at < end and at - start + HEAD <= len(data):
+                after, found = self.check(entry.base, data, start, at, end, number)
+                skipped = filter is not None and not filter.matches_slot(data[at - start + zbus.TAG_AT : at - start + 200])
+                if not skipped:
+                    if after - start > len(data):
+                        break  # load again, from this message on
+                    message = zbus.unpack_message(data, at - start, entry.base + start, self.dialect)
+                    yield Found(message, Position(block, at, found), Position(block, after, found + 1))
+                at, number = after, found + 1
+            else:
+                if filter is not None:
+                    yield Position(block, at, number)
+
+    def _load(self, base: int, at: int, end: int, window: int) -> tuple[int, bytes]:
+        """Bytes of the block around ``at``: (where they begin, bytes); the whole head at least, and as a rule the message."""
+        kept_base, start, data = self._window
+        have = start + len(data) - at
+        if base == kept_base and start <= at and have >= HEAD:
+            length = zbus.length_at(data, at - start)
+            if have >= HEAD + length:
+                return start, data
+        data = self.read(base, at, min(window, end - at))
+        if len(data) >= HEAD and len(data) < (size := HEAD + zbus.length_at(data, 0)) <= end - at:
+            data = self.read(base, at, size)
+        self._window = (base, at, data) if len(data) <= SCAN else (-1, 0, b"")
+        return at, data
+
+    # Block files
+
+    def block_path(self, base: int) -> str:
+        return os.path.join(self.directory, "data", zbus.block_name(base))
+
+    def read(self, base: int, at: int, size: int) -> bytes:
+        """Bytes of a block; raises `CorruptQueue` if the file is missing or ends before them: never zeros in their place."""
+        fd = self._blocks.pop(base, None)
+        if fd is None:
+            while len(self._blocks) >= _OPEN_BLOCKS:
+                self._files.close(self._blocks.pop(next(iter(self._blocks))))
+            try:
+                fd = self._files.open_to_read(self.block_path(base))
+            except OSError as error:
+                raise CorruptQueue(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
+        self._blocks[base] = fd  # the last one used is closed last
+        data = self._files.read(fd, size, at)
+        if len(data) < size:
+            raise CorruptQueue(
+                f"the file ends before the messages do, which end at {at + size} or later",
+                path=self.block_path(base),
+                offset=at + len(data),
+            )
+        return data

@@ -1,0 +1,363 @@
+"""The bytes of a topic: zbus's disk queue, by rushmore (MIT licence), and nothing else knows them.
+
+All integers are big-endian and signed; times are milliseconds since the epoch. A text is a length byte and that many
+bytes of UTF-8 in a slot of fixed size. ``NAME.idx``, ``reader/R.rdx`` and ``reader/R.nak`` begin with 1,024 bytes::
+
+     0                          364     368       376       384       512     640     768     896     1024
+    ┌──────────────────────────┬───────┬─────────┬─────────┬─────────┬───────┬───────┬───────┬───────┐
+    │ of the owner (below)     │ mask  │ updated │ created │ creator │ ext 0 │ ext 1 │ ext 2 │ ext 3 │
+    └──────────────────────────┴───────┴─────────┴─────────┴─────────┴───────┴───────┴───────┴───────┘
+
+    .idx  version u32 = 1, number of blocks, first block u64, number of the next message u64; from 1,024 on a ring of
+          10,240 entries, that of block n at n mod 10,240: created, base offset, end offset i32, updated
+    .rdx  block, offset i32 in it (of the next message), filter (128 bytes)
+    .nak  window i32, time-out; then 1,000 entries: in use u8, offset, id (40 bytes; not in dialect C), tries i32, updated
+
+    data/<base offset, 20 digits>.zbus, a block: messages without padding, each
+
+     0        8           16       56            64       72        200      204
+    ┌────────┬───────────┬────────┬─────────────┬────────┬─────────┬────────┬──────┐
+    │ offset │ timestamp │ id     │ corr_offset │ number │ tag     │ length │ body │   dialects A and B
+    ├────────┼───────────┼────────┼─────────────┼────────┼─────────┼────────┼──────┤
+    │ offset │ crc32     │ id     │ timestamp   │ number │ tag     │ length │ body │   C; crc of the bytes 16..200
+    └────────┴───────────┴────────┴─────────────┴────────┴─────────┴────────┴──────┘
+
+``offset`` is that in the topic: base offset of the block, and place in the block. Dialect A has only the latter, so it is
+not believed. The files do not say which dialect they are in.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+from qewqew_core.errors import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
+
+VERSION = 1
+RING = 10_240
+HEADER = 1024
+INDEX_SIZE = HEADER + RING * 28
+READER_SIZE = 1024
+NAK_ENTRIES = 1000
+BLOCK_SIZE = 64 << 20  # a block is left when it has reached this, unless the caller wants another size
+HEAD = 204  # bytes of a message before its body
+LARGEST_BLOCK = (1 << 31) - 1
+LARGEST_BODY = LARGEST_BLOCK - HEAD
+ID_BYTES, TAG_BYTES, TEXT_BYTES = 39, 127, 127
+NUMBER_AT, TAG_AT, LENGTH_AT = 64, 72, 200
+
+DISK, MEMORY, RPC, PROXY, PAUSE, EXCLUSIVE, DELETE_ON_EXIT, ACK_REQUIRED = 0, 1, 2, 4, 8, 16, 32, 64  # bits of masks
+
+_INDEX = struct.Struct(">iiqq")
+_ENTRY = struct.Struct(">qqiq")
+_COMMON = struct.Struct(">iqq")
+_COMMON_AT, CREATOR_AT, _EXT_AT, SLOT = 364, 384, 512, 128
+_HEAD_B = struct.Struct(">qq40sqq128si")
+_HEAD_C = struct.Struct(">qQ40sqq128si")
+_READER = struct.Struct(">qi")
+FILTER_AT = _READER.size
+_NAK = struct.Struct(">iq")
+_NAK_ENTRIES = {"A": struct.Struct(">bq40siq"), "B": struct.Struct(">bq40siq"), "C": struct.Struct(">bqiq")}
+_NUMBER = struct.Struct(">q")
+_LENGTH = struct.Struct(">i")
+
+
+class Message(NamedTuple):
+    """One message of a topic, as it was read or is to be appended.
+
+    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one is none. ``timestamp``: milliseconds since the
+    epoch; None, when it is appended: now. ``corr_offset`` is the application's (not in dialect C). ``number`` (from 0) and
+    ``offset`` are given by the topic, ``attempt`` says how often a reader has been given the message.
+    """
+
+    body: bytes
+    tag: str | None = None
+    id: str | None = None
+    corr_offset: int = 0
+    timestamp: int | None = None
+    number: int = -1
+    offset: int = -1
+    attempt: int = 1
+
+
+class Index(NamedTuple):
+    """What the index says of the whole topic; so many `blocks` are there, from block `start` on."""
+
+    version: int
+    blocks: int
+    start: int
+    number: int  # of the next message
+
+
+class Entry(NamedTuple):
+    """What the index says of one block."""
+
+    created: int
+    base: int  # offset in the topic of its first message; the name of its file
+    end: int  # bytes of messages
+    updated: int
+
+
+class Common(NamedTuple):
+    """What index, reader and NAK files have in common."""
+
+    mask: int
+    updated: int
+    created: int
+    creator: str
+    ext: tuple[str, str, str, str]
+
+
+class Nak(NamedTuple):
+    """A message that was handed out and not acknowledged."""
+
+    offset: int
+    id: str | None
+    tries: int
+    updated: int
+
+
+def check_dialect(dialect: object) -> str:
+    if dialect not in ("A", "B", "C"):
+        raise BadArgument(f'dialect must be "A", "B" or "C", not {dialect!r:.60}')
+    return "B" if dialect == "A" else str(dialect)  # B's readers and A's do not look at the offset, all else is the same
+
+
+def block_name(base: int) -> str:
+    return f"{base:020d}.zbus"
+
+
+def text_bytes(name: str, text: object, limit: int) -> bytes:
+    """A text for a slot; raises `BadArgument` before anything is written."""
+    if text is None:
+        return b""
+    if not isinstance(text, str):
+        raise BadArgument(f"{name} must be a str, not {type(text).__name__}")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise BadArgument(f"{name} {text!r:.100} is not valid text: {error.reason}") from error
+    if len(data) > limit:
+        raise BadArgument(f"{name} has {len(data)} bytes of UTF-8, at most {limit} fit: {text!r:.100}. Nothing was stored")
+    return data
+
+
+def _slot(data: bytes) -> bytes:
+    return bytes((len(data),)) + data
+
+
+def slot_text(data: bytes, at: int, size: int) -> str:
+    """The text of a slot. The original wrote non-ASCII text cut short: such bytes become U+FFFD."""
+    return data[at + 1 : at + 1 + min(data[at], size - 1)].decode(errors="replace")
+
+
+# Index
+
+
+def new_index(created: int) -> bytes:
+    return _INDEX.pack(VERSION, 0, 0, 0).ljust(_COMMON_AT, b"\0") + _COMMON.pack(0, created, created).ljust(
+        INDEX_SIZE - 364, b"\0"
+    )
+
+
+def pack_index(index: Index) -> bytes:
+    """For the start of the index."""
+    return _INDEX.pack(*index)
+
+
+def unpack_index(data: bytes, path: str) -> Index:
+    """Raises `CorruptQueue`."""
+    if len(data) < _INDEX.size:
+        raise CorruptQueue("the index is cut short", path=path, offset=len(data))
+    index = Index(*_INDEX.unpack_from(data))
+    if index.version != VERSION:
+        raise CorruptQueue(f"this is not the index of a topic: version {index.version}, not {VERSION}", path=path, offset=0)
+    if not (0 <= index.blocks <= RING and index.start >= 0 and index.number >= 0):
+        raise CorruptQueue(f"the index contradicts itself: {index}", path=path, offset=0)
+    return index
+
+
+INDEX_HEAD = _INDEX.size
+
+
+def entry_at(block: int) -> int:
+    """Where the entry of a block is."""
+    return HEADER + _ENTRY.size * (block % RING)
+
+
+def pack_entry(entry: Entry) -> bytes:
+    return _ENTRY.pack(*entry)
+
+
+def unpack_entry(data: bytes, at: int = 0) -> Entry:
+    return Entry(*_ENTRY.unpack_from(data, at))
+
+
+ENTRY = _ENTRY.size
+
+
+# The common header
+
+
+def unpack_common(data: bytes) -> Common:
+    mask, updated, created = _COMMON.unpack_from(data, _COMMON_AT)
+    e0, e1, e2, e3 = (slot_text(data, _EXT_AT + SLOT * number, SLOT) for number in range(4))
+    return Common(mask, updated, created, slot_text(data, CREATOR_AT, SLOT), (e0, e1, e2, e3))
+
+
+def mask_patch(mask: int) -> tuple[int, bytes]:
+    """(where, bytes) to write."""
+    if type(mask) is not int or not -(1 << 31) <= mask < 1 << 31:
+        raise BadArgument(f"a mask is a whole number of 32 bits, not {mask!r:.60}")
+    return _COMMON_AT, mask.to_bytes(4, signed=True)
+
+
+def creator_patch(text: str | None) -> tuple[int, bytes]:
+    return CREATOR_AT, _slot(text_bytes("creator", text, TEXT_BYTES))
+
+
+def ext_patch(number: int, text: str | None) -> tuple[int, bytes]:
+    if type(number) is not int or not 0 <= number < 4:
+        raise BadArgument(f"extensions have the numbers 0 to 3, not {number!r:.60}")
+    return _EXT_AT + SLOT * number, _slot(text_bytes(f"extension {number}", text, TEXT_BYTES))
+
+
+# Messages
+
+
+def check_message(message: Message, dialect: str) -> tuple[bytes, bytes]:
+    """The bytes of id and tag of a message that is to be stored; raises what is wrong with it."""
+    body, tag, id, corr_offset, timestamp = message[:5]
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise BadRecord(f"a body must be bytes-like, not {type(body).__name__}. Nothing was stored")
+    size = body.nbytes if isinstance(body, memoryview) else len(body)
+    if size > LARGEST_BODY:
+        raise RecordTooLarge(f"the body has {size:,} bytes, at most {LARGEST_BODY:,} fit into a block. Nothing was stored")
+    if type(corr_offset) is not int or not -(1 << 63) <= corr_offset < 1 << 63:
+        raise BadArgument(f"corr_offset must be a whole number of 64 bits, not {corr_offset!r:.60}")
+    if corr_offset and dialect == "C":
+        raise BadArgument("dialect C has no corr_offset")
+    if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
+        raise BadArgument(f"timestamp must be milliseconds since the epoch, not {timestamp!r:.60}")
+    return text_bytes("id", id, ID_BYTES), text_bytes("tag", tag, TAG_BYTES)
+
+
+def pack_head(
+    dialect: str, offset: int, timestamp: int, id: bytes, corr_offset: int, number: int, tag: bytes, length: int
+) -> bytes:
+    id_slot, tag_slot = bytes((len(id),)) + id, bytes((len(tag),)) + tag
+    if dialect != "C":
+        return _HEAD_B.pack(offset, timestamp, id_slot, corr_offset, number, tag_slot, length)
+    head = _HEAD_C.pack(offset, 0, id_slot, timestamp, number, tag_slot, length)
+    return head[:8] + zlib.crc32(head[16:LENGTH_AT]).to_bytes(8) + head[16:]
+
+
+def crc_is_right(data: bytes, at: int) -> bool:
+    """Whether the head at ``at`` is one of dialect C."""
+    return int.from_bytes(data[at + 8 : at + 16]) == zlib.crc32(data[at + 16 : at + LENGTH_AT])
+
+
+def number_at(data: bytes, at: int) -> int:
+    """The number of the message that begins at ``at``."""
+    return int(_NUMBER.unpack_from(data, at + NUMBER_AT)[0])
+
+
+def length_at(data: bytes, at: int) -> int:
+    return int(_LENGTH.unpack_from(data, at + LENGTH_AT)[0])
+
+
+def timestamp_at(data: bytes, at: int, dialect: str) -> int:
+    return int(_NUMBER.unpack_from(data, at + (56 if dialect == "C" else 8))[0])
+
+
+def unpack_message(data: bytes, at: int, base: int, dialect: str, attempt: int = 1) -> Message:
+    """The message at ``at`` of bytes that begin at the offset ``base`` of the topic and hold all of it."""
+    if dialect == "C":
+        _, _, id, timestamp, number, tag, length = _HEAD_C.unpack_from(data, at)
+        corr_offset = 0
+    else:
+        _, timestamp, id, corr_offset, number, tag, length = _HEAD_B.unpack_from(data, at)
+    return Message(
+        data[at + HEAD : at + HEAD + length],
+        slot_text(tag, 0, 128) or None,
+        slot_text(id, 0, 40) or None,
+        corr_offset,
+        timestamp,
+        number,
+        base + at,
+        attempt,
+    )
+
+
+# Readers
+
+
+def new_reader(created: int, block: int, offset: int) -> bytes:
+    head = _READER.pack(block, offset).ljust(_COMMON_AT, b"\0")
+    return head + _COMMON.pack(0, created, created).ljust(READER_SIZE - _COMMON_AT, b"\0")
+
+
+def pack_position(block: int, offset: int) -> bytes:
+    """For the start of the reader's file."""
+    return _READER.pack(block, offset)
+
+
+def unpack_position(data: bytes) -> tuple[int, int]:
+    block, offset = _READER.unpack_from(data)
+    return block, offset
+
+
+def filter_patch(text: str | None) -> tuple[int, bytes]:
+    blank = isinstance(text, str) and not text.strip()
+    return FILTER_AT, _slot(text_bytes("filter", None if blank else text, TAG_BYTES))
+
+
+def unpack_filter(data: bytes) -> str | None:
+    return slot_text(data, FILTER_AT, SLOT) or None
+
+
+# Messages that were handed out and not acknowledged
+
+
+def nak_size(dialect: str) -> int:
+    return HEADER + NAK_ENTRIES * _NAK_ENTRIES[dialect].size
+
+
+def new_nak(created: int, dialect: str, window: int = 100, timeout: int = 10_000) -> bytes:
+    head = _NAK.pack(window, timeout).ljust(_COMMON_AT, b"\0")
+    return head + _COMMON.pack(0, created, created).ljust(nak_size(dialect) - _COMMON_AT, b"\0")
+
+
+def pack_nak_head(window: int, timeout: int) -> bytes:
+    return _NAK.pack(window, timeout)
+
+
+def unpack_nak_head(data: bytes) -> tuple[int, int]:
+    """Window (messages) and time-out (milliseconds)."""
+    window, timeout = _NAK.unpack_from(data)
+    return window, timeout
+
+
+def nak_entry_at(number: int, dialect: str) -> int:
+    return HEADER + number * _NAK_ENTRIES[dialect].size
+
+
+def pack_nak(entry: Nak, dialect: str) -> bytes:
+    if dialect == "C":
+        return _NAK_ENTRIES["C"].pack(1, entry.offset, entry.tries, entry.updated)
+    id = (entry.id or "").encode()[:ID_BYTES]  # one that was read from cut text may have grown
+    return _NAK_ENTRIES["B"].pack(1, entry.offset, _slot(id), entry.tries, entry.updated)
+
+
+def unpack_naks(data: bytes, dialect: str) -> dict[int, Nak]:
+    """Entries in use, by their place."""
+    found = {}
+    for number in range(NAK_ENTRIES):
+        at = nak_entry_at(number, dialect)
+        if at + _NAK_ENTRIES[dialect].size > len(data):
+            break
+        if data[at] == 1:
+            _, offset, *id, tries, updated = _NAK_ENTRIES[dialect].unpack_from(data, at)
+            found[number] = Nak(offset, (slot_text(id[0], 0, 40) or None) if id else None, tries, updated)
+    return found
