@@ -1,7 +1,8 @@
-"""Runs of frames, `[u16 big-endian length][payload]`, as Arrow arrays. No Spark in here."""
+"""Runs of frames, `[u16 big-endian length][payload]`, and runs of messages of a topic, as Arrow arrays. No Spark in here."""
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from itertools import repeat
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from qewqew_core import zbus
 from qewqew_core.chunk import LENGTH, MAX_RECORD
 from qewqew_core.errors import CorruptQueue
+from qewqew_core.manifest import Run
 
 BATCH_BYTES = 1 << 20  # of frames in one array, unless a single record is larger
 BATCH_RECORDS = 16_384
@@ -56,3 +59,51 @@ def payloads(run: bytes, records: int, *, path: str, offset: int) -> Iterator[pa
         # The stop is needed: without one, binary_slice fails on Arrow's side.
         yield pc.binary_slice(frames.slice(at, end - at), LENGTH.size, LENGTH.size + MAX_RECORD)
         at = end
+
+
+_ID_AT, _ID_END = 16, 56  # in the head of a message, see `zbus`; what follows differs by dialect
+_TIMESTAMP_AT = {"B": 8, "C": 56}
+_CORR_OFFSET_AT = 56  # not in C
+
+
+def columns(run: Run, dialect: str) -> list[pa.Array]:
+    """value, tag, id, offset, number, corr_offset and timestamp of the messages of a run.
+
+    A tag or an id that is empty is null, and so is a timestamp that Spark cannot hold: its microseconds need over 64 bits.
+    """
+    rows = len(run.bounds) // 2
+    begins, data = run.bounds[::2], pa.py_buffer(run.data)
+    bodies, heads = run.bounds[:], run.bounds[:]
+    bodies[::2] = heads[1::2] = array("i", [at + zbus.HEAD for at in begins])
+
+    def pieces(bounds: array[int]) -> pa.Array:
+        found = pa.Array.from_buffers(pa.binary(), 2 * rows - 1, [None, pa.py_buffer(bounds), data])
+        # Every other piece is what lies between two. A single one is not copied: it may have 2 GiB.
+        return found if rows == 1 else found.take(pa.array(range(0, 2 * rows, 2), pa.int32()))
+
+    head = pieces(heads)
+
+    def longs(at: int) -> pa.Array:
+        numbers = array("q", pc.binary_slice(head, at, at + 8).buffers()[2][: 8 * rows].to_pybytes())
+        if sys.byteorder == "little":
+            numbers.byteswap()
+        return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(numbers)])
+
+    def texts(at: int, end: int) -> pa.Array:
+        slots = pc.binary_slice(head, at, end).dictionary_encode()
+        found = [zbus.slot_text(slot, 0, end - at) or None for slot in slots.dictionary.to_pylist()]
+        return pa.array(found, pa.string()).take(slots.indices)
+
+    places = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(begins)]).cast(pa.int64())
+    time = longs(_TIMESTAMP_AT[dialect])
+    micros = pc.multiply(time, 1000)  # wraps
+    fits = pc.equal(pc.divide(micros, 1000), time)
+    return [
+        pieces(bodies),
+        texts(zbus.TAG_AT, zbus.LENGTH_AT),
+        texts(_ID_AT, _ID_END),
+        pc.add(places, run.offset),
+        longs(zbus.NUMBER_AT),
+        pa.repeat(pa.scalar(0, pa.int64()), rows) if dialect == "C" else longs(_CORR_OFFSET_AT),
+        pc.if_else(fits, micros, pa.scalar(None, pa.int64())).cast(pa.timestamp("us", "UTC")),
+    ]

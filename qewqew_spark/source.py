@@ -9,6 +9,18 @@ row per record, one input partition per segment:
 | `offset`  | LONG   | number of the record in the batch, from 0, over all segments |
 | `segment` | STRING | name of the segment file                                     |
 
+A batch of a topic has a row per message:
+
+| column        | type      |                                         |
+|---------------|-----------|-----------------------------------------|
+| `value`       | BINARY    | the body                                |
+| `tag`, `id`   | STRING    | null where there is none                |
+| `offset`      | LONG      | where the message begins in the topic   |
+| `number`      | LONG      | of the message in the topic, from 0     |
+| `corr_offset` | LONG      | the application's                       |
+| `timestamp`   | TIMESTAMP | when it was appended, to a millisecond  |
+| `topic`       | STRING    | name of the topic                       |
+
 The checksum of a segment is verified before any record of it is delivered.
 """
 
@@ -17,12 +29,12 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from qewqew_core import manifest
 from qewqew_core.errors import BadArgument
@@ -35,6 +47,18 @@ SCHEMA = StructType(
         StructField("value", BinaryType()),
         StructField("offset", LongType()),
         StructField("segment", StringType()),
+    ]
+)
+TOPIC_SCHEMA = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("tag", StringType()),
+        StructField("id", StringType()),
+        StructField("offset", LongType()),
+        StructField("number", LongType()),
+        StructField("corr_offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("topic", StringType()),
     ]
 )
 
@@ -65,6 +89,7 @@ class SegmentPartition(InputPartition):
     """All that reading one segment needs; it travels from the driver to an executor."""
 
     directory: str
+    batch: manifest.Manifest  # without segments
     segment: manifest.Segment
     first: int  # number in the batch of the segment's first record
 
@@ -80,8 +105,10 @@ class BatchReader(DataSourceReader):
         directory = os.path.dirname(manifest.manifest_path(self.path))
         result: list[InputPartition] = []
         first = 0
-        for segment in manifest.load(self.path).segments:
-            result.append(SegmentPartition(directory, segment, first))
+        loaded = manifest.load(self.path)
+        batch = replace(loaded, segments=())
+        for segment in loaded.segments:
+            result.append(SegmentPartition(directory, batch, segment, first))
             first += segment.records
         return result
 
@@ -89,7 +116,7 @@ class BatchReader(DataSourceReader):
         """The records of one segment; raises `CorruptQueue`, which names file and offset."""
         # Spark makes one empty partition of its own where there are none: a batch without segments.
         if isinstance(partition, SegmentPartition):
-            yield from read_segment(partition)
+            yield from read_messages(partition) if partition.batch.layout == manifest.BLOCK else read_segment(partition)
 
 
 def read_segment(partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
@@ -112,6 +139,19 @@ def read_segment(partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
         at += len(run)
 
 
+def read_messages(partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
+    """The messages of a segment as Arrow batches of at most 1 MiB or one message; raises `CorruptQueue`, `BadManifest`."""
+    import pyarrow as pa  # late: the driver plans reads without it
+
+    from qewqew_spark.frames import columns
+
+    batch = partition.batch
+    topic = pa.scalar(batch.queue, pa.string())
+    for run in manifest.read_messages(partition.directory, batch, partition.segment):
+        found = columns(run, str(batch.dialect))
+        yield pa.RecordBatch.from_arrays([*found, pa.repeat(topic, len(found[0]))], names=TOPIC_SCHEMA.names)
+
+
 class QewqewDataSource(DataSource):
     """The format `qewqew`; see the module."""
 
@@ -121,13 +161,13 @@ class QewqewDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns; looks at the manifest, so that a wrong path fails in `load` and not in the first action."""
-        manifest.load(_path(self.options))
-        return SCHEMA
+        return TOPIC_SCHEMA if manifest.load(_path(self.options)).layout == manifest.BLOCK else SCHEMA
 
     def reader(self, schema: StructType) -> BatchReader:
-        if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in SCHEMA]:
+        ours = self.schema()
+        if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in ours]:
             raise BadArgument(
-                f"the format 'qewqew' has the columns {_ddl(SCHEMA)}, not {_ddl(schema)}; leave .schema(...) out, "
+                f"the format 'qewqew' has the columns {_ddl(ours)}, not {_ddl(schema)}; leave .schema(...) out, "
                 "and decode the column value"
             )
         return BatchReader(_path(self.options))

@@ -173,7 +173,7 @@ def infer(spark: SparkSession, raw: DataFrame) -> StructType:
 def decode(raw: DataFrame, schema: StructType) -> tuple[DataFrame, str]:
     """The records with their fields as columns, and the name of one more column: null where the record is good.
 
-    Where it is bad, that column holds ``value``, ``offset``, ``segment`` and ``reason``.
+    Where it is bad, that column holds the columns of ``raw`` and ``reason``.
     """
     wrapper = StructType(
         [
@@ -199,9 +199,9 @@ def decode(raw: DataFrame, schema: StructType) -> tuple[DataFrame, str]:
     while bad in map(str.lower, schema.names):
         bad += "_"
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
-    parsed = raw.select("value", "offset", "segment", F.from_json(_wrapped(), wrapper, options).alias("json"))
-    judged = parsed.select("value", "offset", "segment", record.alias("record"), reason.alias("reason"))
-    details = F.struct("value", "offset", "segment", "reason")
+    parsed = raw.select("*", F.from_json(_wrapped(), wrapper, options).alias("json"))
+    judged = parsed.select(*raw.columns, record.alias("record"), reason.alias("reason"))
+    details = F.struct(*raw.columns, "reason")
     columns = ["record.*"] if schema.names else []
     return judged.select(*columns, F.when(F.col("reason").isNotNull(), details).alias(bad)), bad
 

@@ -11,9 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from spark_batches import make_batch
+from spark_batches import make_batch, make_topic_batch
 
 from qewqew_core.errors import BadArgument, BadManifest
+from qewqew_core.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.output import Output
@@ -265,6 +266,25 @@ def test_more_bad_records_than_allowed_fail_before_any_output_and_can_be_looked_
 # Batches without anything to write
 
 
+def messages(*bodies: bytes) -> list[Message]:
+    return [Message(body, ("eu", "us")[n % 2], f"id-{n}", timestamp=1_763_683_200_123, number=n) for n, body in enumerate(bodies)]
+
+
+def test_bad_messages_of_a_topic_are_in_quarantine_with_all_that_is_known_of_them(spark, tmp_path):
+    bodies = lines({"id": 1}, {"id": 2}, {"id": 3}, {"id": 4})
+    matching = make_topic_batch(tmp_path / "b", messages(*bodies[:2], b"", b"", *bodies[2:], b"x", b"x"), filter="us")
+    result = run(spark, str(tmp_path / "b"), [Output(str(tmp_path / "out"))], schema="id INT, tag STRING")
+    assert (result["read"], result["good"], result["bad"]) == (4, 2, 2)
+    # Columns are the fields of the records, and none of the messages.
+    assert table(spark, tmp_path / "out", "id", "tag") == [(2, None), (4, None)]
+    columns = "value", "tag", "id", "offset", "number", "corr_offset", "unix_millis(timestamp)", "topic", "reason"
+    found = spark.read.parquet(result["quarantine"]).orderBy("number").selectExpr(*columns).collect()
+    assert [(bytes(value), *rest) for value, *rest in found] == [
+        (b"", "us", "id-3", matching[1].offset, 3, 0, 1_763_683_200_123, "orders", "empty record"),
+        (b"x", "us", "id-7", matching[3].offset, 7, 0, 1_763_683_200_123, "orders", "not a JSON object"),
+    ]
+
+
 def test_an_empty_batch_with_a_schema_is_an_empty_table(spark, tmp_path):
     batch = make_batch(tmp_path / "b")
     outputs = [Output(str(tmp_path / "out")), Output(str(tmp_path / "n"), sql="SELECT count(*) AS n FROM batch")]
@@ -402,6 +422,16 @@ def test_spark_submit_runs_the_job_by_its_path_and_ends_with_the_result(spark, t
     assert (result["good"], result["bad"], result["outputs"][0]["written"]) == (2, 1, 2)
     assert stat.S_IMODE((tmp_path / "result.json").stat().st_mode) == 0o600
     assert table(spark, tmp_path / "out", "id") == [(1,), (2,)]
+
+
+def test_spark_submit_runs_the_job_on_a_batch_of_a_topic(spark, tmp_path):
+    make_topic_batch(tmp_path / "b", messages(*lines({"id": 1}, {"id": 2}, {"id": 3}), b"x"), dialect="C")
+    output = json.dumps({"path": str(tmp_path / "out")})
+    status, printed = submit(JOB, tmp_path / "b", "--output", output, cwd=tmp_path)
+    assert status == 0, printed
+    result = json.loads(printed[-1].removeprefix("qewqew result: "))
+    assert (result["good"], result["bad"], result["outputs"][0]["written"]) == (3, 1, 3)
+    assert table(spark, tmp_path / "out", "id") == [(1,), (2,), (3,)]
 
 
 def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):

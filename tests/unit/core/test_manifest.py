@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import struct
+import tempfile
 import zlib
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import zbus_cases
+from hypothesis import given
+from hypothesis import strategies as st
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest
+from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest, zbus
 from qewqew_core.chunk import split
-from qewqew_core.manifest import Segment
+from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.tags import Filter
+from qewqew_core.zbus import HEAD, Message
 
 RECORDS = [b"%d" % number for number in range(60)]
 DROP = object()
@@ -66,6 +75,13 @@ def test_what_was_written_is_what_is_read(folder):
     assert manifest.parse(json.loads(body.to_json()), "x") == body
 
 
+def test_the_manifest_of_a_queue_has_the_fields_that_it_always_had(folder):
+    body = manifest.load(str(folder))
+    assert list(json.loads(body.to_json())) == FIELDS
+    assert (folder / "manifest.json").read_bytes() == body.to_json()
+    assert (body.layout, body.reader, body.dialect, body.filter) == ("chunk", None, None, None)
+
+
 def test_unknown_fields_are_ignored_so_that_later_versions_can_add_some(folder):
     changed(folder, "later", {"any": "thing"})
     changed(folder, "segments/0/later", 1)
@@ -103,12 +119,12 @@ def test_another_version_says_which_program_reads_it(folder, version):
 
 
 def test_another_layout_is_refused(folder):
-    changed(folder, "layout", "block")
-    with pytest.raises(BadManifest, match="layout 'block'"):
+    changed(folder, "layout", "page")
+    with pytest.raises(BadManifest, match="layout 'page': this program reads version 1, layouts 'chunk' and 'block'"):
         manifest.load(str(folder))
 
 
-FIELDS = ["version", "layout", "id", "key", "queue", "created", "attempt", "records", "bytes", "segments"]
+FIELDS = ["version", "id", "key", "queue", "layout", "created", "attempt", "records", "bytes", "segments"]
 OF_SEGMENT = ["file", "start", "end", "records", "crc32"]
 
 
@@ -279,3 +295,301 @@ def test_a_frame_that_runs_past_the_segment_is_found_though_the_checksum_is_righ
         changed(folder, "bytes", 59)
         with pytest.raises((BadManifest, CorruptQueue), match="record"):
             list(batch)
+
+
+# Batches of a topic
+
+BASE = 7_000_000_000
+MESSAGES = [
+    Message(
+        b"%d" % number * (number % 7), (None, "a.b", "a.c", "ü")[number % 4], None if number % 3 else f"id{number}", number, 5
+    )
+    for number in range(40)
+]
+
+
+def write_block(folder: Path, messages: Sequence[Message], cuts: Sequence[int] = (), boundaries: bool = True, **fields) -> Path:
+    """A batch of one block, in segments that are cut in front of the messages ``cuts``, with a boundary at each other one."""
+    folder.mkdir(exist_ok=True)
+    dialect, chosen = fields.setdefault("dialect", "B"), Filter(fields.get("filter"))
+    data, places, counts, size = b"", [0], [0], 0
+    for number, one in enumerate(messages):
+        head = (one.timestamp or 0, (one.id or "").encode(), one.corr_offset, number, (one.tag or "").encode(), len(one.body))
+        data += zbus.pack_head(dialect, BASE + len(data), *head) + one.body
+        matches = chosen.matches(one.tag)
+        places.append(len(data))
+        counts.append(counts[-1] + matches)
+        size += matches * len(one.body)
+    segments = []
+    edges = sorted({0, *cuts, len(messages)})
+    for first, last in pairwise(edges):
+        start, end = places[first], places[last]
+        inner = tuple((places[one], counts[one] - counts[first]) for one in range(first + 1, last) if boundaries)
+        crc32 = f"{zlib.crc32(data[start:end]):08x}"
+        segments.append(Segment(zbus.block_name(BASE), start, end, counts[last] - counts[first], crc32, inner))
+    (folder / zbus.block_name(BASE)).write_bytes(data)
+    what = "t-1", "key", "t", "2026-11-20T15:00:00Z", 2
+    body = Manifest(*what, counts[-1], size, tuple(segments), layout="block", reader="loader", **fields)
+    (folder / "manifest.json").write_bytes(body.to_json())
+    return folder
+
+
+def messages_of(folder: Path) -> list[Message]:
+    body = manifest.load(str(folder))
+    return [one for segment in body.segments for run in manifest.read_records(str(folder), body, segment) for one in run]
+
+
+def expected(messages: Sequence[Message], filter: str | None = None) -> list[Message]:
+    """As they come out of a batch, which is in its second attempt."""
+    result, at = [], BASE
+    for number, one in enumerate(messages):
+        if Filter(filter).matches(one.tag):
+            result.append(one._replace(timestamp=one.timestamp or 0, number=number, offset=at, attempt=2))
+        at += HEAD + len(one.body)
+    return result
+
+
+@pytest.fixture
+def topic(tmp_path) -> Path:
+    return write_block(tmp_path / "b", MESSAGES, cuts=[10, 11, 30])
+
+
+def test_the_manifest_of_a_topic_says_what_is_read_and_by_whom(topic):
+    body = manifest.load(str(topic))
+    assert (body.layout, body.reader, body.dialect, body.filter) == ("block", "loader", "B", None)
+    assert (topic / "manifest.json").read_bytes() == body.to_json()
+    assert list(body_of(topic))[:8] == ["version", "id", "key", "queue", "reader", "layout", "dialect", "filter"]
+    assert {segment.base for segment in body.segments} == {BASE}
+
+
+@given(
+    bodies=st.lists(st.tuples(st.binary(max_size=400), st.sampled_from([None, "a", "a.b", "ü.b", "b"])), max_size=12),
+    cuts=st.sets(st.integers(0, 12)),
+    dialect=st.sampled_from("BC"),
+    filter=st.sampled_from([None, " ", "a", "*.b", "#", "a;b", "nothing"]),
+    boundaries=st.booleans(),
+    run_bytes=st.sampled_from([1, 300, 1000, 1 << 20]),
+)
+def test_messages_come_out_as_they_went_in_however_they_are_cut(bodies, cuts, dialect, filter, boundaries, run_bytes):
+    messages = [Message(body, tag, timestamp=7) for body, tag in bodies]
+    cuts = {cut for cut in cuts if cut < len(messages)}
+    with tempfile.TemporaryDirectory() as folder:
+        write_block(Path(folder), messages, cuts, boundaries, dialect=dialect, filter=filter)
+        assert messages_of(Path(folder)) == expected(messages, filter)
+        body = manifest.load(folder)
+        assert manifest.parse(json.loads(body.to_json()), "x") == body
+        runs = [run for segment in body.segments for run in manifest.read_messages(folder, body, segment, run_bytes)]
+        assert [one for run in runs for one in run.messages(body)] == expected(messages, filter)
+        assert all(run.bounds for run in runs)
+        assert all(len(run.data) <= max(run_bytes, HEAD + 400) for run in runs)
+
+
+@pytest.mark.parametrize("boundaries", [True, False])
+def test_a_long_segment_of_a_topic_is_never_read_in_one_piece(tmp_path, boundaries):
+    messages = [Message(b"x" * 3000)] * 1000
+    messages[500] = Message(b"y" * 3_000_000)
+    write_block(tmp_path, messages, boundaries=boundaries)
+    body = manifest.load(str(tmp_path))
+    runs = list(manifest.read_messages(str(tmp_path), body, body.segments[0]))
+    assert [one for run in runs for one in run.messages(body)] == expected(messages)
+    assert sorted(len(run.data) for run in runs)[-2:] == pytest.approx([1 << 20, HEAD + 3_000_000], rel=0.5)
+    assert max(len(run.data) for run in runs if len(run.bounds) > 2) <= 1 << 20
+    assert len(runs) < 12
+
+
+def test_a_large_message_that_the_filter_holds_back_is_not_read(tmp_path, monkeypatch):
+    write_block(tmp_path, [Message(b"a", "a"), Message(b"y" * 3_000_000, "b"), Message(b"c", "a")], boundaries=False, filter="a")
+    read, most = manifest._read, []
+    monkeypatch.setattr(manifest, "_read", lambda fd, start, end, path: most.append(end - start) or read(fd, start, end, path))
+    assert [one.body for one in messages_of(tmp_path)] == [b"a", b"c"]
+    assert max(most) == 1 << 20
+
+
+def test_records_of_both_layouts_are_read_by_one_function(folder, topic):
+    assert messages_of(folder) == RECORDS
+    assert messages_of(topic) == expected(MESSAGES)
+
+
+@pytest.mark.parametrize("name", zbus_cases.cases())
+def test_messages_that_the_original_wrote_are_those_that_its_readers_returned(name, tmp_path):
+    queue, what = zbus_cases.case(name, tmp_path)
+    dialect, messages = zbus.check_dialect(what["dialect"]), {one["number"]: one for one in what["messages"]}
+    for reader in what["readers"]:
+        if reader["kind"] != "fresh":
+            continue
+        segments, size = [], 0
+        for block in what["index"]["blocks"]:
+            data = (queue / block["file"]).read_bytes()[: block["end_offset"]]
+            bodies = [messages[n]["body"] or "" for n in reader["returns"] if messages[n]["block"] == block["number"]]
+            file = Path(block["file"]).name
+            segments.append(Segment(file, 0, len(data), len(bodies), f"{zlib.crc32(data):08x}", ()))
+            size += sum(map(len, bodies)) // 2
+        count, filter = len(reader["returns"]), reader["filter"]
+        body = Manifest("i", "k", "t", "", 1, count, size, tuple(segments), "block", "r", dialect, filter)
+        (queue / "data" / "manifest.json").write_bytes(body.to_json())
+        for one, number in zip(messages_of(queue / "data"), reader["returns"], strict=True):
+            golden = messages[number]
+            assert one.body.hex() == (golden["body"] or "")
+            assert (one.tag, one.id, one.timestamp) == (golden["tag"], golden["id"], golden["timestamp"])
+            assert (one.number, one.offset, one.corr_offset) == (number, golden["offset"], golden["corr_offset"] or 0)
+
+
+def test_a_segment_may_hold_messages_of_which_none_matches(tmp_path):
+    write_block(tmp_path, MESSAGES, cuts=[1, 4], filter="a.c")
+    body = manifest.load(str(tmp_path))
+    assert [segment.records for segment in body.segments] == [0, 1, 9]
+    assert messages_of(tmp_path) == expected(MESSAGES, "a.c")
+
+
+OF_TOPIC = ["reader", "dialect", "filter"]
+
+
+@pytest.mark.parametrize("field", FIELDS + OF_TOPIC + [f"segments/1/{name}" for name in OF_SEGMENT])
+@pytest.mark.parametrize("value", [DROP, None, True, 1.5, {}, [None]], ids=["missing", "null", "true", "1.5", "{}", "[null]"])
+def test_a_field_of_the_wrong_type_is_named_for_a_topic_too(topic, field, value):
+    if (field, value) == ("filter", None):
+        return
+    changed(topic, field, value)
+    where = "segment 1: " if "/" in field else "segment 0: " if field == "segments" and value == [None] else ""
+    with pytest.raises(BadManifest, match=f"{where}'.*' must be") as caught:
+        manifest.load(str(topic))
+    assert field.rpartition("/")[2] in str(caught.value) or where
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dialect", "A"),  # is read as B
+        ("dialect", "b"),
+        ("dialect", ""),
+        ("filter", "x" * 128),
+        ("filter", "\ud800"),
+        ("records", 41),
+        ("bytes", 7),
+        ("layout", "chunk"),
+        ("segments/1/start", -1),
+        ("segments/1/end", 1 << 31),
+        ("segments/1/records", 2),
+        ("segments/1/records", 0),
+        ("segments/2/boundaries", [[5000, 3], [5300, 3]]),
+        ("segments/2/boundaries", [[5000, 19]]),
+        ("segments/1/file", "00000000007000000001.zbus"),  # not there
+        ("segments/1/file", "7000000000.zbus"),
+        ("segments/1/file", "0000000000700000000x.zbus"),
+        ("segments/1/file", "0000000000700000000².zbus"),
+        ("segments/1/file", "00000000007000000000.zbus\n"),
+        ("segments/1/file", "00000000007000000000.idx"),
+        ("segments/1/file", "99999999999999999999.zbus"),
+        ("segments/1/file", "../00000000007000000000.zbus"),
+    ],
+)
+def test_the_manifest_of_a_topic_that_lies_is_refused(topic, field, value):
+    changed(topic, field, value)
+    with pytest.raises(BadManifest, match=r"manifest\.json: "):
+        manifest.load(str(topic))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bytes", 1 << 20),
+        ("records", 1),
+        ("segments/0/records", 1000),
+        ("segments/0/boundaries", [[5000, 3], [5300, 2]]),
+        ("segments/0/boundaries", [[5300, 3], [5000, 3]]),
+        ("segments/0/boundaries", [[5000, 11]]),
+    ],
+)
+def test_with_a_filter_it_is_still_refused(tmp_path, field, value):
+    write_block(tmp_path, MESSAGES, filter="a.c")
+    changed(tmp_path, field, value)
+    with pytest.raises(BadManifest, match=r"manifest\.json: "):
+        manifest.load(str(tmp_path))
+
+
+def test_a_damaged_byte_is_found_before_the_first_message(topic):
+    file = topic / zbus.block_name(BASE)
+    data = bytearray(file.read_bytes())
+    second = manifest.load(str(topic)).segments[2]
+    data[second.end - 1] ^= 1
+    file.write_bytes(data)
+    body = manifest.load(str(topic))
+    with pytest.raises(CorruptQueue, match=r"\.zbus, offset \d+: the checksum .* damaged after it was written") as caught:
+        next(manifest.read_records(str(topic), body, second))
+    assert (caught.value.path, caught.value.offset) == (str(file), second.start)
+
+
+def mend(folder: Path, at: int, patch: bytes) -> None:
+    """Overwrite bytes of the block of one segment, and give the manifest the checksum that it has then."""
+    file = folder / zbus.block_name(BASE)
+    data = bytearray(file.read_bytes())
+    data[at : at + len(patch)] = patch
+    file.write_bytes(data)
+    changed(folder, "segments/0/crc32", f"{zlib.crc32(data):08x}")
+
+
+@pytest.mark.parametrize("run_bytes", [1, 500, 1 << 20])
+@pytest.mark.parametrize("filter", [None, "a"])
+@pytest.mark.parametrize(
+    ("at", "patch", "message"),
+    [
+        (zbus.LENGTH_AT, struct.pack(">i", -1), "its body has -1 bytes"),
+        (zbus.LENGTH_AT, struct.pack(">i", -300), "its body has -300 bytes"),
+        (zbus.LENGTH_AT, struct.pack(">i", 411), "its body has 411 bytes; the manifest says that one ends at 918"),
+        (zbus.LENGTH_AT, b"\x7f\xff\xff\xff", "its body has 2147483647 bytes"),
+        (zbus.NUMBER_AT, struct.pack(">q", 2), "here message 1 should begin, not 2"),
+        (zbus.NUMBER_AT, struct.pack(">q", 0), "here message 1 should begin, not 0"),
+    ],
+)
+def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, message, filter, run_bytes):
+    write_block(tmp_path, [Message(b"x" * 102, "a")] * 3, boundaries=False, filter=filter)
+    mend(tmp_path, 306 + at, patch)
+    body = manifest.load(str(tmp_path))
+    with pytest.raises(CorruptQueue, match=message) as caught:
+        list(manifest.read_messages(str(tmp_path), body, body.segments[0], run_bytes))
+    assert (caught.value.path, caught.value.offset) == (str(tmp_path / zbus.block_name(BASE)), 306)
+
+
+def test_bytes_behind_the_last_message_are_damage(tmp_path):
+    write_block(tmp_path, [Message(b"x" * 102, "a")] * 3, boundaries=False)
+    mend(tmp_path, 612 + zbus.LENGTH_AT, struct.pack(">i", 2))
+    with pytest.raises(CorruptQueue, match=r"offset 818: no message has room in the 100 bytes from here"):
+        messages_of(tmp_path)
+
+
+@pytest.mark.parametrize("filter", [None, "a"])
+def test_another_number_of_messages_than_the_manifest_says_is_found(tmp_path, filter):
+    """Also at a boundary. Told together with the bytes it can be consistent, and still wrong."""
+    write_block(tmp_path, [Message(b"x" * 300, "a")] * 3, filter=filter)
+    changed(tmp_path, "segments/0/boundaries", [[1008, 1]])
+    body = manifest.load(str(tmp_path))
+    with pytest.raises(BadManifest, match=r"boundaries or number of records of segment 0+7000000000\.zbus are not"):
+        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 600))
+    write_block(tmp_path, [Message(b"x" * 300, "a")] * 3, filter=filter, boundaries=False)
+    for field, value in {"segments/0/records": 2, "records": 2, "bytes": 900 + HEAD}.items():
+        changed(tmp_path, field, value)
+    with pytest.raises(BadManifest, match="are not those of its records"):
+        messages_of(tmp_path)
+
+
+def test_a_boundary_inside_of_a_message_is_damage_and_never_a_wrong_message(tmp_path):
+    write_block(tmp_path, [Message(b"x" * 300)] * 3)
+    changed(tmp_path, "segments/0/boundaries", [[800, 1]])
+    body = manifest.load(str(tmp_path))
+    with pytest.raises(
+        CorruptQueue, match=r"offset 504: the message that begins here says that its body has 300 bytes; .* ends at 800"
+    ):
+        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 600))
+
+
+@given(st.binary(max_size=700), st.sampled_from([None, "a"]), st.sampled_from([1, 300, 1 << 20]))
+def test_no_bytes_make_anything_but_messages_or_an_error(data, filter, run_bytes):
+    segment = Segment(zbus.block_name(BASE), 0, len(data), 1, f"{zlib.crc32(data):08x}", ())
+    body = Manifest("t", "k", "t", "", 1, 1, 0, (segment,), "block", "r", "B", filter)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / segment.file).write_bytes(data)
+        try:
+            runs = list(manifest.read_messages(folder, body, segment, run_bytes))
+        except (CorruptQueue, BadManifest):
+            return
+        assert sum(len(run.messages(body)) for run in runs) == (1 if data else 0)
