@@ -42,6 +42,9 @@ INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are
 WRITE_BYTES = 1 << 20  # a body of this size is not copied to be written with its head
 
 
+RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
+
+
 class Body(NamedTuple):
     """A body that a session has spilled: bytes of a file."""
 
@@ -97,7 +100,9 @@ class Writer(Guard):
         self._index_fd = -1
         self._log: Log | None = None
         try:
+            files.truncate(self._lock_file.fd, 0)
             self._recover(dialect, resolve)
+            files.write(self._lock_file.fd, RECOVERED, 0)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError) and not isinstance(error, QewQewError):

@@ -151,11 +151,15 @@ class Reader(Guard, Leasing):
         except FileNotFoundError:
             self._refusal = QueueClosed("the reader was deleted", path=self.path)
             raise self._refusal from None
-        if inode != self._inode:  # another process has cut the log back
-            log.close()
-            self._log = None
-            self._load()
-            return
+        if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(self._stem + ".lock").st_ino == os.fstat(self._lock_fd).st_ino:
+                    log.close()
+                    self._log = None
+                    self._load()
+                    return
+            self._refusal = QueueClosed("the reader was deleted", path=self.path)
+            raise self._refusal
         size = self._files.size(self._log_fd)
         if size == log.end:
             return
@@ -431,7 +435,7 @@ class Reader(Guard, Leasing):
                 return []
             now = now_ms()
             if self.auto_commit:
-                again = [entry[0] for entry in entries if entry[0] in self._state.flight]
+                again = list({entry[0]: None for entry in entries if entry[0] in self._state.flight})
                 position = self._append("commit", again, todo)
             else:
                 due = None if self.redeliver_after is None else now + int(self.redeliver_after * 1000)
@@ -750,7 +754,7 @@ class Reader(Guard, Leasing):
                 "is leased again",
                 path=self.path,
             )
-        todo = sorted([*ranges, *self._state.todo], key=lambda one: one.start)
+        todo = _merged([*ranges, *self._state.todo])
         self._durable(self._append("put_back", batch.id, todo), always=True)
         batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
 
@@ -812,8 +816,10 @@ class Reader(Guard, Leasing):
         again = [(found.at, found.after, found.message.offset) for found, _ in self._again(max_records)]
         for at, after, offset in again:
             one, size, end = self._segment(Range(at, after), max_records, max_bytes, bool(segments))
-            if one is None or end != after:
+            if end != after:
                 return segments, ranges, offsets, todo
+            if one is None:
+                continue  # the filter was changed since: `read` delivers it
             segments.append((one, size))
             ranges.append(Range(at, after))
             offsets.append(offset)
@@ -967,6 +973,18 @@ class Reader(Guard, Leasing):
         if self._log is not None:
             self._log.forked()
         self._release()
+
+
+def _merged(ranges: list[Range]) -> list[Range]:
+    """In order. They overlap where the reader was moved back since."""
+    merged: list[Range] = []
+    for one in sorted(ranges, key=lambda one: one.start):
+        last = merged[-1] if merged else None
+        if last is None or (last.stop is not None and last.stop <= one.start):
+            merged.append(one)
+        elif last.stop is not None and (one.stop is None or one.stop > last.stop):
+            merged[-1] = Range(last.start, one.stop)
+    return merged
 
 
 # Looking at a reader, without its lock

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import threading
+import time as clock
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +18,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self
 
-from qewqew_core import layout, reader, topic_log, zbus
-from qewqew_core.appending import Outgoing, Writer, now
+from qewqew_core import batch as batches
+from qewqew_core import layout, manifest, reader, topic_log, zbus
+from qewqew_core.appending import RECOVERED, Outgoing, Writer, now
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueClosed, QueueLocked
 from qewqew_core.files import Files
 from qewqew_core.inspection import QueueStats
@@ -131,14 +133,9 @@ class Topic:
         self._writer: Writer | None = None
         self._sessions = 0
         self._make_directories()
-        try:
-            writer = self._open_writer(0)
-            self.dialect = writer.state.dialect
-            writer.close()
-        except QueueLocked:  # by one that lives: it has recovered the topic
-            self.dialect = self._dialect_of_log() or wanted or "B"
-            if wanted is not None and wanted != self.dialect:
-                raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}") from None
+        self.dialect = self._recovered_dialect()
+        if wanted is not None and wanted != self.dialect:
+            raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
         self._view = View(self._files, self.path, self.dialect)
         self._closed = False
         _open_topics.add(self)
@@ -161,14 +158,22 @@ class Topic:
         writer.min_free_bytes = self.min_free_bytes
         return writer
 
-    def _dialect_of_log(self) -> str | None:
-        for _ in range(5):
+    def _recovered_dialect(self) -> str:
+        """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
+        until = layout.deadline(self._lock_timeout)
+        path = os.path.join(self.path, self.name)
+        while True:
             try:
-                path = os.path.join(self.path, self.name + ".log")
-                return topic_log.replay(reader._read_whole(self._files, path), path).state.dialect
-            except (FileNotFoundError, CorruptQueue):  # the writer is at work
-                continue
-        return None
+                writer = self._open_writer(0)
+                writer.close()
+                return writer.state.dialect
+            except QueueLocked:
+                with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
+                    if reader._read_whole(self._files, path + ".lock") == RECOVERED:
+                        return topic_log.replay(reader._read_whole(self._files, path + ".log"), path + ".log").state.dialect
+                if until is not None and clock.monotonic() >= until:
+                    raise
+                clock.sleep(0.002)
 
     def _write(self) -> Writer:
         """The writer, with its lock."""
@@ -177,6 +182,7 @@ class Topic:
                 raise QueueClosed("the topic is closed", path=self.path)
             if self._writer is None:
                 self._writer = self._open_writer(self._lock_timeout)
+                self._remove_temporary()
             return self._writer
 
     def _recover(self) -> None:
@@ -456,16 +462,22 @@ class Topic:
 
     def _verify_reader(self, name: str, report: TopicReport) -> None:
         try:
-            with self.reader(name) as one:
-                for batch in (*one.batches(), *one.dead()):
-                    report.batches += 1
-                    try:
-                        for _ in batch:
-                            pass
-                    except (QewQewError, OSError) as error:
-                        report.problems.append(str(error))
-        except (QewQewError, OSError) as error:
+            state = reader.look(self._files, self.path, name)
+        except CorruptQueue as error:
             report.problems.append(str(error))
+            return
+        for one in state.batches.values() if state is not None else ():
+            report.batches += 1
+            directory = batches.directory_of(os.path.join(self.path, "state", name), one)
+            try:
+                body = manifest.load(directory)
+                if (body.id, body.records, body.bytes) != (one.id, one.records, one.bytes):
+                    raise CorruptQueue(f"the manifest is not that of batch {one.id} with {one.records} messages", path=directory)
+                for segment in body.segments:
+                    for _ in manifest.read_records(directory, body, segment):
+                        pass
+            except (QewQewError, OSError) as error:
+                report.problems.append(str(error))
 
     # Removing
 
@@ -499,13 +511,12 @@ class Topic:
         view = self._view
         index = view.index()
         entries = view.entries(index)
-        firsts = [view.number_of(entry) if entry.end else None for entry in entries]
         total = sum(entry.end for entry in entries)
         oldest = None if self.max_age is None else now() - self.max_age // timedelta(milliseconds=1)
         hold, committed = self._held(view, index)
         blocks = messages = 0
         for place, entry in enumerate(entries[:-1]):
-            following = next((one for one in firsts[place + 1 :] if one is not None), index.number)
+            following = next((view.number_of(one) for one in entries[place + 1 :] if one.end), index.number)
             if index.start + place >= hold or not (
                 (oldest is not None and entry.updated < oldest)
                 or (self.max_bytes is not None and total - entry.end >= self.max_bytes)
@@ -513,9 +524,8 @@ class Topic:
                 or (self.delete_committed and index.start + place < committed)
             ):
                 break
-            first = firsts[place]
             blocks, total = blocks + 1, total - entry.end
-            messages += 0 if first is None else following - first
+            messages += following - view.number_of(entry) if entry.end else 0
         return blocks, messages
 
     def _held(self, view: View, index: zbus.Index) -> tuple[int, int]:

@@ -45,7 +45,9 @@ HEAD = 204  # bytes of a message before its body
 LARGEST_BLOCK = (1 << 31) - 1
 LARGEST_BODY = LARGEST_BLOCK - HEAD
 ID_BYTES, TAG_BYTES, TEXT_BYTES = 39, 127, 127
-NUMBER_AT, TAG_AT, LENGTH_AT = 64, 72, 200
+ID_AT, ID_SLOT, NUMBER_AT, TAG_AT, LENGTH_AT = 16, 40, 64, 72, 200  # in the head of a message
+TIMESTAMP_AT = {"B": 8, "C": 56}
+CORR_OFFSET_AT = 56  # not in C
 
 DISK, MEMORY, RPC, PROXY, PAUSE, EXCLUSIVE, DELETE_ON_EXIT, ACK_REQUIRED = 0, 1, 2, 4, 8, 16, 32, 64  # bits of masks
 
@@ -268,7 +270,7 @@ def length_at(data: bytes, at: int) -> int:
 
 
 def timestamp_at(data: bytes, at: int, dialect: str) -> int:
-    return int(_NUMBER.unpack_from(data, at + (56 if dialect == "C" else 8))[0])
+    return int(_NUMBER.unpack_from(data, at + TIMESTAMP_AT[dialect])[0])
 
 
 def unpack_message(data: bytes, at: int, base: int, dialect: str, attempt: int = 1) -> Message:

@@ -61,11 +61,6 @@ def payloads(run: bytes, records: int, *, path: str, offset: int) -> Iterator[pa
         at = end
 
 
-_ID_AT, _ID_END = 16, 56  # in the head of a message, see `zbus`; what follows differs by dialect
-_TIMESTAMP_AT = {"B": 8, "C": 56}
-_CORR_OFFSET_AT = 56  # not in C
-
-
 def columns(run: Run, dialect: str) -> list[pa.Array]:
     """value, tag, id, offset, number, corr_offset and timestamp of the messages of a run.
 
@@ -95,15 +90,15 @@ def columns(run: Run, dialect: str) -> list[pa.Array]:
         return pa.array(found, pa.string()).take(slots.indices)
 
     places = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(begins)]).cast(pa.int64())
-    time = longs(_TIMESTAMP_AT[dialect])
+    time = longs(zbus.TIMESTAMP_AT[dialect])
     micros = pc.multiply(time, 1000)  # wraps
     fits = pc.equal(pc.divide(micros, 1000), time)
     return [
         pieces(bodies),
         texts(zbus.TAG_AT, zbus.LENGTH_AT),
-        texts(_ID_AT, _ID_END),
+        texts(zbus.ID_AT, zbus.ID_AT + zbus.ID_SLOT),
         pc.add(places, run.offset),
         longs(zbus.NUMBER_AT),
-        pa.repeat(pa.scalar(0, pa.int64()), rows) if dialect == "C" else longs(_CORR_OFFSET_AT),
+        pa.repeat(pa.scalar(0, pa.int64()), rows) if dialect == "C" else longs(zbus.CORR_OFFSET_AT),
         pc.if_else(fits, micros, pa.scalar(None, pa.int64())).cast(pa.timestamp("us", "UTC")),
     ]
