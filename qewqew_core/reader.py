@@ -224,7 +224,13 @@ class Reader(Guard, Leasing):
         if files.exists(self._stem + ".log"):
             if self._log is None:
                 self._load()
-            if (block, offset, zbus.unpack_filter(data)) in self._state.mirrored:
+            floor = self._state.floor()
+            if not self._state.clean or (floor.block, floor.offset, self._state.filter) == (
+                block,
+                offset,
+                zbus.unpack_filter(data),
+            ):
+                self._come_back()
                 return
             # A zbus server has used the reader since.
         state = ReaderState(todo=[Range(self._place(block, offset), None)], filter=zbus.unpack_filter(data))
@@ -234,6 +240,19 @@ class Reader(Guard, Leasing):
         handed_out = self._add_naks(state)
         self._new_log(state)
         self._clear_naks(handed_out)
+
+    def _come_back(self) -> None:
+        """If a power cut took messages from the topic (``sync="never"``) that were read already: those to come are new ones."""
+        index = self._view.index()
+        last = index.start + index.blocks - 1
+        end = (last, self._view.entry(last).end)
+        state = self._state
+        if max((state.todo[-1].start, *(one.at for one in state.flight.values())))[:2] > end:
+            _logger.warning("reader %s: messages that it had read are no longer in the topic", self.name)
+            latest = self._view.latest()
+            offsets = [offset for offset, one in state.flight.items() if one.at[:2] >= end]
+            kept = [Range(one.start, min(one.stop or latest, latest)) for one in state.todo if one.start < latest]
+            self._append("lose", [*kept[:-1], Range(kept[-1].start if kept else latest, None)], offsets, 0)
 
     def _begin(self, start: str | int | datetime) -> Position:
         if start == "oldest":
@@ -282,8 +301,6 @@ class Reader(Guard, Leasing):
         fd = write_new(self._files, path + ".tmp", data)
         self._files.rename(path + ".tmp", path)
         self._files.sync_directory(os.path.dirname(path))
-        floor = state.floor()
-        state.mirrored = {(floor.block, floor.offset, state.filter)}
         self._attach(fd, generation, len(data), len(data), state)
         if self._rdx_fd >= 0:
             self._mirror()
@@ -365,8 +382,6 @@ class Reader(Guard, Leasing):
         self._log_fd = new.fd
         self._inode, _ = self._files.identity(self._log.path)
         self._rotate_at = new.size + max(LOG_BYTES, new.size)
-        floor = state.floor()
-        state.mirrored = {(floor.block, floor.offset, state.filter)}
         self._remove_expired(expired)
 
     # Reading
@@ -932,16 +947,27 @@ class Reader(Guard, Leasing):
             try:
                 if self._refusal is None:
                     with self._exclusive():
-                        if self._mine:
-                            self._append("give_back", list(self._mine), now_ms())
-                        if self._is_temporary() and not _is_locked(self._lock_fd, 1, (1 << 62)):
-                            delete_files(self._files, self._topic.path, self.name)
+                        self._leave_to_others()
             except QueueClosed:
                 pass  # it was deleted
             finally:
                 self._refusal = QueueClosed("the reader is closed", path=self.path)
                 _open_readers.discard(self)
                 self._release()
+
+    def _leave_to_others(self) -> None:
+        assert self._log is not None
+        if self._mine:
+            self._append("give_back", list(self._mine), now_ms())
+        if _is_locked(self._lock_fd, 1, 1 << 62):
+            return  # by another consumer
+        if self._is_temporary():
+            delete_files(self._files, self._topic.path, self.name)
+        elif not self._state.clean:
+            self._log.sync(self._log.position, refuse=False)
+            self._mirror()
+            self._files.sync(self._rdx_fd)
+            self._log.append(reader_log.CHECKPOINT, b"")
 
     def _is_temporary(self) -> bool:
         return bool(zbus.unpack_common(self._files.read(self._rdx_fd, zbus.READER_SIZE, 0)).mask & zbus.DELETE_ON_EXIT)

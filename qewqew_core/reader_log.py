@@ -1,7 +1,8 @@
 """The state of a topic's reader, and its log ``state/R.log``: the bytes of its frames.
 
 The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
-kind 6 a list, the name of a method of `ReaderState` and its arguments. ``reader/R.rdx`` follows it, for zbus servers.
+kind 6 a list, the name of a method of `ReaderState` and its arguments; kind 7, empty, says that ``reader/R.rdx``, which
+follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qewqew_core.state import CHANGES, BatchState, Leases
 from qewqew_core.view import Position
 
 MAGIC = b"QEWQRDR1"
-_SNAPSHOT, OPERATION = 1, 6
+_SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
 
 
 class Range(NamedTuple):
@@ -47,7 +48,7 @@ class ReaderState(Leases):
     filter: str | None = None
     lost: int = 0  # messages that were removed from the topic before they were delivered
     ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
-    mirrored: set[tuple[int, int, str | None]] = field(default_factory=set)  # what the .rdx may say
+    clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
     _first: list[tuple[Position, int]] = field(default_factory=list)  # heap of places and offsets, also of those committed since
 
@@ -169,8 +170,7 @@ def operation(name: str, *arguments: Any) -> bytes:
 
 def apply(state: ReaderState, name: str, *arguments: Any) -> None:
     _OPERATIONS[name](state, *arguments)
-    floor = state.floor()
-    state.mirrored.add((floor.block, floor.offset, state.filter))
+    state.clean = False
 
 
 _BATCH_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
@@ -195,7 +195,7 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
 
 def _load(body: bytes) -> ReaderState:
     data = json.loads(body)
-    state = ReaderState(
+    return ReaderState(
         todo=_ranges(data["todo"]),
         flight={offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]},
         filter=data["filter"],
@@ -204,9 +204,6 @@ def _load(body: bytes) -> ReaderState:
         ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
     )
-    floor = state.floor()
-    state.mirrored.add((floor.block, floor.offset, state.filter))
-    return state
 
 
 class Replayed(NamedTuple):
@@ -232,7 +229,7 @@ def replay(data: bytes, path: str) -> Replayed:
             state, snapshot_end = _load(frame.body), end
         except NONSENSE as error:
             raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
-    if state is None or journal.was_durable(data, generation, end, (OPERATION,)):
+    if state is None or journal.was_durable(data, generation, end, (OPERATION, CHECKPOINT)):
         raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
     return Replayed(state, generation, snapshot_end, end)
 
@@ -241,8 +238,11 @@ NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursi
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> str:
-    """Apply one frame, which begins at ``base`` + its start in the file, and return the operation's name."""
+    """Apply one frame, which begins at ``base`` + its start in the file; returns the operation's name, "" for a checkpoint."""
     try:
+        if frame.kind == CHECKPOINT:
+            state.clean = True
+            return ""
         if frame.kind != OPERATION:
             raise ValueError(f"unknown frame kind {frame.kind}")
         name, *arguments = json.loads(frame.body)
