@@ -28,6 +28,7 @@ from qewqew_core.reader import Reader
 from qewqew_core.repairing import Damage, RepairReport, repair
 from qewqew_core.session import Session
 from qewqew_core.topic import Topic, TopicReport, TopicStats, inspect_reader
+from qewqew_core.topic_repairing import TopicRepair, repair_topic
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.verification import Report
 from qewqew_core.zbus import Message
@@ -62,10 +63,12 @@ __all__ = [
     "Report",
     "Session",
     "Topic",
+    "TopicRepair",
     "TopicReport",
     "TopicSession",
     "TopicStats",
     "inspect",
     "inspect_reader",
     "repair",
+    "repair_topic",
 ]

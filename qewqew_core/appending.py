@@ -8,6 +8,7 @@ Recovery, by the writer that has the lock:
 1. No log: a zbus server made the topic. Its index is believed, except where it contradicts the messages (see `_adopt`).
 2. The log is clean, and the index says the same: nothing to do.
 3. It is clean, or the index is ahead of it: a zbus server has appended since. As 1; keys are kept.
+   With ``sync="never"`` the index may also be ahead because a power cut took the end of the log, which then says so.
 4. Else this is what a crash of ours left. The messages that the log carries are written into their blocks again, those
    that it does not are compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the
    first of these, and all commits behind it, have not happened.
@@ -99,6 +100,8 @@ class Writer(Guard):
         self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout)
         self._index_fd = -1
         self._log: Log | None = None
+        self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
+        self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
         try:
             files.truncate(self._lock_file.fd, 0)
             self._recover(dialect, resolve)
@@ -128,7 +131,9 @@ class Writer(Guard):
         if files.size(self._index_fd) < zbus.INDEX_SIZE:  # as the original does
             files.truncate(self._index_fd, zbus.INDEX_SIZE)
         index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
-        if found is None or (not self._agrees(found.state, index) and (found.clean or self._is_ahead(found.state, index))):
+        if found is None or (
+            not self._agrees(found.state, index) and (found.clean or (not found.unsynced and self._is_ahead(found.state, index)))
+        ):
             self.state = self._adopt(index, found, dialect)
         else:
             self.state = found.state
@@ -139,11 +144,16 @@ class Writer(Guard):
                     files, self._log_path, files.open(self._log_path), found.generation, found.end, found.snapshot_end, "topic"
                 )
                 self._rotate_at = found.snapshot_end + LOG_BYTES
+                self._remove_strays()
+                files.sync_directory(self.path)  # who was killed after putting this log into place may not have done it
+                resolve(set(self.state.sessions))
+                self._noted |= self.state.sessions.keys()
                 return
             self._redo(found)
         self._remove_strays()
         self._write_index()
-        resolve({body["id"] for body in found.sessions} if found else set())
+        resolve(set(found.state.sessions) if found else set())
+        self.state.sessions.clear()
         self._store()
         self._begin_log()
 
@@ -174,6 +184,7 @@ class Writer(Guard):
         image[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, 1, 0, 0))
         image[zbus.entry_at(0) : zbus.entry_at(0) + zbus.ENTRY] = zbus.pack_entry(Entry(created, 0, 0, created))
         self._files.sync_directory(self._data)
+        self._files.sync_directory(os.path.dirname(self.path))  # who made the directories may have been killed before doing it
         self._files.close(write_new(self._files, self._index_path + ".tmp", bytes(image)))
         self._files.rename(self._index_path + ".tmp", self._index_path)
         self._files.sync_directory(self.path)
@@ -250,6 +261,11 @@ class Writer(Guard):
 
     def _redo(self, found: Replayed) -> None:
         files = self._files
+        fd = files.open(self._log_path)
+        try:
+            files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
+        finally:
+            files.close(fd)
         while True:
             state = self.state = found.state
             for one in (*state.full, state.last):
@@ -311,7 +327,7 @@ class Writer(Guard):
             first = self._entry(state.start).base
         for name in self._files.list(self._data):
             number, _, kind = name.partition(".")
-            if kind in ("zbus", "sums") and number.isdecimal() and not first <= int(number) <= state.last.base:
+            if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal() and not first <= int(number) <= state.last.base:
                 self._files.unlink(os.path.join(self._data, name))
         self._cut(state.last)
 
@@ -460,6 +476,9 @@ class Writer(Guard):
         return position
 
     def _commit(self, body: bytes) -> int:
+        if self.sync != "commit" and not self._said_unsynced:
+            self.log.sync(self.log.append(topic_log.UNSYNCED, b""), refuse=False)
+            self._said_unsynced = True
         self._committed = True
         full = len(self.state.full)
         position = self.log.append(topic_log.COMMIT, body)
@@ -565,13 +584,16 @@ class Writer(Guard):
         for one in state.full:
             if one.block >= state.start and one.pieces:
                 path = os.path.join(self._data, topic_log.sums_name(one.base))
-                self._files.close(write_new(self._files, path, topic_log.pack_sums(one.sums())))
+                # Readers that look at it in the meantime find it whole or not at all.
+                self._files.close(write_new(self._files, path + ".tmp", topic_log.pack_sums(one.sums())))
+                self._files.rename(path + ".tmp", path)
         self._files.sync_directory(self._data)
         self._files.sync(self._index_fd)
 
     def _begin_log(self) -> None:
         """Put a new log into place."""
         state = self.state
+        self._forget_sessions()
         state.prune_keys(now())
         state.full.clear()
         state.dropped = 0
@@ -586,6 +608,28 @@ class Writer(Guard):
             self._files.sync_directory(self.path)
             self._log = Log(self._files, self._log_path, fd, generation, len(data), len(data), "topic")
         self._rotate_at = self.log.snapshot_end + max(LOG_BYTES, self.log.snapshot_end)
+        self._said_unsynced = False
+
+    def noted(self, session: str) -> None:
+        """All readers of a session have noted that it was committed."""
+        self._noted.add(session)
+
+    def _forget_sessions(self) -> None:
+        """The log need not know of sessions that their readers have noted, once that is durable."""
+        sessions = self.state.sessions
+        noted = self._noted & sessions.keys()
+        for name in {name for session in noted for name in sessions[session]}:
+            try:
+                fd = self._files.open_to_read(os.path.join(self.path, "state", name + ".log"))
+            except FileNotFoundError:  # the reader was deleted
+                continue
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+        for session in noted:
+            del sessions[session]
+        self._noted.clear()
 
     def _rotate(self) -> None:
         try:

@@ -119,13 +119,11 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     if not os.path.isdir(full):
         if os.path.lexists(full):
             raise BadPath("is no directory; a topic is one", path=full)
-    elif not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - _TOPIC_PARTS - {name + ".lock"}:
-        # A topic that is being made has no index yet.
+    elif not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - {
+        *("data", "reader", "state", name + ".lock", name + ".log", name + ".idx.tmp")  # of one that is being made, or damaged
+    }:
         raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
     return full
-
-
-_TOPIC_PARTS = {"data", "reader", "state"}
 
 
 def check_reader_name(name: object) -> str:
@@ -175,4 +173,5 @@ def moment(milliseconds: int) -> pendulum.DateTime:
     """A time of the log, as an aware datetime in UTC."""
     import pendulum  # late: Spark executors import this package to read batches, and need not have it
 
-    return pendulum.from_timestamp(milliseconds / 1000)
+    # Messages of topics may have any time of 64 bits; years have four digits.
+    return pendulum.from_timestamp(min(max(milliseconds, -62_135_596_800_000), 253_402_300_799_999) / 1000)

@@ -30,6 +30,7 @@ from qewqew_core.errors import (
     BatchConflict,
     CommitConflict,
     CorruptQueue,
+    DiskFull,
     Empty,
     QewQewError,
     QueueClosed,
@@ -76,7 +77,7 @@ class Reader(Guard, Leasing):
         name: str,
         *,
         filter: str | None,
-        start: str | int | datetime,
+        start: str | int | datetime | Position,
         window: int,
         redeliver_after: float | None,
         auto_commit: bool,
@@ -105,9 +106,11 @@ class Reader(Guard, Leasing):
         self._owner = random.SystemRandom().randrange(1, 1 << 62)
         self._filter = Filter(None)
         self._due = 0  # no message in flight is to be delivered again before this time (but those of dead owners)
-        self._looked = 0.0  # when owners were last looked at
+        self._looked = 0.0  # when owners were last looked at …
+        self._gone: set[int] = set()  # … and which of them had died
         self._depth = 0
         self._unsettled = False
+        self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
         self._log: Log | None = None
         self._rdx_fd = -1
         self._lock_fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -135,10 +138,14 @@ class Reader(Guard, Leasing):
         while not _set(self._lock_fd, fcntl.F_WRLCK, 0):
             clock.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who wait do not knock in step
             pause = min(pause * 1.5, 0.01)
-        if self._log is not None:
-            self._catch_up(self._log)
-            if self._unsettled:
-                self._settle()
+        if self._log is None:
+            return
+        self._catch_up(self._log)
+        if self._unsettled:
+            self._settle()
+        for session in list(self._decided):
+            with contextlib.suppress(DiskFull):
+                self._note(session)
 
     def _leave(self) -> None:
         self._depth -= 1
@@ -193,8 +200,10 @@ class Reader(Guard, Leasing):
         except BaseException:
             self._files.close(fd)
             raise
+        # Who was killed after putting this log, or a directory of batches, into place may not have done it.
+        self._files.sync_directory(os.path.dirname(path))
         self._attach(fd, found.generation, found.snapshot_end, found.end, found.state)
-        self._unsettled = bool(found.state.batches)
+        self._unsettled = True
         self._refresh_mine()
 
     def _attach(self, fd: int, generation: int, snapshot_end: int, end: int, state: ReaderState) -> None:
@@ -208,7 +217,7 @@ class Reader(Guard, Leasing):
 
     # Opening
 
-    def _open(self, start: str | int | datetime) -> None:
+    def _open(self, start: str | int | datetime | Position) -> None:
         files = self._files
         if not files.exists(self.path):
             if files.exists(self._stem + ".log"):  # of a reader that was deleted, or never made
@@ -216,6 +225,7 @@ class Reader(Guard, Leasing):
             place = self._begin(start)
             self._make_rdx(place)
             self._new_log(ReaderState(todo=[Range(place, None)]))
+            self._settle()  # of a reader that was deleted, batches may be there
         self._rdx_fd = files.open(self.path)
         if files.size(self._rdx_fd) < zbus.READER_SIZE:  # as the original does
             files.truncate(self._rdx_fd, zbus.READER_SIZE)
@@ -233,7 +243,7 @@ class Reader(Guard, Leasing):
                 self._come_back()
                 return
             # A zbus server has used the reader since.
-        state = ReaderState(todo=[Range(self._place(block, offset), None)], filter=zbus.unpack_filter(data))
+        state = ReaderState(todo=[Range(_place(self._view, block, offset, self.path), None)], filter=zbus.unpack_filter(data))
         if self._log is not None:
             state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
             self._log.close()
@@ -254,7 +264,9 @@ class Reader(Guard, Leasing):
             kept = [Range(one.start, min(one.stop or latest, latest)) for one in state.todo if one.start < latest]
             self._append("lose", [*kept[:-1], Range(kept[-1].start if kept else latest, None)], offsets, 0)
 
-    def _begin(self, start: str | int | datetime) -> Position:
+    def _begin(self, start: str | int | datetime | Position) -> Position:
+        if isinstance(start, Position):
+            return start
         if start == "oldest":
             # As the original: the first block, even if its first message is not there yet.
             index = self._view.index()
@@ -267,24 +279,6 @@ class Reader(Guard, Leasing):
         if isinstance(start, datetime):
             return self._seek(None, None, start)
         raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
-
-    def _place(self, block: int, offset: int) -> Position:
-        """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
-        view, index = self._view, self._view.index()
-        if block < index.start:
-            return view.oldest()
-        if block >= index.start + index.blocks:
-            return view.latest()
-        entry = view.entry(block)
-        if offset >= entry.end:
-            following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
-            return Position(block, entry.end, following.number)
-        try:
-            number = zbus.number_at(view.read(entry.base, offset, HEAD), 0)
-            view.check(entry.base, view.read(entry.base, offset, HEAD), offset, offset, entry.end, number)
-        except CorruptQueue as error:
-            raise CorruptQueue(f"the reader stands where no message begins: {error}", path=self.path, offset=0) from error
-        return Position(block, offset, number)
 
     def _make_rdx(self, place: Position) -> None:
         """The reader is there when its .rdx is."""
@@ -525,32 +519,18 @@ class Reader(Guard, Leasing):
 
     def _dead_owners(self) -> set[int]:
         """Those who have messages in flight and whose process has ended."""
-        if clock.monotonic() < self._looked + LOOK_AT_OWNERS:
-            return set()
-        self._looked = clock.monotonic()
-        owners = {one.owner for one in self._state.flight.values()} - {0, self._owner}
-        return {owner for owner in owners if not _is_locked(self._lock_fd, owner)}
+        if clock.monotonic() >= self._looked + LOOK_AT_OWNERS:
+            self._looked = clock.monotonic()
+            owners = {one.owner for one in self._state.flight.values()} - {0, self._owner}
+            self._gone = {owner for owner in owners if not _is_locked(self._lock_fd, owner)}
+        return self._gone  # also between two looks: what they had comes before what is new
 
     def _drop_lost(self) -> None:
         """Move on where the oldest messages were removed from the topic before they were committed."""
-        start = self._view.index().start
-        state = self._state
-        if state.floor().block >= start:
-            return
-        oldest = self._view.oldest()
-        offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
-        lost, todo = len(offsets), []
-        for one in state.todo:
-            end = oldest if one.stop is None or one.stop > oldest else one.stop
-            if one.start < oldest:
-                lost += end.number - one.start.number
-            if one.stop is None or one.stop > oldest:
-                todo.append(Range(max(one.start, oldest), one.stop))
-        if not todo:
-            todo = [Range(oldest, None)]
-        if offsets or todo != state.todo:
-            _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, lost)
-            self._append("lose", todo, offsets, lost)
+        found = lost_of(self._state, self._view)
+        if found is not None:
+            _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, found[2])
+            self._append("lose", *found)
             self._refresh_mine()
 
     # Committing
@@ -621,12 +601,25 @@ class Reader(Guard, Leasing):
             position = self._append("prepare", session, offsets)
         self._durable(position)
 
-    def _resolve(self, session: str, committed: bool) -> None:
+    def _resolve(self, session: str) -> bool:
+        """The session was committed; whether that could be noted. If not, because the disk is full, it is as soon as possible."""
+        self._decided.append(session)
         with self._exclusive():
-            if any(one.session == session for one in self._state.flight.values()):
-                self._append("resolve", session, committed, now_ms())
-                self._due = 0
-                self._refresh_mine()
+            return session not in self._decided
+
+    def _note(self, session: str) -> None:
+        if any(one.session == session for one in self._state.flight.values()):
+            self._append("resolve", session, True, now_ms())
+            self._due = 0
+            self._refresh_mine()
+        self._decided.remove(session)
+
+    def _leave_open(self, session: str) -> None:
+        """Nobody knows whether the session was committed: nothing that it has read may be given back or committed."""
+        with self._lock:
+            for offset, one in self._state.flight.items():
+                if one.session == session:
+                    self._mine.pop(offset, None)
 
     def _unprepare(self, session: str) -> None:
         """The session was not committed, and goes on."""
@@ -648,7 +641,9 @@ class Reader(Guard, Leasing):
         """Of those who died in `Session.commit`; who calls has the lock of the topic's writer."""
         with self._exclusive():
             for session in {one.session for one in self._state.flight.values()} - {None}:
-                self._durable(self._append("resolve", session, session in committed, now_ms()), always=True)
+                self._append("resolve", session, session in committed, now_ms())
+            assert self._log is not None
+            self._durable(self._log.position, always=True)
 
     def _decide_sessions(self) -> None:
         """If a process died while it committed a session: have the topic's log say how that ended."""
@@ -729,6 +724,7 @@ class Reader(Guard, Leasing):
     def position(self) -> Position:
         """The first message that is not committed."""
         with self._exclusive():
+            self._drop_lost()
             return self._state.floor()
 
     def stats(self) -> QueueStats:
@@ -763,15 +759,27 @@ class Reader(Guard, Leasing):
 
     def _take_back(self, batch: BatchState) -> None:
         ranges = self._state.ranges[batch.id]
-        if ranges[0].start.block < self._view.index().start:
+        if min(ranges).start.block < self._view.index().start:
             raise BatchConflict(
                 f"the messages of batch {batch.id} are no longer in the topic, only in the batch; with return_to_queue() it "
                 "is leased again",
                 path=self.path,
             )
-        todo = _merged([*ranges, *self._state.todo])
+        todo = self._without_flight(_merged([*ranges, *self._state.todo]))
         self._durable(self._append("put_back", batch.id, todo), always=True)
         batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
+
+    def _without_flight(self, ranges: list[Range]) -> list[Range]:
+        """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""
+        for at in sorted(one.at for one in self._state.flight.values()):
+            for place, one in enumerate(ranges):
+                if one.start <= at and (one.stop is None or at < one.stop):
+                    found = next(self._view.messages(at))
+                    assert isinstance(found, Found)
+                    parts = [Range(one.start, at), Range(found.after, one.stop)]
+                    ranges[place : place + 1] = [part for part in parts if part.stop is None or part.start < part.stop]
+                    break
+        return ranges
 
     def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
         self._drop_lost()
@@ -791,6 +799,8 @@ class Reader(Guard, Leasing):
             self._files.make_directory(directory)
             for name in {one.file for one, _ in segments}:
                 self._files.link(os.path.join(self._topic.path, "data", name), os.path.join(directory, name))
+            if self._topic.sync != "commit":  # the batch is durable, so its messages must be
+                self._sync_topic([os.path.join(directory, name) for name in {one.file for one, _ in segments}])
             batches.write_manifest(self._files, directory, self._manifest(batch, [one for one, _ in segments]))
             self._files.sync_directory(os.path.dirname(directory))
             position = self._append("lease", reader_log.batch_fields(batch), ranges, offsets, todo)
@@ -802,6 +812,17 @@ class Reader(Guard, Leasing):
         self._durable(position, always=True)
         self._refresh_mine()
         return self._state.batches[batch.id]
+
+    def _sync_topic(self, blocks: list[str]) -> None:
+        """Make durable what the topic has committed into these blocks."""
+        for path in (*blocks, os.path.join(self._topic.path, self._topic.name + ".log")):
+            fd = self._files.open_to_read(path)
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+        self._files.sync_directory(os.path.join(self._topic.path, "data"))
+        self._files.sync_directory(self._topic.path)
 
     def _manifest(self, batch: BatchState, segments: list[Segment]) -> Manifest:
         created = layout.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
@@ -948,8 +969,8 @@ class Reader(Guard, Leasing):
                 if self._refusal is None:
                     with self._exclusive():
                         self._leave_to_others()
-            except QueueClosed:
-                pass  # it was deleted
+            except (QueueClosed, DiskFull):
+                pass  # it was deleted; or, without room: who finds its lock gone takes what it had
             finally:
                 self._refusal = QueueClosed("the reader is closed", path=self.path)
                 _open_readers.discard(self)
@@ -966,6 +987,7 @@ class Reader(Guard, Leasing):
         elif not self._state.clean:
             self._log.sync(self._log.position, refuse=False)
             self._mirror()
+            self._write_rdx(*zbus.filter_patch(self._state.filter))
             self._files.sync(self._rdx_fd)
             self._log.append(reader_log.CHECKPOINT, b"")
 
@@ -1016,17 +1038,66 @@ def _merged(ranges: list[Range]) -> list[Range]:
 # Looking at a reader, without its lock
 
 
-def look(files: Files, directory: str, name: str) -> ReaderState | None:
-    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
+def look(files: Files, directory: str, name: str, view: View) -> ReaderState | None:
+    """The state of a reader as of its last commit or, if a zbus server has used it since, as it is when it is opened now (but
+    for what that server has handed out without an acknowledgement). None: there is no such reader.
+    """
     path = os.path.join(directory, "state", name + ".log")
+    rdx = os.path.join(directory, "reader", name + ".rdx")
+    state = None
+    with contextlib.suppress(FileNotFoundError):
+        state = reader_log.replay(_read_whole(files, path), path).state
+        if not state.clean:
+            return state
     try:
-        fd = files.open_to_read(path)
+        data = _read_whole(files, rdx).ljust(zbus.READER_SIZE, b"\0")
     except FileNotFoundError:
-        return None
+        return state
+    block, offset = zbus.unpack_position(data)
+    if state is None:
+        return ReaderState(todo=[Range(_place(view, block, offset, rdx), None)], filter=zbus.unpack_filter(data))
+    if (block, offset, zbus.unpack_filter(data)) != (*state.floor()[:2], state.filter):
+        state.move([Range(_place(view, block, offset, rdx), None)], 0)
+        state.filter = zbus.unpack_filter(data)
+    return state
+
+
+def _place(view: View, block: int, offset: int, path: str) -> Position:
+    """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
+    index = view.index()
+    if block < index.start:
+        return view.oldest()
+    if block >= index.start + index.blocks:
+        return view.latest()
+    entry = view.entry(block)
+    if offset >= entry.end:
+        following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
+        return Position(block, entry.end, following.number)
     try:
-        return reader_log.replay(files.read(fd, files.size(fd), 0), path).state
-    finally:
-        files.close(fd)
+        number = zbus.number_at(view.read(entry.base, offset, HEAD), 0)
+        view.check(entry.base, view.read(entry.base, offset, HEAD), offset, offset, entry.end, number)
+    except CorruptQueue as error:
+        raise CorruptQueue(f"the reader stands where no message begins: {error}", path=path, offset=0) from error
+    return Position(block, offset, number)
+
+
+def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
+    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
+    start = view.index().start
+    if state.floor().block >= start:
+        return None
+    oldest = view.oldest()
+    offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
+    lost, todo = len(offsets), []
+    for one in state.todo:
+        end = oldest if one.stop is None or one.stop > oldest else one.stop
+        if one.start < oldest:
+            lost += end.number - one.start.number
+        if one.stop is None or one.stop > oldest:
+            todo.append(Range(max(one.start, oldest), one.stop))
+    if not todo:
+        todo = [Range(oldest, None)]
+    return (todo, offsets, lost) if offsets or todo != state.todo else None
 
 
 def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
@@ -1073,8 +1144,8 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
     path = os.path.join(directory, os.path.basename(directory) + ".log")
     for attempt in range(5):
         try:
-            data = _read_whole(files, os.path.join(directory, "data", topic_log.sums_name(base)))
-            return topic_log.unpack_sums(data, path)
+            sums = os.path.join(directory, "data", topic_log.sums_name(base))
+            return topic_log.unpack_sums(_read_whole(files, sums), sums)
         except FileNotFoundError:
             pass
         try:
@@ -1082,7 +1153,8 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
             for one in (*state.full, state.last):
                 if one.base == base:
                     return one.sums()
-            return []
+            if attempt:
+                return []  # else they may have been stored between the two looks
         except (CorruptQueue, FileNotFoundError):  # the log of a topic in use changes between two looks at it
             if attempt == 4:
                 raise
@@ -1123,6 +1195,8 @@ def delete_files(files: Files, directory: str, name: str) -> None:
     ):
         with contextlib.suppress(FileNotFoundError):
             files.unlink(path)
+        if path.endswith(".rdx"):
+            files.sync_directory(os.path.dirname(path))
     for home in (layout.BATCHES, layout.DEAD):
         if files.is_directory(stem + home):
             for batch_id in files.list(stem + home):

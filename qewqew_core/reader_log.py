@@ -66,7 +66,7 @@ class ReaderState(Leases):
             places.append(self._first[0][0])
         for batch_id, ranges in self.ranges.items():
             if self.batches[batch_id].state in ("leased", "returned"):
-                places.append(ranges[0].start)
+                places.append(min(ranges).start)
         return min(places)
 
     # Operations

@@ -6,6 +6,7 @@ One process at a time appends (`appending`); any number reads, each reader at it
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from qewqew_core import batch as batches
 from qewqew_core import layout, manifest, reader, topic_log, zbus
 from qewqew_core.appending import RECOVERED, Outgoing, Writer, now
-from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueClosed, QueueLocked
+from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files
 from qewqew_core.inspection import QueueStats
 from qewqew_core.reader import Reader
@@ -33,6 +34,8 @@ from qewqew_core.zbus import HEAD, Common, Message
 
 if TYPE_CHECKING:
     import pendulum
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -195,11 +198,23 @@ class Topic:
     def _resolve_sessions(self, committed: set[str]) -> None:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
         for name in self.readers():
-            state = reader.look(self._files, self.path, name)
-            if state is not None and any(one.session for one in state.flight.values()):
+            try:
+                state = reader.look(self._files, self.path, name)
+            except CorruptQueue:  # who opens the reader is told
+                continue
+            if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
                 self.dialect = getattr(self, "dialect", None) or self._wanted or "B"
                 with self.reader(name) as one:
                     one._resolve_all(committed)
+
+    def _is_beyond(self, state: ReaderState) -> bool:
+        """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
+        view = View(self._files, self.path, "B")
+        try:
+            end = view.latest()
+        finally:
+            view.close()
+        return max((state.todo[-1].start, *(one.at for one in state.flight.values())))[:2] > end[:2]
 
     # Appending
 
@@ -285,6 +300,18 @@ class Topic:
         its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
         when its last consumer closes it, or has died. Raises `BadPath` for a name that cannot be one, `BadArgument`.
         """
+        return self._reader(name, filter, start, window, redeliver_after, auto_commit, temporary)
+
+    def _reader(
+        self,
+        name: str,
+        filter: str | None = None,
+        start: str | int | datetime | Position = "oldest",
+        window: int = 10_000,
+        redeliver_after: float | None = 60.0,
+        auto_commit: bool = False,
+        temporary: bool = False,
+    ) -> Reader:
         if self._closed and hasattr(self, "_view"):
             raise QueueClosed("the topic is closed", path=self.path)
         return Reader(
@@ -309,7 +336,7 @@ class Topic:
             raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
         with self.reader(source) as one:
             place = one.position()
-        with self.reader(target) as other, other._exclusive():
+        with self._reader(target, start=place) as other, other._exclusive():
             other._durable(other._append("move", [Range(place, None)], 0))
 
     def delete_reader(self, name: str) -> None:
@@ -364,7 +391,10 @@ class Topic:
         first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
         lags = {}
         for name in self.readers():
-            floor = self._floor(name)
+            try:
+                floor = self._floor(name)
+            except FileNotFoundError:  # it was deleted since
+                continue
             lags[name] = latest.number - floor.number if floor.block >= index.start else count
         on_disk = os.stat(view.path).st_blocks * 512
         for entry in entries:
@@ -492,8 +522,14 @@ class Topic:
         return messages
 
     def _trim_quietly(self) -> None:
+        """After something was committed: whatever is wrong with readers, and a full disk, must not pass for its failure."""
         if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
-            self.trim()
+            try:
+                self.trim()
+            except QueueBroken:
+                raise
+            except QewQewError as error:
+                _logger.warning("old messages could not be removed: %s", error)
 
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
@@ -503,7 +539,8 @@ class Topic:
                 data = reader._read_whole(self._files, path)
             except FileNotFoundError:
                 continue
-            if len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
+            ours = self._files.exists(os.path.join(self.path, "state", name + ".log"))  # else a zbus server has it
+            if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 self.reader(name).close()  # which deletes it if nobody else has it
 
     def _to_remove(self, writer: Writer) -> tuple[int, int]:
@@ -535,7 +572,10 @@ class Topic:
         committed = end if self.readers() else index.start
         for name in self.readers():
             state = reader.look(self._files, self.path, name)
-            floor = self._floor(name)
+            try:
+                floor = self._floor(name)
+            except FileNotFoundError:  # it was deleted since
+                continue
             block = floor.block
             while index.start <= block < end - 1 and (block > floor.block or floor.offset >= view.entry(block).end):
                 if view.entry(block).end and block > floor.block:
@@ -545,7 +585,7 @@ class Topic:
             if self.slow_readers == "hold":
                 hold = min(hold, block)
             elif state is not None:
-                hold = min([hold, *(ranges[0].start.block for ranges in _living(state))])
+                hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
         return hold, committed
 
     # The end
@@ -563,6 +603,7 @@ class Topic:
                     self._trim_quietly()
             finally:
                 self._closed = True
+                _open_topics.discard(self)
                 try:
                     if self._writer is not None:
                         self._writer.close()
@@ -611,6 +652,18 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     """
     directory = layout.check_topic_path(path)
     layout.check_reader_name(name)
+    for attempt in range(5):
+        try:
+            return _inspect_reader(directory, name)
+        except CorruptQueue:
+            # Its oldest blocks may be removed between two looks at it; damage looks the same each time.
+            if attempt == 4:
+                raise
+            clock.sleep(0.01 * attempt)
+    raise AssertionError
+
+
+def _inspect_reader(directory: str, name: str) -> QueueStats:
     files = Files()
     if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
@@ -623,6 +676,8 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     view = View(files, directory, dialect)
     try:
         state = reader.look(files, directory, name) or ReaderState(todo=[Range(view.oldest(), None)])
+        if (lost := reader.lost_of(state, view)) is not None:
+            state.lose(*lost)
         return reader.stats_of(state, view, os.path.join(directory, "state", name))
     finally:
         view.close()

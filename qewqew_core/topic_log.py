@@ -11,6 +11,7 @@ kind            body
 5 end           nothing: the snapshot is whole
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
+8 unsynced      nothing: from here on the index may be on disk before the log is (``sync="never"``). Itself it is durable
 =============== ==============================================================================================================
 
 A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to
@@ -32,7 +33,7 @@ from qewqew_core.state import KEYS_KEPT, KEYS_KEPT_MS, PIECE_BYTES, Piece
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
-_SNAPSHOT, _PUT_KEYS, _END, COMMIT, CHECKPOINT = 1, 2, 5, 6, 7
+_SNAPSHOT, _PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
 
 _TIME = struct.Struct(">Q")
 _KEY = struct.Struct(">16sQQ")
@@ -83,6 +84,7 @@ class TopicState:
     full: list[Block] = field(default_factory=list)  # before the last, since the snapshot
     dropped: int = 0  # blocks that were trimmed since the snapshot
     put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
 
     @property
     def count(self) -> int:
@@ -115,7 +117,7 @@ class Replayed:
     snapshot_end: int
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
-    sessions: list[dict[str, Any]]
+    unsynced: bool = False  # the index may be ahead of what is left of the log
 
 
 def inline(messages: int, data: bytes) -> bytes:
@@ -147,8 +149,8 @@ def commit(now: int, operations: bytes) -> bytes:
     return _TIME.pack(now) + operations
 
 
-def apply(body: bytes, state: TopicState) -> Iterator[Redo | dict[str, Any]]:
-    """Apply the operations of a commit; tells what it did to blocks, and what readers read in it."""
+def apply(body: bytes, state: TopicState) -> Iterator[Redo]:
+    """Apply the operations of a commit; tells what it did to blocks."""
     (time,) = _TIME.unpack_from(body)
     at = _TIME.size
     while at < len(body):
@@ -188,7 +190,8 @@ def apply(body: bytes, state: TopicState) -> Iterator[Redo | dict[str, Any]]:
         elif letter == b"S":
             _, size = _SESSION.unpack_from(body, at)
             at += _SESSION.size + size
-            yield json.loads(body[at - size : at])
+            one = json.loads(body[at - size : at])
+            state.sessions[one["id"]] = list(one["readers"])
         else:
             raise ValueError(f"unknown operation {letter!r}")
 
@@ -199,6 +202,7 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         "dialect": state.dialect,
         "start": state.start,
         "number": state.number,
+        "sessions": state.sessions,
         "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.pieces],
     }
     parts = [journal.head(MAGIC, generation), journal.frame(_SNAPSHOT, json.dumps(body).encode(), generation)]
@@ -227,20 +231,17 @@ def replay(data: bytes, path: str) -> Replayed:
             elif kind == _PUT_KEYS:
                 state.put_keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
             elif kind == _END:
-                result = Replayed(state, generation, end, end, True, [], [])
+                result = Replayed(state, generation, end, end, True, [])
             elif result is None:
                 raise ValueError("the snapshot is not whole")
             elif kind == CHECKPOINT:
-                result.clean = True
+                result.clean, result.unsynced = True, False
                 result.redo.clear()
-                result.sessions.clear()
+            elif kind == UNSYNCED:
+                result.clean, result.unsynced = False, True
             elif kind == COMMIT:
                 result.clean = False
-                for told in apply(body, state):
-                    if isinstance(told, Redo):
-                        result.redo.append((start, told))
-                    else:
-                        result.sessions.append(told)
+                result.redo += [(start, redo) for redo in apply(body, state)]
             else:
                 raise ValueError(f"unknown frame kind {kind}")
         except (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError) as error:
@@ -249,7 +250,7 @@ def replay(data: bytes, path: str) -> Replayed:
                 f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start
             ) from error
         at = end
-    if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT)):
+    if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
         raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
     result.end = at
     return result

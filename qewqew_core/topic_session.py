@@ -8,6 +8,7 @@ readers note that it has happened. Whoever finds the first note alone, of a proc
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from qewqew_core import layout, topic_log
 from qewqew_core.appending import Body, Outgoing
-from qewqew_core.errors import BadArgument, QewQewError, QueueClosed
+from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
 from qewqew_core.state import key_hash
 from qewqew_core.zbus import Message
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from qewqew_core.reader import Reader
     from qewqew_core.topic import Topic
 
+_logger = logging.getLogger(__name__)
 SPILL_BYTES = 16 << 20  # what a session keeps of its bodies in memory
 
 
@@ -139,19 +141,33 @@ class TopicSession:
                 for reader, messages in read.items():
                     reader._prepare(session, messages)
                 position = writer._append(self._appends, operations)
-            except QewQewError:
-                if writer._refusal is None:  # else it may have happened: the log decides when it is opened again
+            except BaseException as error:
+                if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
                     for reader in read:
-                        reader._unprepare(session)
+                        with contextlib.suppress(QewQewError):  # what follows, a commit or a rollback, makes up for it
+                            reader._unprepare(session)
+                else:
+                    self._leave_open(session)
                 raise
-        writer.durable(position)
-        for reader in read:
-            reader._resolve(session, committed=True)
+        try:
+            writer.durable(position)
+            noted = [_note(reader, session) for reader in read]
+            if all(noted):
+                writer.noted(session)
+        except BaseException:
+            self._leave_open(session)
+            raise
         count = len(self._appends)
         self._forget()
         if writer.state.last.block != blocks:
             topic._trim_quietly()
         return count
+
+    def _leave_open(self, session: str) -> None:
+        """It has happened, or not: the log decides when it is opened again."""
+        for reader in self._read:
+            reader._leave_open(session)
+        self._forget()
 
     def rollback(self) -> None:
         """Forget what was appended since the last commit, and give back what was read: it is delivered again, first."""
@@ -196,3 +212,13 @@ class TopicSession:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and (self._appends or any(self._read.values())):
             warnings.warn(f"a session of topic {self._topic.path} was not closed", ResourceWarning, stacklevel=2)
+
+
+def _note(reader: Reader, session: str) -> bool:
+    """Have the reader note that the session was committed; whether it has. Else the next opening of a writer does it."""
+    try:
+        return reader._resolve(session)
+    except QewQewError as error:
+        _logger.warning("the session was committed, but reader %s could not note it: %s", reader.name, error)
+        reader._leave_open(session)
+        return False

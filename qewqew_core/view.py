@@ -86,8 +86,13 @@ class View:
 
     def oldest(self) -> Position:
         """Where the oldest message is, or where the next one will be."""
-        index = self.index()
-        return self._first_of(index.start, index)
+        while True:
+            index = self.index()
+            try:
+                return self._first_of(index.start, index)
+            except CorruptQueue:
+                if self.index().start == index.start:  # else the block was removed meanwhile
+                    raise
 
     def latest(self) -> Position:
         """Where the next message will be."""
@@ -214,7 +219,12 @@ class View:
                     return
                 block, at = block + 1, 0
                 continue
-            start, data = self._load(entry.base, at, end, window)
+            try:
+                start, data = self._load(entry.base, at, end, window)
+            except CorruptQueue:
+                if block < self.index().start:  # it was removed meanwhile
+                    return
+                raise
             after = at
             while at < end and at - start + HEAD <= len(data):
                 after, found = self.check(entry.base, data, start, at, end, number)

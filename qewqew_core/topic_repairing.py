@@ -1,0 +1,305 @@
+"""`repair_topic`: make a topic that refuses to open, or of which the end is torn, one that opens with all that can be read.
+
+1. A log of the topic or of a reader that cannot be read is set aside, with the dead letters of that reader. A reader goes on
+   at its .rdx: the first message that it had not committed. Keys of appends are kept as far as the log can be read.
+2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
+3. The last block is cut behind its last whole message; what lies behind is set aside.
+4. The index is written by that, and a new log begins.
+
+Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `CorruptQueue` there,
+and may `seek` behind them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from qewqew_core import batch as batches
+from qewqew_core import layout, lock, reader_log, topic_log, zbus
+from qewqew_core.appending import now
+from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.files import Files, write_new
+from qewqew_core.topic import Topic
+from qewqew_core.topic_log import Replayed
+from qewqew_core.view import View
+from qewqew_core.zbus import Entry, Index
+
+
+@dataclass
+class TopicRepair:
+    """What was wrong, and what was done about it."""
+
+    problems: list[str] = field(default_factory=list)
+    aside: str | None = None  # the directory with what was set aside
+    cut: int = 0  # bytes behind the last whole message
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was wrong, and nothing was changed."""
+        return not self.problems
+
+
+class _Repair:
+    def __init__(self, files: Files, path: str, dialect: str | None) -> None:
+        self.files = files
+        self.path = path
+        self.name = os.path.basename(path)
+        self.report = TopicRepair()
+        self.log = self._read_log()
+        self.dialect = dialect or (self.log.state.dialect if self.log else "B")
+
+    def aside(self) -> str:
+        """The directory for what is set aside, made when the first thing is."""
+        if self.report.aside is None:
+            home = batches.make_home(self.files, os.path.join(self.path, "state", "topic"), layout.DAMAGED)
+            number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
+            self.report.aside = os.path.join(home, str(number))
+            self.files.make_directory(self.report.aside)
+            self.files.sync_directory(home)
+        return self.report.aside
+
+    def set_aside(self, path: str) -> None:
+        self.files.rename(path, os.path.join(self.aside(), os.path.basename(path)))
+        self.files.sync_directory(self.aside())
+        self.files.sync_directory(os.path.dirname(path))
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            fd = self.files.open_to_read(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return self.files.read(fd, self.files.size(fd), 0)
+        finally:
+            self.files.close(fd)
+
+    def _read_log(self) -> Replayed | None:
+        path = os.path.join(self.path, self.name + ".log")
+        data = self.read(path)
+        if data is None:
+            return None
+        try:
+            return topic_log.replay(data, path)
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+            try:
+                return topic_log.replay(data[: error.offset], path)
+            except CorruptQueue:
+                return None
+            finally:
+                self.set_aside(path)
+
+    def blocks(self) -> None:
+        """Index and blocks."""
+        index_path = os.path.join(self.path, self.name + ".idx")
+        image = self.read(index_path)
+        bases = sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
+        if not bases:
+            raise CorruptQueue("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
+        index, entries = self._index(image, index_path, bases)
+        place = len(entries) - 1
+        last = entries[place]
+        state = self.log.state if self.log else None
+        if self.log is not None and state is not None and state.last.base == last.base:
+            last = last._replace(end=max(last.end, state.last.end))  # both say what was committed, one may be behind
+            self._write_again(self.log, last.base)
+        end, number = self._last(last, index.number)
+        if end < last.end:
+            where = os.path.join(self.path, "data", zbus.block_name(last.base))
+            self.report.problems.append(f"{where}, offset {end}: the last {last.end - end:,} bytes are no whole messages")
+            self._cut(where, end)
+        entries[place] = last._replace(end=end)
+        new = bytearray(image if image is not None else zbus.new_index(now()))
+        new.extend(bytes(max(0, zbus.INDEX_SIZE - len(new))))
+        new[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, len(entries), index.start, number))
+        for block, entry in enumerate(entries, index.start):
+            new[zbus.entry_at(block) : zbus.entry_at(block) + zbus.ENTRY] = zbus.pack_entry(entry)
+        self.files.close(write_new(self.files, index_path + ".tmp", bytes(new)))
+        if self.files.exists(log := os.path.join(self.path, self.name + ".log")):
+            self.set_aside(log)
+        self.files.rename(index_path + ".tmp", index_path)
+        self.files.sync_directory(self.path)
+
+    def _write_again(self, log: Replayed, base: int) -> None:
+        """What the log carries of the last block."""
+        fd = self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))
+        try:
+            for _, redo in log.redo:
+                if redo.block.base == base and redo.data is not None:
+                    self.files.write(fd, redo.data, redo.offset)
+            self.files.sync(fd)
+        finally:
+            self.files.close(fd)
+
+    def _index(self, image: bytes | None, path: str, bases: list[int]) -> tuple[Index, list[Entry]]:
+        """The index as it is, if its entries are those of the block files; else as these say."""
+        start = self.log.state.start if self.log else 0
+        try:
+            if image is None:
+                raise CorruptQueue("the index is missing", path=path)
+            index = zbus.unpack_index(image, path)
+            start = index.start
+            padded = image.ljust(zbus.INDEX_SIZE, b"\0")
+            entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(start, start + index.blocks)]
+            # The last block may have been made by a commit that did not happen, or before its entry was written.
+            if [entry.base for entry in entries] in (bases, bases[:-1]) and all(entry.end >= 0 for entry in entries):
+                return index, entries
+            raise CorruptQueue("the entries of the index are not those of the blocks that are there", path=path)
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+        if bases[0] != 0 and not self.log and start == 0:
+            raise CorruptQueue(
+                f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
+                "back. Nothing was changed there",
+                path=path,
+            )
+        entries = []
+        for place, base in enumerate(bases):
+            block_path = os.path.join(self.path, "data", zbus.block_name(base))
+            fd = self.files.open_to_read(block_path)
+            try:
+                size = self.files.size(fd)
+            finally:
+                self.files.close(fd)
+            time = self.files.modified(block_path)
+            end = bases[place + 1] - base if place + 1 < len(bases) else min(size, zbus.LARGEST_BLOCK)
+            entries.append(Entry(time, base, end, time))
+        return Index(zbus.VERSION, len(entries), start, self.log.state.number if self.log else 0), entries
+
+    def _last(self, entry: Entry, number: int) -> tuple[int, int]:
+        """Where the last whole message of the last block ends, and the number of the next one."""
+        if not entry.end:
+            return 0, number
+        at, found = 0, None
+        path = os.path.join(self.path, "data", zbus.block_name(entry.base))
+        fd = self.files.open_to_read(path)
+        try:
+            size = min(self.files.size(fd), entry.end)
+            while at < size:
+                head = self.files.read(fd, min(zbus.HEAD, size - at), at)
+                if len(head) < zbus.HEAD:
+                    break
+                length, here = zbus.length_at(head, 0), zbus.number_at(head, 0)
+                follows = here >= 0 if found is None else here in (found, found + 1)
+                if length < 0 or at + zbus.HEAD + length > size or not follows:
+                    break
+                if self.dialect == "C" and not zbus.crc_is_right(head, 0):
+                    break
+                at, found = at + zbus.HEAD + length, here
+        finally:
+            self.files.close(fd)
+        return at, number if found is None else found + 1
+
+    def _cut(self, path: str, end: int) -> None:
+        fd = self.files.open(path)
+        try:
+            size = self.files.size(fd)
+            target = self.files.open(os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}"), new=True)
+            try:
+                for at in range(end, size, 1 << 20):
+                    self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
+                self.files.sync(target)
+            finally:
+                self.files.close(target)
+            self.files.sync_directory(self.aside())
+            self.files.truncate(fd, end)
+            self.files.sync(fd)
+            self.report.cut = size - end
+        finally:
+            self.files.close(fd)
+
+    def readers(self) -> None:
+        view = View(self.files, self.path, self.dialect)
+        try:
+            for file in self.files.list(os.path.join(self.path, "reader")):
+                if file.endswith(".rdx"):
+                    self._reader(view, file.removesuffix(".rdx"))
+        finally:
+            view.close()
+
+    def _reader(self, view: View, name: str) -> None:
+        stem = os.path.join(self.path, "state", name)
+        data = self.read(stem + ".log")
+        try:
+            if data is not None:
+                reader_log.replay(data, stem + ".log")
+                return
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+            self.set_aside(stem + ".log")
+            for home in (layout.BATCHES, layout.DEAD):
+                if self.files.is_directory(stem + home):
+                    self.set_aside(stem + home)
+        path = os.path.join(self.path, "reader", name + ".rdx")
+        position = (self.read(path) or b"").ljust(zbus.READER_SIZE, b"\0")
+        block, offset = zbus.unpack_position(position)
+        index = view.index()
+        if not index.start <= block < index.start + index.blocks:
+            return
+        entry = view.entry(block)
+        places = {0, entry.end}
+        try:
+            if entry.end:
+                places.update(at for at, _ in view.heads(entry, view.number_of(entry)))
+        except CorruptQueue:
+            return  # the messages are what is damaged
+        if offset not in places and offset < entry.end:
+            before = max(at for at in places if at <= max(0, offset))
+            self.report.problems.append(f"{path}: no message begins at {offset} of block {block}; the reader goes on at {before}")
+            fd = self.files.open(path)
+            try:
+                self.files.write(fd, zbus.pack_position(block, before), 0)
+                self.files.sync(fd)
+            finally:
+                self.files.close(fd)
+
+    def begin_log(self) -> None:
+        """A new log, with the keys that could be read."""
+        with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
+            writer = topic._write()
+            if self.log is not None:
+                writer.state.put_keys.update(self.log.state.put_keys)
+                writer._begin_log()
+
+
+def repair_topic(
+    path: str | os.PathLike[str],
+    *,
+    dialect: Literal["A", "B", "C"] | None = None,
+    lock_timeout: float = 10.0,
+    _files: Files | None = None,
+) -> TopicRepair:
+    """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
+
+    ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
+    `QueueLocked`, and `CorruptQueue` where nothing can be done.
+    """
+    files = _files or Files()
+    full = layout.check_topic_path(path)
+    if not files.is_directory(os.path.join(full, "data")):
+        raise BadArgument(f"there is no topic in {full}: it has no directory data")
+    state = os.path.join(full, "state")
+    if not files.is_directory(state):
+        files.make_directory(state)
+        files.sync_directory(full)
+    timeout = layout.check_timeout("lock_timeout", lock_timeout)
+    problem = None
+    try:
+        Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
+    except CorruptQueue as error:  # else it was recovered, as every opening does
+        problem = str(error)
+    held, _ = lock.acquire(os.path.join(full, os.path.basename(full) + ".lock"), timeout)
+    try:
+        repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
+        if problem is not None:
+            repair.blocks()
+            if problem not in repair.report.problems:
+                repair.report.problems.insert(0, problem)
+        repair.readers()
+    finally:
+        held.release()
+    if problem is not None:
+        repair.begin_log()
+    return repair.report

@@ -1,0 +1,149 @@
+"""`repair_topic`: whatever is damaged, the topic opens again, with all that can be read, and says what it has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qewqew_core import CorruptQueue, Message, QewQewError, Topic, repair_topic, zbus
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three blocks, two readers: one in the middle, one that has leased."""
+    made = tmp_path / "events"
+    with Topic(made, block_size=1500) as topic:
+        topic.append_many([Message(b"%d" % number, tag="a") for number in range(5)], key="first")
+        for number in range(5, 20):
+            topic.append(b"%d" % number, tag="b")
+        with topic.reader("middle") as reader:
+            reader.commit(*reader.read_many(7))
+        with topic.reader("leases") as reader:
+            assert reader.lease("key", max_records=3)
+    return made
+
+
+def bodies(path: Path) -> list[bytes]:
+    with Topic(path) as topic:
+        return [one.body for one in topic]
+
+
+def blocks(path: Path) -> list[Path]:
+    return sorted((path / "data").glob("*.zbus"))
+
+
+def damage(path: Path, at: int, flip: int = 0xFF) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= flip
+    path.write_bytes(data)
+
+
+def test_a_topic_without_damage_is_left_as_it_is(path: Path) -> None:
+    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
+    report = repair_topic(path)
+    assert report.ok
+    assert report.aside is None
+    assert report.cut == 0
+    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file()} == before
+
+
+def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
+    log = path / "events.log"
+    damage(log, 30)
+    with pytest.raises(CorruptQueue, match=r"events\.log"):
+        Topic(path)
+    report = repair_topic(path)
+    assert len(report.problems) == 1
+    assert "events.log" in report.problems[0]
+    assert report.aside is not None
+    assert (Path(report.aside) / "events.log").is_file()
+    assert bodies(path) == [b"%d" % number for number in range(20)]
+    with Topic(path) as topic, topic.reader("middle") as reader:
+        assert reader.read().number == 7
+
+
+def test_keys_before_the_damage_of_the_log_still_count(path: Path) -> None:
+    with Topic(path, block_size=1500) as topic:
+        topic.append(b"20")
+        topic.append(b"21")
+    data = (path / "events.log").read_bytes()
+    place = data.index(b"21", data.rindex(b"20"))  # the body of the last message, in its frame
+    damage(path / "events.log", place)
+    repair_topic(path)
+    with Topic(path) as topic:
+        assert topic.append_many([b"again"], key="first") == 5
+        assert [one.body for one in topic] == [b"%d" % number for number in range(22)]
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "version"])
+def test_an_index_is_made_anew_from_the_blocks(path: Path, how: str) -> None:
+    index = path / "events.idx"
+    acts: dict[str, Callable[[], object]] = {
+        "missing": index.unlink,
+        "empty": lambda: index.write_bytes(b""),
+        "garbage": lambda: index.write_bytes(b"\xa5" * zbus.INDEX_SIZE),
+        "version": lambda: damage(index, 3),
+    }
+    acts[how]()
+    with pytest.raises(QewQewError):
+        Topic(path)
+    report = repair_topic(path)
+    assert "index" in " ".join(report.problems)
+    assert bodies(path) == [b"%d" % number for number in range(20)]
+    with Topic(path) as topic:
+        assert topic.append(b"20") == 20
+        assert topic.verify().ok
+        with topic.reader("leases") as reader:
+            (batch,) = reader.batches()
+            assert list(batch) == [b"0", b"1", b"2"]
+
+
+def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> None:
+    last = blocks(path)[-1]
+    size = last.stat().st_size
+    with last.open("r+b") as file:
+        file.truncate(size - 1)
+    (path / "events.log").unlink()  # a zbus server's topic, after a power cut
+    with pytest.raises(CorruptQueue):
+        Topic(path)
+    report = repair_topic(path)
+    assert report.cut > 0
+    assert report.aside is not None
+    assert len(list(Path(report.aside).iterdir())) >= 1
+    assert bodies(path) == [b"%d" % number for number in range(19)]
+    with Topic(path) as topic:
+        assert topic.append(b"new") == 19
+        assert topic.verify().ok
+
+
+def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: Path) -> None:
+    damage(path / "state" / "middle.log", 40)
+    with Topic(path) as topic, pytest.raises(CorruptQueue):
+        topic.reader("middle")
+    report = repair_topic(path)
+    assert any("middle.log" in problem for problem in report.problems)
+    with Topic(path) as topic, topic.reader("middle") as reader:
+        assert reader.read().number == 7
+
+
+def test_a_reader_that_stands_where_no_message_begins_goes_back_to_one(path: Path) -> None:
+    (path / "state" / "middle.log").unlink()
+    rdx = path / "reader" / "middle.rdx"
+    data = rdx.read_bytes()
+    rdx.write_bytes(zbus.pack_position(0, 300) + data[12:])
+    with Topic(path) as topic, pytest.raises(CorruptQueue):
+        topic.reader("middle")
+    assert not repair_topic(path).ok
+    with Topic(path) as topic, topic.reader("middle") as reader:
+        assert reader.read().number == 1
+
+
+def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
+    (tmp_path / "none" / "data").mkdir(parents=True)
+    (tmp_path / "none" / "none.log").write_bytes(b"junk")
+    with pytest.raises(QewQewError):
+        repair_topic(tmp_path / "none")
+    with pytest.raises(QewQewError):
+        repair_topic(tmp_path / "missing")
