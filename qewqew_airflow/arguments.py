@@ -32,6 +32,13 @@ def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
     return number
 
 
+def choice(name: str, value: Any, *choices: Any) -> Any:
+    """``value``, which must be one of these."""
+    if not any(value == each and type(value) is type(each) for each in choices):
+        raise BadArgument(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r:.80}")
+    return value
+
+
 def seconds(name: str, value: Any, *, low: float = 0.0, high: timedelta = LONGEST) -> timedelta:
     """``value`` (a timedelta or seconds, also as text) as a timedelta from ``low`` seconds to ``high``."""
     if isinstance(value, timedelta):

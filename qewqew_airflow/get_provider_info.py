@@ -10,7 +10,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "qewqew",  # the normalised name of the distribution, or discovery raises
         "name": name,
-        "description": "Durable local queues between Airflow tasks and Spark jobs.",
+        "description": "Durable local queues and topics between Airflow tasks and Spark jobs.",
         "integrations": [{"integration-name": name, "tags": ["software"]}],
         "hooks": [{"integration-name": name, "python-modules": ["qewqew_airflow.hooks"]}],
         "operators": [{"integration-name": name, "python-modules": ["qewqew_airflow.operators", "qewqew_airflow.spark_submit"]}],
@@ -70,6 +70,11 @@ def get_provider_info() -> dict[str, Any]:
                         "label": "Retained bytes",
                         "description": "At most so many bytes of acknowledged batches are kept (default 1 GiB)",
                         "schema": {"type": ["integer", "null"], "minimum": 0},
+                    },
+                    "topic": {
+                        "label": "Topics",
+                        "description": "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers",
+                        "schema": {"type": ["object", "null"]},
                     },
                 },
             }

@@ -1,31 +1,26 @@
-"""The hook: a connection is a directory of queues, with the settings that its queues are opened with."""
+"""The hook: a connection is a directory of queues and topics, with the settings that they are opened with."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 from airflow.sdk import BaseHook, Connection
 
-from qewqew_airflow.arguments import seconds, whole
-from qewqew_core import BadArgument, BadPath, Queue, QueueStats, inspect
+from qewqew_airflow.arguments import choice, seconds, whole
+from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
+from qewqew_core.zbus import LARGEST_BLOCK
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
-
-
-def _sync(name: str, value: Any) -> str:
-    if value not in ("commit", "never"):
-        raise BadArgument(f"{name} must be 'commit' or 'never', not {value!r:.80}")
-    return str(value)
-
+Checks = dict[str, Callable[[str, Any], Any]]
 
 # What the extra of a connection may hold, and how each value becomes an argument of Queue.
-SETTINGS: dict[str, Callable[[str, Any], Any]] = {
+SETTINGS: Checks = {
     "chunk_size": lambda name, value: whole(name, value, MIN_CHUNK_SIZE, MAX_CHUNK_SIZE),
-    "sync": _sync,
+    "sync": lambda name, value: choice(name, value, "commit", "never"),
     "lock_timeout": lambda name, value: seconds(name, value).total_seconds(),
     "max_records": whole,
     "max_bytes": whole,
@@ -34,15 +29,43 @@ SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
 }
+# Of these a topic has others of its own, or none; it has the rest as a queue has it.
+QUEUE_ONLY = ("chunk_size", "max_records", "max_bytes")
+# What "topic" in the extra may hold, an object. To a queue max_records and max_bytes are what it refuses to exceed, to a
+# topic what it keeps: one name must not be both.
+TOPIC_SETTINGS: Checks = {
+    "block_size": lambda name, value: whole(name, value, 1, LARGEST_BLOCK),
+    "max_age": lambda name, value: seconds(name, value, low=0.001),
+    "max_records": whole,
+    "max_bytes": whole,
+    "delete_committed": lambda name, value: choice(name, value, True, False),
+    "slow_readers": lambda name, value: choice(name, value, "hold", "move"),
+}
+
+
+def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[str, Any]:
+    """The settings that are given, as arguments; raises `BadArgument` for one that is wrong or unknown.
+
+    ``where`` and ``each`` are how a message calls all of them, and one, whose name follows.
+    """
+    if not isinstance(given, Mapping):
+        raise BadArgument(f"{where} must be an object with settings, not {given!r:.80}")
+    unknown = sorted(map(str, set(given) - set(checks)))
+    if unknown:
+        raise BadArgument(f"{where} has {', '.join(map(repr, unknown))}; it may have {', '.join(checks)}")
+    # The form saves a field that was left empty as null or "".
+    return {name: check(f"{each} {name}", given[name]) for name, check in checks.items() if given.get(name) not in (None, "")}
 
 
 class QewQewHook(BaseHook):
-    """Opens the queues of one connection.
+    """Opens the queues and topics of one connection.
 
     The connection's host is a directory on this machine (absolute, existing), its extra may hold the
     settings of `Queue`: chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds),
-    max_records, max_bytes, min_free_bytes, max_attempts, retention (seconds), retention_bytes. Names of
-    queues are relative to the directory and cannot leave it.
+    max_records, max_bytes, min_free_bytes, max_attempts, retention (seconds), retention_bytes. Topics have
+    them too, but for the first and the two bounds; what else they have is in an object "topic": block_size
+    (bytes), max_age (seconds), max_records, max_bytes, delete_committed (true or false), slow_readers
+    ("hold" or "move"). Names of queues and topics are relative to the directory and cannot leave it.
 
     :param qewqew_conn_id: the connection
     """
@@ -76,22 +99,22 @@ class QewQewHook(BaseHook):
         self._check_directory(directory)
         return directory
 
-    def path(self, queue_name: str) -> str:
-        """The absolute path of a queue, links resolved; touches nothing.
+    def path(self, name: str) -> str:
+        """The absolute path of a queue or topic, links resolved; touches nothing.
 
-        ``queue_name`` is a file name in the connection's directory, or ``sub/name`` in a directory
+        ``name`` is a file name in the connection's directory, or ``sub/name`` in a directory
         below it. Raises `BadPath` for a name that is empty, absolute, has ``.`` or ``..`` in it or
-        unprintable characters, or that leaves the directory by a link.
+        unprintable characters, that leaves the directory by a link, or leads into a topic.
         """
-        parts = queue_name.split("/") if isinstance(queue_name, str) else []
+        parts = name.split("/") if isinstance(name, str) else []
         if (
             not parts
             or any(part in ("", ".", "..") for part in parts)
-            or not queue_name.isprintable()
+            or not name.isprintable()
             or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
         ):
             raise BadPath(
-                f"{queue_name!r:.300} is not the name of a queue; give a file name relative to the directory of connection "
+                f"{name!r:.300} is not the name of a queue or topic; give a file name relative to the directory of connection "
                 f"{self.qewqew_conn_id!r}, such as 'orders' or 'shop/orders': printable, no '.' or '..' between the "
                 f"slashes, and at most {LONGEST_NAME} bytes each"
             )
@@ -101,11 +124,16 @@ class QewQewHook(BaseHook):
         inside = os.path.join(directory, "")
         if not (os.path.join(parent, "").startswith(inside) and path.startswith(inside)):
             raise BadPath(
-                f"queue {queue_name!r} leads out of {directory}, the directory of connection {self.qewqew_conn_id!r}, "
+                f"{name!r} leads out of {directory}, the directory of connection {self.qewqew_conn_id!r}, "
                 "by a symbolic link; move the queue into it, or make a connection for where it lies",
                 path=path,
             )
         self._check_directory(os.path.dirname(path))
+        above = os.path.dirname(path)
+        while above.startswith(inside):
+            if os.path.exists(os.path.join(above, os.path.basename(above) + ".idx")):
+                raise BadPath(f"{name!r} leads into the topic {above}, where only its own files may be", path=path)
+            above = os.path.dirname(above)
         return path
 
     def _check_directory(self, directory: str) -> None:
@@ -124,19 +152,21 @@ class QewQewHook(BaseHook):
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `Queue` in the connection's extra; raises `BadArgument` for one that is wrong or unknown."""
-        extra = self.connection.extra_dejson
-        unknown = sorted(set(extra) - set(SETTINGS))
-        if unknown:
-            raise BadArgument(
-                f"connection {self.qewqew_conn_id!r}: the extra has {', '.join(map(repr, unknown))}; "
-                f"it may have {', '.join(SETTINGS)}"
-            )
-        # The form saves a field that was left empty as null or "".
-        return {
-            name: check(f"connection {self.qewqew_conn_id!r}: extra {name}", extra[name])
-            for name, check in SETTINGS.items()
-            if extra.get(name) not in (None, "")
-        }
+        return self._settings()[0]
+
+    def topic_settings(self) -> dict[str, Any]:
+        """The arguments of `Topic` in the connection's extra; raises as `settings`."""
+        general, topic = self._settings()
+        return {**{name: value for name, value in general.items() if name not in QUEUE_ONLY}, **topic}
+
+    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is in the extra, and what is in its object "topic"."""
+        where = f"connection {self.qewqew_conn_id!r}: "
+        found = check_settings(
+            f"{where}the extra", f"{where}extra", self.connection.extra_dejson, {**SETTINGS, "topic": lambda name, value: value}
+        )
+        topic = check_settings(f"{where}extra topic", f"{where}extra topic", found.pop("topic", {}), TOPIC_SETTINGS)
+        return found, topic
 
     def queue(self, queue_name: str, **settings: Any) -> Queue:
         """Open a queue for this process alone; close it soon, others wait for it.
@@ -150,10 +180,22 @@ class QewQewHook(BaseHook):
         """How much is in a queue, without its lock; zeros for a queue that does not exist yet. Raises `BadPath`."""
         return inspect(self.path(queue_name))
 
+    def topic(self, topic: str, **settings: Any) -> Topic:
+        """Open a topic. Whoever appends to it has it alone from then on until it is closed; readers wait for nobody.
+
+        ``settings`` are arguments of `Topic` and win over those of the connection. Raises `BadPath`, `BadArgument`, and
+        whatever `Topic` raises.
+        """
+        return Topic(self.path(topic), **{**self.topic_settings(), **settings})
+
+    def inspect_reader(self, topic: str, reader: str) -> QueueStats:
+        """How much waits in a reader of a topic, without a lock; of one that does not exist yet: all. Raises `BadPath`."""
+        return inspect_reader(self.path(topic), reader)
+
     def test_connection(self) -> tuple[bool, str]:
         """Can the directory be read and written where this runs (the API server), and are the settings right?"""
         try:
-            self.settings()
+            self._settings()
             directory = self.directory()
         except Exception as error:  # whatever is wrong is the answer
             return False, f"{type(error).__name__}: {error}"

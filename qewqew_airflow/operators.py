@@ -1,4 +1,4 @@
-"""Put records into a queue, and the key that makes a task do it once."""
+"""Put records into a queue or topic, and the key that makes a task do it once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.bases.decorator import determine_kwargs
 
 from qewqew_airflow.arguments import is_rendered_later
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks import TOPIC_SETTINGS, QewQewHook, check_settings
+from qewqew_airflow.source import check_either
 from qewqew_core import BadArgument, BadRecord
 
 if TYPE_CHECKING:
@@ -58,16 +59,24 @@ def encode(record: Any, number: int) -> bytes:
 
 
 class QewQewStageOperator(BaseOperator):
-    """Stages records into a queue: all of a task in one commit, once, however often the task is tried.
+    """Stages records into a queue or topic: all of a task in one commit, once, however often the task is tried.
 
     The records come from ``records`` or from the file ``path``. They are encoded first, then the
     queue is opened, and they are committed together under `task_key`: a task that is retried, killed
     after the commit, or cleared finds its commit there and stores nothing more, also when its source
-    gives other records by then. The records of one task are held in memory.
+    gives other records by then. The records of one task are held in memory; for a topic, what exceeds
+    16 MiB is held in a file until it is committed.
 
-    Returns (XCom) ``{"queue": …, "records": n}``, n being what the task's one commit holds.
+    Returns (XCom) ``{"queue": …, "records": n}`` or ``{"topic": …, "records": n}``, n being what the task's
+    one commit holds.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
+    :param topic: instead of queue_name: name of the topic there (templated)
+    :param tag: what readers of the topic filter by: a text for all records (templated), or a callable that
+        is given each record, before it is encoded, and returns its tag or None
+    :param id: likewise the id of a message, at most 39 bytes of UTF-8; it is stored, nothing else
+    :param topic_settings: what of the topic is to be kept and how (block_size, max_age, max_records, max_bytes,
+        delete_committed, slow_readers); wins over "topic" in the connection's extra
     :param records: the records, or a callable that returns or yields them, called as PythonOperator
         calls its own: with ``op_kwargs`` and those keys of the context that it has parameters for.
         Bytes are staged as they are, text as UTF-8, anything else as JSON (see `encode`).
@@ -81,10 +90,11 @@ class QewQewStageOperator(BaseOperator):
 
     Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `QueueLocked`, `QueueFull` and
     `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to wait here would keep
-    those out who make room) and what else `Queue.put_many` raises; nothing was stored then.
+    those out who make room) and what else `Queue.put_many` or `Topic.append_many` raises; nothing was
+    stored then.
     """
 
-    template_fields: Sequence[str] = ("queue_name", "path", "op_kwargs", "qewqew_conn_id")
+    template_fields: Sequence[str] = ("queue_name", "topic", "tag", "id", "path", "op_kwargs", "qewqew_conn_id")
     template_fields_renderers = {"op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
     shallow_copy_attrs: Sequence[str] = ("records", "op_kwargs")  # a generator cannot be copied
     ui_color = "#cfe2f3"
@@ -92,7 +102,11 @@ class QewQewStageOperator(BaseOperator):
     def __init__(
         self,
         *,
-        queue_name: str,
+        queue_name: str | None = None,
+        topic: str | None = None,
+        tag: str | Callable[[Any], str | None] | None = None,
+        id: str | Callable[[Any], str | None] | None = None,
+        topic_settings: Mapping[str, Any] | None = None,
         records: Callable[..., Iterable[Any]] | Iterable[Any] | None = None,
         path: str | None = None,
         format: str | None = None,
@@ -102,11 +116,23 @@ class QewQewStageOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.queue_name = queue_name
+        self.topic = topic
+        # Airflow would call a callable in a templated field, with the context.
+        self.tag = None if callable(tag) else tag
+        self.id = None if callable(id) else id
+        self._tag_of = tag if callable(tag) else None
+        self._id_of = id if callable(id) else None
+        self.topic_settings = topic_settings
         self.records = records
         self.path = path
         self.format = format
         self.op_kwargs = op_kwargs
         self.qewqew_conn_id = qewqew_conn_id
+        check_either(queue_name, topic)
+        for name, value in (("tag", tag), ("id", id), ("topic_settings", topic_settings)):
+            if topic is None and value is not None:
+                raise BadArgument(f"{name} is for a topic")
+        self._topic_settings()
         if (records is None) == (path is None):
             raise BadArgument("give either records or path")
         if records is not None and not callable(records) and not _is_iterable_of_records(records):
@@ -123,20 +149,55 @@ class QewQewStageOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         hook = QewQewHook(self.qewqew_conn_id)
-        path = hook.path(self.queue_name)  # before the records: a wrong name must not cost a long read
-        # Encoded before the queue is opened: a source may be slow, and others wait for the queue.
-        records = [encode(record, number) for number, record in enumerate(self._source(context))]
         key = task_key(context)
-        with hook.queue(self.queue_name) as queue:
-            before = len(queue)
-            staged = queue.put_many(records, key=key)
-            stored = len(queue) - before
-        if stored == staged:
+        if self.topic is not None:
+            path = hook.path(self.topic)
+            staged, stored, size = self._append(hook, self.topic, context, key)
+        else:
+            assert self.queue_name is not None
+            path = hook.path(self.queue_name)  # before the records: a wrong name must not cost a long read
+            # Encoded before the queue is opened: a source may be slow, and others wait for the queue.
+            records = [encode(record, number) for number, record in enumerate(self._source(context))]
             size = sum(map(len, records))
+            with hook.queue(self.queue_name) as queue:
+                before = len(queue)
+                staged = queue.put_many(records, key=key)
+                stored = len(queue) - before
+        if stored == staged:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
         else:
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
-        return {"queue": self.queue_name, "records": staged}
+        return {"queue": self.queue_name, "records": staged} if self.topic is None else {"topic": self.topic, "records": staged}
+
+    def _append(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
+        """(records of the task's commit, how many were stored now, bytes that the source gave).
+
+        Nobody waits for an open topic until something is appended, and the session appends when it commits.
+        """
+        size = 0
+        with hook.topic(name, **self._topic_settings()) as topic, topic.session() as session:
+            for number, record in enumerate(self._source(context)):
+                body = encode(record, number)
+                session.append(
+                    body,
+                    tag=self._label("tag", self.tag, self._tag_of, record, number),
+                    id=self._label("id", self.id, self._id_of, record, number),
+                )
+                size += len(body)
+            topic.append_many([])  # waits for other writers, so that what is counted is of this task
+            before = topic.stats().next
+            staged = session.commit(key)
+            return staged, topic.stats().next - before, size
+
+    def _topic_settings(self) -> dict[str, Any]:
+        return check_settings("topic_settings", "topic_settings", self.topic_settings or {}, TOPIC_SETTINGS)
+
+    @staticmethod
+    def _label(name: str, text: Any, of: Callable[[Any], Any] | None, record: Any, number: int) -> str | None:
+        value = text if of is None else of(record)
+        if value is not None and not isinstance(value, str):
+            raise BadRecord(f"the {name} of record {number} must be text or None, not {value!r:.80}. Nothing was stored")
+        return value
 
     def _source(self, context: Context) -> Iterable[Any]:
         if self.path is not None:

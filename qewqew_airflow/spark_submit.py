@@ -1,4 +1,4 @@
-"""Hand one batch of a queue to one Spark job, and acknowledge it when the job succeeded."""
+"""Hand one batch of a queue or topic to one Spark job, and acknowledge it when the job succeeded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,18 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.operators import task_key
-from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, Queue, QueueLocked
+from qewqew_airflow.source import Source, Start
+from qewqew_core import (
+    BadArgument,
+    Batch,
+    BatchConflict,
+    BatchExpired,
+    BatchNotFound,
+    QewQewError,
+    Queue,
+    QueueLocked,
+    Reader,
+)
 from qewqew_spark.output import Output, check_outputs
 
 if TYPE_CHECKING:
@@ -70,6 +81,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     """Leases one batch under the task's key, submits a Spark job on it, and acknowledges it after success.
 
     The queue is open only for the lease, to extend it, and for the acknowledgement; while Spark runs, others use it.
+    A batch of a topic is one of a reader: what is said of a queue here is true of a reader.
 
     What ends how (``key`` is `task_key`, the same for every try and for a cleared task):
 
@@ -97,7 +109,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     files are elsewhere).
 
     :param queue_name: file name of the queue in the connection's directory (templated)
-    :param qewqew_conn_id: the connection of the queue (templated)
+    :param topic: instead of queue_name: name of the topic there (templated)
+    :param reader: whose messages of the topic are leased (templated); each reader gets all of them
+    :param filter: which tags these have (templated); without it what the reader was given before
+    :param start: where a reader begins that does not exist yet, and is then made: "oldest", "latest", the
+        number of a message, or a datetime
+    :param qewqew_conn_id: the connection of the queue or topic (templated)
     :param max_records: at most so many records in the batch
     :param max_bytes: at most so many bytes in the batch
     :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives it is
@@ -128,6 +145,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
         "queue_name",
+        "topic",
+        "reader",
+        "filter",
         "qewqew_conn_id",
         "outputs",
         "schema",
@@ -138,7 +158,11 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def __init__(
         self,
         *,
-        queue_name: str,
+        queue_name: str | None = None,
+        topic: str | None = None,
+        reader: str | None = None,
+        filter: str | None = None,
+        start: Start = "oldest",
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         max_records: int | None = None,
         max_bytes: int | None = None,
@@ -151,6 +175,10 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.queue_name = queue_name
+        self.topic = topic
+        self.reader = reader
+        self.filter = filter
+        self.start = start
         self.qewqew_conn_id = qewqew_conn_id
         self.max_records = None if max_records is None else whole("max_records", max_records)
         self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
@@ -163,6 +191,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self._killed = False
         self._driver_is_here = True
         self._ready_made = not self.application
+        self._source()
         self._check_job()
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]  # the provider returns nothing
@@ -171,11 +200,11 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         end_with_supervisor()
         try:
             self._check_job()
-            hook.path(self.queue_name)
+            self._source().path(hook)
             self._check_worker()
             batch = self._lease(hook, key)
             if batch is None:
-                raise AirflowSkipException(f"queue {self.queue_name} is empty: nothing to hand to Spark")
+                raise AirflowSkipException(f"{self._source()} is empty: nothing to hand to Spark")
             if self._killed:  # during the lease: spark-submit did not run yet, so on_kill could not stop it
                 raise AirflowException("killed before spark-submit")
             with self._alone_with(hook, batch):
@@ -203,6 +232,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def _kill_driver(self) -> None:
         if self._hook is not None:
             super().on_kill()
+
+    def _source(self) -> Source:
+        return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
 
     # Before the lease: what can be known, so that a wrong argument or worker takes nothing.
 
@@ -259,13 +291,13 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _lease(self, hook: QewQewHook, key: str) -> Batch | None:
         try:
-            with hook.queue(self.queue_name) as queue:
+            with self._source().open(hook) as queue:
                 begun = time.monotonic()
                 batch = queue.lease(key, self.max_records, self.max_bytes, self.lease_timeout)
                 self._lease_ends = begun + (self.lease_timeout or 0)
         except BatchExpired as error:
             raise AirflowFailException(
-                f"BatchExpired: {error}. Trigger a new run for what is in the queue now; a longer retention in the "
+                f"BatchExpired: {error}. Trigger a new run for what is in {self._source()} now; a longer retention in the "
                 "connection's extra keeps batches for longer"
             ) from error
         if batch is not None:
@@ -337,7 +369,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             pause = soon
             try:
                 # A short wait for the lock: the task waits for this thread before it acknowledges.
-                with hook.queue(self.queue_name, lock_timeout=min(soon, 1.0)) as queue:
+                with self._source().open(hook, lock_timeout=min(soon, 1.0)) as queue:
                     batch = self._still_ours(queue, leased)
                     if batch.state == "acked":  # by an earlier try that we wait for
                         return
@@ -361,7 +393,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 self.log.warning("Spark could not be killed, trying again: %s", error)
             done.wait(1.0)
 
-    def _still_ours(self, queue: Queue, leased: Batch) -> Batch:
+    def _still_ours(self, queue: Queue | Reader, leased: Batch) -> Batch:
         """The batch as it is now; raises `BatchConflict` if somebody else has leased it since."""
         batch = queue.batch(leased.id)
         if (batch.key, batch.attempt) != (leased.key, leased.attempt):
@@ -415,7 +447,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return hook
 
     def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
-        with hook.queue(self.queue_name) as queue:
+        with self._source().open(hook) as queue:
             self._still_ours(queue, leased).ack()
         self.log.info("Acknowledged batch %s", leased.id)
 
@@ -437,15 +469,14 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         if lost:  # what is leased under the key now, if anything, is another try's
             return
         try:
-            if not hook.inspect(self.queue_name).leased:
+            source = self._source()
+            if not source.may_have_leases(hook):
                 return
-            with hook.queue(self.queue_name) as queue:
+            with source.open(hook) as queue:
                 for batch in queue.batches():
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
-                        self.log.info(
-                            "Last try failed: returned batch %s, the next lease of %s gets it", batch.id, self.queue_name
-                        )
+                        self.log.info("Last try failed: returned batch %s, the next lease of %s gets it", batch.id, source)
         except Exception as failure:  # it must not hide why the task failed
             self.log.warning("The lease under %s could not be returned (%s): clear this task to process it", key, failure)
 

@@ -97,6 +97,7 @@ class Writer(Guard):
         self._descriptors: dict[int, int] = {}  # base offset: descriptor; of the last block
         self._unsynced: set[int] = set()  # blocks with messages that may not be on disk, but in the log
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
+        self._patch: dict[int, bytes] = {}  # what could not be written of it
         self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout)
         self._index_fd = -1
         self._log: Log | None = None
@@ -320,15 +321,17 @@ class Writer(Guard):
             self._files.truncate(fd, one.end)
 
     def _remove_strays(self) -> None:
-        """Blocks that were trimmed, and new ones that were not committed."""
+        """Blocks that were trimmed, and new ones that were not committed; and checksums of blocks that are not full."""
         state = self.state
         first = next((one.base for one in (*state.full, state.last) if one.block == state.start), None)
         if first is None:
             first = self._entry(state.start).base
         for name in self._files.list(self._data):
             number, _, kind = name.partition(".")
-            if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal() and not first <= int(number) <= state.last.base:
-                self._files.unlink(os.path.join(self._data, name))
+            if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal():
+                end = state.last.base + (kind == "zbus")
+                if not first <= int(number) < end or kind == "sums.tmp":
+                    self._files.unlink(os.path.join(self._data, name))
         self._cut(state.last)
 
     def _write_index(self) -> None:
@@ -366,14 +369,13 @@ class Writer(Guard):
 
     def _publish(self) -> None:
         """Let readers see what is committed and, with ``sync="commit"``, durable."""
-        patch: dict[int, bytes] = {}
+        patch = self._patch
         while self._publications and (self.sync != "commit" or self._publications[0][0] <= self.log.durable):
             patch.update(self._publications.popleft()[1])
-        head = patch.pop(0, None)
-        for at, data in patch.items():
-            self._files.write(self._index_fd, data, at)
-        if head is not None:
-            self._files.write(self._index_fd, head, 0)
+        for at in sorted(patch, reverse=True):  # the head comes last
+            self._files.write(self._index_fd, patch[at], at)
+        if patch:
+            patch.clear()
             self._changed.notify_all()
 
     # Appending
@@ -393,7 +395,7 @@ class Writer(Guard):
                 with self._lock:
                     self._break(error)
                 raise
-        if self._publications:
+        if self._publications or self._patch:
             with self._exclusive():
                 self._publish()
 
@@ -455,7 +457,7 @@ class Writer(Guard):
                 if not inline and at > begin:
                     self._unsynced.add(base)
                     if self.sync == "commit":
-                        self._files.sync(self._descriptor(base))
+                        self._sync(self._descriptor(base))
             if made and self.sync == "commit":
                 self._files.sync_directory(self._data)
             for base, start, data in writes:
@@ -559,6 +561,8 @@ class Writer(Guard):
         with self._exclusive():
             start = self.state.start
             entries = [self._entry(block) for block in range(start, start + blocks)]
+            if self.sync != "commit":
+                self._sync_blocks()  # a power cut must not take a commit before this one: then the blocks would be needed
             position = self._commit(topic_log.commit(now(), topic_log.trim(blocks)))
         self.durable(position, always=True)
         with self._exclusive():
@@ -577,18 +581,32 @@ class Writer(Guard):
         if self._log is not None:
             self.log.sync(self.log.position, refuse=self.sync == "commit")
             self._publish()
+        self._sync_blocks()
+        full = [one for one in state.full if one.block >= state.start and one.pieces]
+        for one in full:
+            path = os.path.join(self._data, topic_log.sums_name(one.base))
+            # Readers that look at it in the meantime find it whole or not at all.
+            self._files.close(write_new(self._files, path + ".tmp", topic_log.pack_sums(one.sums())))
+            self._files.rename(path + ".tmp", path)
+        if full:
+            self._files.sync_directory(self._data)
+        self._sync(self._index_fd)
+
+    def _sync(self, fd: int) -> None:
+        """If that fails, and be it for want of room, nobody knows what is on disk."""
+        try:
+            self._files.sync(fd)
+        except OSError as error:
+            if self._log is None:
+                raise
+            self._log.broken(error)
+
+    def _sync_blocks(self) -> None:
         for base in sorted(self._unsynced):
             if self._files.exists(self._block_path(base)):
-                self._files.sync(self._descriptor(base))
+                self._sync(self._descriptor(base))
         self._unsynced.clear()
-        for one in state.full:
-            if one.block >= state.start and one.pieces:
-                path = os.path.join(self._data, topic_log.sums_name(one.base))
-                # Readers that look at it in the meantime find it whole or not at all.
-                self._files.close(write_new(self._files, path + ".tmp", topic_log.pack_sums(one.sums())))
-                self._files.rename(path + ".tmp", path)
         self._files.sync_directory(self._data)
-        self._files.sync(self._index_fd)
 
     def _begin_log(self) -> None:
         """Put a new log into place."""

@@ -45,10 +45,13 @@ from qewqew_core.errors import (
     QueueLocked,
 )
 from qewqew_core.inspection import QueueStats, inspect
+from qewqew_core.leasing import Leasing
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
+from qewqew_core.reader import Reader
 from qewqew_core.repairing import Damage, RepairReport
 from qewqew_core.repairing import repair as repair_queue
+from qewqew_core.topic import Topic
 from qewqew_core.verification import Report
 
 FAILED, USAGE, NOTHING, LOCKED, DAMAGED, FULL, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 4, 5, 6, 130, 141
@@ -67,6 +70,7 @@ EPILOG = (
     "Exit codes: 0 done; 1 another error; 2 wrong usage; 3 nothing there (empty, or no such batch); 4 somebody else has the "
     "queue open; 5 damage; 6 queue or disk full; 130 interrupted; 141 the reader of the output went away."
 )
+HINT = "`{0} verify` looks for all damage, `{0} repair` rescues what is whole"
 COMMIT_RECORDS, COMMIT_BYTES = 1000, 1 << 20  # what `get` takes in one commit
 POLL_SECONDS = 0.1
 REMAINS = (layout.LOG, layout.BATCHES, layout.DEAD)  # what may be there of a queue without a header
@@ -90,7 +94,7 @@ class Commands(typer.core.TyperGroup):
         except QewQewError as error:
             _say(f"{type(error).__name__}: {error}")
             if isinstance(error, (CorruptQueue, BadManifest)) and "qewqew repair" not in str(error):
-                _say("`qewqew verify` looks for all damage, `qewqew repair` rescues what is whole")
+                _say(" ".join(getattr(error, "__notes__", ())) or HINT.format("qewqew"))
             raise typer.Exit(_exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -153,6 +157,15 @@ OrphanFiles = Annotated[list[str], typer.Argument(metavar="FILE", help="The chun
 BatchIds = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the batches.", show_default=False)]
 LockTimeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another owner of the queue.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+File = Annotated[
+    str | None, typer.Option("--file", "-f", metavar="FILE", help="Read records from FILE; - is standard input, the default.")
+]
+Lines = Annotated[bool, typer.Option("--lines", help="Each line of the file is a record, without its newline (default).")]
+NullIn = Annotated[bool, typer.Option("--null", "-0", help="Records of the file end with a NUL byte.")]
+Whole = Annotated[bool, typer.Option("--whole", help="The whole file is one record.")]
+ReaderName = Annotated[
+    str | None, typer.Option("--reader", metavar="READER", help="QUEUE is a topic, and this its reader that has the batches.")
+]
 JsonLines = Annotated[bool, typer.Option("--json", help='Print one JSON object for each record: {"record": …} or {"base64": …}.')]
 Null = Annotated[bool, typer.Option("--null", "-0", help="End each record with a NUL byte instead of a newline.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -167,14 +180,10 @@ def put(
     records: Annotated[
         list[str] | None, typer.Argument(metavar="RECORD", help="The records; without any, they are read from --file.")
     ] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read records from FILE; - is standard input, the default.")
-    ] = None,
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Each line of the file is a record, without its newline (default).")
-    ] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Records of the file end with a NUL byte.")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="The whole file is one record.")] = False,
+    file: File = None,
+    lines: Lines = False,
+    null: NullIn = False,
+    whole: Whole = False,
     key: Annotated[
         str | None, typer.Option(help="Put all records in ONE commit, and only if this key was not used before.")
     ] = None,
@@ -194,20 +203,11 @@ def put(
     When it returns, they are durable. Standard input is read as it comes, and the queue is locked from the first commit
     to the end of the input.
     """
-    if lines + null + whole > 1:
-        raise typer.BadParameter("--lines, --null and --whole exclude each other")
-    if records and (file is not None or lines or null or whole):
-        raise typer.BadParameter("records come from the arguments or from a file, not both")
+    _check_input(records, file, lines, null, whole)
     layout.check_path(path)
     stored, repeated = 0, False
     with contextlib.ExitStack() as stack:
-        source: Iterator[bytes]
-        if records:
-            source = map(os.fsencode, records)
-        else:
-            opened = sys.stdin.buffer if file in (None, "-") else stack.enter_context(open(str(file), "rb"))
-            progress = stack.enter_context(_progress("putting"))
-            source = iter([opened.read()]) if whole else _split(opened, b"\0" if null else b"\n", progress)
+        source = _input(stack, records, file, null, whole, "putting", chunk.MAX_RECORD)
         commits = _groups(source, sys.maxsize if key is not None else batch_size)
         first = next(commits, [])  # the queue is locked only once there is something to put
         queue = stack.enter_context(
@@ -532,20 +532,22 @@ def _orphan_json(orphan: Orphan) -> dict[str, Any]:
 
 
 @app.command("batches")
-def batches_command(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def batches_command(path: QueuePath, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List the batches that are leased or returned, oldest first."""
-    with _existing(path, lock_timeout) as queue:
+    with _leasing(path, reader, lock_timeout) as queue:
         _print_batches(queue.batches(), as_json, "no batch is leased or returned")
 
 
 @app.command()
-def ack(path: QueuePath, batch_ids: BatchIds, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def ack(
+    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
     """Acknowledge leased batches: the work on them is done.
 
     Their records are kept; those of older ones are dropped only when the program that owns the queue next acknowledges one.
     """
     # How long records are kept is a setting of that program: this command must not shorten it.
-    with _existing(path, lock_timeout, retention=timedelta.max, retention_bytes=sys.maxsize) as queue:
+    with _leasing(path, reader, lock_timeout, retention=timedelta.max, retention_bytes=sys.maxsize) as queue:
         _end(queue, batch_ids, Batch.ack, as_json)
 
 
@@ -555,6 +557,7 @@ def nack(
     batch_ids: BatchIds,
     reason: Annotated[str, typer.Option(help="Why it failed; it is shown with the batch.")] = "",
     max_attempts: Annotated[int, typer.Option(min=1, help="After so many leases it goes to the dead letters.")] = 5,
+    reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
@@ -562,11 +565,11 @@ def nack(
 
     Only when nobody works on them any more: otherwise two jobs would.
     """
-    with _existing(path, lock_timeout, max_attempts=max_attempts) as queue:
+    with _leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
 
 
-def _end(queue: Queue, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
+def _end(queue: Leasing, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
     ended: list[Batch] = []
     try:
@@ -583,9 +586,9 @@ def _end(queue: Queue, batch_ids: list[str], act: Callable[[Batch], None], as_js
 
 
 @dead_app.command("list")
-def dead_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def dead_list(path: QueuePath, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List the dead letters, oldest first."""
-    with _existing(path, lock_timeout) as queue:
+    with _leasing(path, reader, lock_timeout) as queue:
         _print_batches(queue.dead(), as_json, "no dead letters")
 
 
@@ -596,32 +599,41 @@ def dead_show(
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Print up to so many records.")] = 10,
     null: Null = False,
     as_json: JsonLines = False,
+    reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
 ) -> None:
     """Print the first records of a dead batch."""
-    with _existing(path, lock_timeout) as queue:
+    with _leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
-    for records in _groups(islice(batch, number), COMMIT_RECORDS):
-        _print_records(records, null, as_json)
+    with _topic_hint() if reader else contextlib.nullcontext():
+        for records in _groups(islice(batch, number), COMMIT_RECORDS):
+            _print_records(records, null, as_json)
 
 
 @dead_app.command("return")
-def dead_return(path: QueuePath, batch_ids: BatchIds, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def dead_return(
+    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
     """Return dead batches, whole: the next lease gets them first."""
-    with _existing(path, lock_timeout) as queue:
+    with _leasing(path, reader, lock_timeout) as queue:
         _end(queue, batch_ids, Batch.return_to_queue, as_json)
 
 
 @dead_app.command("drop")
 def dead_drop(
-    path: QueuePath, batch_id: BatchId, yes: Yes = False, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+    path: QueuePath,
+    batch_id: BatchId,
+    yes: Yes = False,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
 ) -> None:
     """Delete a dead batch and its records for ever."""
     if not yes:
-        with _existing(path, lock_timeout) as queue:
+        with _leasing(path, reader, lock_timeout) as queue:
             batch = _dead(queue, batch_id)
         _ask(f"Delete {_count(batch.records, 'record')} of batch {batch.id} for ever?")
-    with _existing(path, lock_timeout) as queue:
+    with _leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
         with _uninterrupted():
             batch.drop()
@@ -631,7 +643,7 @@ def dead_drop(
         _print(f"{batch.id} is deleted, with {_count(batch.records, 'record')}")
 
 
-def _dead(queue: Queue, batch_id: str) -> Batch:
+def _dead(queue: Leasing, batch_id: str) -> Batch:
     batch = queue.batch(batch_id)
     if batch.state != "dead":
         raise BatchConflict(f"batch {batch.id} is {batch.state}, not dead", path=queue.path)
@@ -667,6 +679,46 @@ def _existing(path: str, lock_timeout: float, **settings: Any) -> Queue:
     if not _exists(path):
         raise _nothing(path)
     return Queue(path, lock_timeout=lock_timeout, **settings)
+
+
+@contextlib.contextmanager
+def _leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[Leasing]:
+    """What has batches: a queue, or a reader of a topic."""
+    if reader is None:
+        with _existing(path, lock_timeout, **settings) as queue:
+            yield queue
+    else:
+        with (
+            _topic_hint(),
+            _existing_topic(path, lock_timeout=lock_timeout, **settings) as topic,
+            _existing_reader(topic, reader) as one,
+        ):
+            yield one
+
+
+@contextlib.contextmanager
+def _topic_hint() -> Iterator[None]:
+    """What `Commands` says of damage is to name the commands for topics."""
+    try:
+        yield
+    except (CorruptQueue, BadManifest) as error:
+        error.add_note(HINT.format("qewqew topic"))
+        raise
+
+
+def _existing_topic(path: str, **settings: Any) -> Topic:
+    """The topic, opened; raises `Empty` where there is none: opening it would make one."""
+    full = layout.check_topic_path(path)
+    if not os.path.lexists(os.path.join(full, os.path.basename(full) + ".idx")):
+        raise Empty("there is no topic here", path=path)
+    return Topic(path, **settings)
+
+
+def _existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
+    layout.check_reader_name(name)
+    if name not in (names := topic.readers()):
+        raise Empty(f"the topic has no reader {name!r}; it has {', '.join(names) or 'none'}", path=topic.path)
+    return topic.reader(name, **settings)
 
 
 def _exists(path: str) -> bool:
@@ -707,7 +759,25 @@ def _ask(question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None]) -> Iterator[bytes]:
+def _check_input(records: list[str] | None, file: str | None, lines: bool, null: bool, whole: bool) -> None:
+    if lines + null + whole > 1:
+        raise typer.BadParameter("--lines, --null and --whole exclude each other")
+    if records and (file is not None or lines or null or whole):
+        raise typer.BadParameter("records come from the arguments or from a file, not both")
+
+
+def _input(
+    stack: contextlib.ExitStack, records: list[str] | None, file: str | None, null: bool, whole: bool, doing: str, largest: int
+) -> Iterator[bytes]:
+    """The records that are to be stored. One that is larger than the ``largest`` that will be taken ends them, maybe cut."""
+    if records:
+        return map(os.fsencode, records)
+    opened = sys.stdin.buffer if file in (None, "-") else stack.enter_context(open(str(file), "rb"))  # noqa: SIM115
+    progress = stack.enter_context(_progress(doing))
+    return iter([opened.read()]) if whole else _split(opened, b"\0" if null else b"\n", progress, largest)
+
+
+def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None], largest: int) -> Iterator[bytes]:
     """The records of a file: each ends with ``end``, the last one maybe with the file."""
     total = 0
     with contextlib.suppress(OSError):
@@ -716,7 +786,7 @@ def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None]) ->
     while block := file.read1(1 << 20):  # type: ignore[attr-defined]
         *records, rest = (rest + block).split(end)
         yield from records
-        if len(rest) > chunk.MAX_RECORD:
+        if len(rest) > largest:
             break  # the queue will refuse it: no need to read on
         done += len(block)
         progress(done, total)
@@ -841,3 +911,6 @@ def _short(moment: datetime) -> str:
 
 def _iso(moment: datetime | None) -> str | None:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else None
+
+
+import qewqew_core.cli_topic  # noqa: E402, F401 - `qewqew topic`, made of what is above

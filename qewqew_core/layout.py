@@ -116,11 +116,13 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
         raise BadPath("cannot be the name of a topic (printable, at most 200 bytes)", path=given)
     if not os.path.isdir(parent):
         raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
+    if not os.path.lexists(full):
+        return full
     if not os.path.isdir(full):
-        if os.path.lexists(full):
-            raise BadPath("is no directory; a topic is one", path=full)
-    elif not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - {
-        *("data", "reader", "state", name + ".lock", name + ".log", name + ".idx.tmp")  # of one that is being made, or damaged
+        raise BadPath("is no directory; a topic is one", path=full)
+    if not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - {
+        *("data", "reader", "state"),  # of a topic that is being made, or damaged; in the meantime it may have been
+        *(name + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp")),
     }:
         raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
     return full

@@ -33,6 +33,7 @@ from qewqew_core.errors import (
     DiskFull,
     Empty,
     QewQewError,
+    QueueBroken,
     QueueClosed,
     QueueFull,
 )
@@ -91,6 +92,7 @@ class Reader(Guard, Leasing):
         ):
             raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
         self.redeliver_after = redeliver_after
+        Filter(filter)
         self.auto_commit = auto_commit
         self._topic = topic
         self._files: Files = topic._files
@@ -110,11 +112,11 @@ class Reader(Guard, Leasing):
         self._gone: set[int] = set()  # … and which of them had died
         self._depth = 0
         self._unsettled = False
+        self._checkpointed = True  # the log may end in a checkpoint, as far as it is durable
         self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
         self._log: Log | None = None
         self._rdx_fd = -1
-        self._lock_fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        _set(self._lock_fd, fcntl.F_WRLCK, self._owner)
+        self._lock_fd = self._open_lock()
         self._refusal = None
         try:
             with self._exclusive():
@@ -123,12 +125,27 @@ class Reader(Guard, Leasing):
                     self.set_filter(filter)
                 if temporary:
                     self._write_rdx(*zbus.mask_patch(zbus.DELETE_ON_EXIT))
-        except BaseException:
+        except BaseException as error:
             self._release()
+            cause = error.__cause__
+            if isinstance(error, QueueBroken) and isinstance(cause, OSError) and (full := self._full(cause)):
+                raise full from cause
             raise
         _open_readers.add(self)
 
     # The lock, and what others did
+
+    def _open_lock(self) -> int:
+        fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _set(fd, fcntl.F_WRLCK, self._owner)
+        return fd
+
+    def _has_lock_file(self) -> bool:
+        """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
+        try:
+            return os.stat(self._stem + ".lock").st_ino == os.fstat(self._lock_fd).st_ino
+        except FileNotFoundError:
+            return False
 
     def _enter(self) -> None:
         self._depth += 1
@@ -139,6 +156,11 @@ class Reader(Guard, Leasing):
             clock.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who wait do not knock in step
             pause = min(pause * 1.5, 0.01)
         if self._log is None:
+            if not self._has_lock_file():
+                os.close(self._lock_fd)
+                self._lock_fd = self._open_lock()
+                self._depth -= 1
+                self._enter()
             return
         self._catch_up(self._log)
         if self._unsettled:
@@ -159,12 +181,11 @@ class Reader(Guard, Leasing):
             self._refusal = QueueClosed("the reader was deleted", path=self.path)
             raise self._refusal from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(self._stem + ".lock").st_ino == os.fstat(self._lock_fd).st_ino:
-                    log.close()
-                    self._log = None
-                    self._load()
-                    return
+            if self._has_lock_file():
+                log.close()
+                self._log = None
+                self._load()
+                return
             self._refusal = QueueClosed("the reader was deleted", path=self.path)
             raise self._refusal
         size = self._files.size(self._log_fd)
@@ -174,7 +195,9 @@ class Reader(Guard, Leasing):
         base, end = log.end, log.end
         for frame in journal.frames(data, log.generation, 0):
             end = base + frame.end
-            self._unsettled |= reader_log.replay_frame(frame, self._state, log.path, base) in BATCH_OPERATIONS
+            name = reader_log.replay_frame(frame, self._state, log.path, base)
+            self._unsettled |= name in BATCH_OPERATIONS
+            self._checkpointed |= not name
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(self._log_fd, end)
@@ -214,6 +237,7 @@ class Reader(Guard, Leasing):
         self._rotate_at = snapshot_end + max(LOG_BYTES, snapshot_end)
         self._filter = Filter(state.filter)
         self._due = 0
+        self._checkpointed = True
 
     # Opening
 
@@ -222,6 +246,7 @@ class Reader(Guard, Leasing):
         if not files.exists(self.path):
             if files.exists(self._stem + ".log"):  # of a reader that was deleted, or never made
                 files.unlink(self._stem + ".log")
+            files.sync_directory(os.path.dirname(self._stem))  # a power cut must not bring it back beside the new .rdx
             place = self._begin(start)
             self._make_rdx(place)
             self._new_log(ReaderState(todo=[Range(place, None)]))
@@ -243,11 +268,13 @@ class Reader(Guard, Leasing):
                 self._come_back()
                 return
             # A zbus server has used the reader since.
+        else:
+            files.sync_directory(os.path.dirname(self.path))  # who made the .rdx may have been killed before doing it
         state = ReaderState(todo=[Range(_place(self._view, block, offset, self.path), None)], filter=zbus.unpack_filter(data))
         if self._log is not None:
             state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
             self._log.close()
-        handed_out = self._add_naks(state)
+        handed_out = _add_naks(self._files, self._view, self._nak_path, state)
         self._new_log(state)
         self._clear_naks(handed_out)
 
@@ -296,26 +323,9 @@ class Reader(Guard, Leasing):
         self._files.rename(path + ".tmp", path)
         self._files.sync_directory(os.path.dirname(path))
         self._attach(fd, generation, len(data), len(data), state)
+        self._checkpointed = False
         if self._rdx_fd >= 0:
             self._mirror()
-
-    def _add_naks(self, state: ReaderState) -> list[int]:
-        """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
-
-        From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
-        """
-        try:
-            data = _read_whole(self._files, self._nak_path)
-        except FileNotFoundError:
-            return []
-        entries = zbus.unpack_naks(data, self._topic.dialect)
-        entered = []
-        for entry in entries.values():
-            place = self._view.by_offset(entry.offset)
-            if place is not None and place < state.todo[0].start:
-                entered.append([entry.offset, *place, max(1, entry.tries)])
-        reader_log.apply(state, "deliver", 0, 0, entered, state.todo)
-        return [zbus.nak_entry_at(number, self._topic.dialect) for number in entries]
 
     @property
     def _nak_path(self) -> str:
@@ -349,7 +359,12 @@ class Reader(Guard, Leasing):
     def _durable(self, position: int, always: bool = False) -> None:
         if self._topic.sync == "commit" or always:
             assert self._log is not None
-            self._log.sync(position, refuse=False)
+            try:
+                self._log.sync(position, refuse=False)
+            except QueueBroken as error:
+                with self._lock:
+                    self._break(error)
+                raise
 
     def _mirror(self) -> None:
         """Tell zbus servers the first message that is not committed."""
@@ -357,6 +372,10 @@ class Reader(Guard, Leasing):
         self._write_rdx(0, zbus.pack_position(floor.block, floor.offset))
 
     def _write_rdx(self, at: int, data: bytes) -> None:
+        if self._checkpointed and self._log is not None and not self._state.clean:
+            # Else a power cut could leave this and the checkpoint, but nothing behind that: as if a zbus server had written it.
+            self._log.sync(self._log.position, refuse=False)
+            self._checkpointed = False
         self._files.write(self._rdx_fd, data, at)
 
     def _rotate(self) -> None:
@@ -512,8 +531,9 @@ class Reader(Guard, Leasing):
         self._due = 0 if due else min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
         again = []
         for offset in due[:most]:
-            found = next(self._view.messages(flight[offset].at))
-            assert isinstance(found, Found)
+            found = next(self._view.messages(flight[offset].at), None)
+            if not isinstance(found, Found):
+                break  # it was removed from the topic since `_drop_lost`
             again.append((found, flight[offset].attempt + 1))
         return again
 
@@ -529,7 +549,8 @@ class Reader(Guard, Leasing):
         """Move on where the oldest messages were removed from the topic before they were committed."""
         found = lost_of(self._state, self._view)
         if found is not None:
-            _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, found[2])
+            if lost := found[2]:  # else it has committed all that is gone
+                _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, lost)
             self._append("lose", *found)
             self._refresh_mine()
 
@@ -783,7 +804,12 @@ class Reader(Guard, Leasing):
 
     def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
         self._drop_lost()
-        segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
+        try:
+            segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
+        except CorruptQueue:
+            if not self._was_trimmed():
+                raise
+            return self._lease_new(key, max_records, max_bytes, lease_timeout)
         if not segments:
             if todo != self._state.todo:
                 self._append("commit", [], todo)
@@ -808,10 +834,16 @@ class Reader(Guard, Leasing):
             batches.remove_tree(self._files, directory)
             if isinstance(error, QewQewError):
                 raise
+            if isinstance(error, FileNotFoundError) and self._was_trimmed():
+                return self._lease_new(key, max_records, max_bytes, lease_timeout)
             raise self._full(error) or self._break(error) from error
         self._durable(position, always=True)
         self._refresh_mine()
         return self._state.batches[batch.id]
+
+    def _was_trimmed(self) -> bool:
+        """Whether messages of this reader were removed since `_drop_lost`."""
+        return self._state.floor().block < self._view.index().start
 
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
@@ -862,6 +894,9 @@ class Reader(Guard, Leasing):
             max_records, max_bytes = max_records - one.records, max_bytes - size
         while todo and max_records > 0 and max_bytes > 0:
             start, stop = todo[0]
+            if stop is not None and start[:2] >= stop[:2]:
+                todo.pop(0)  # `read` has come to its end
+                continue
             one, size, end = self._segment(todo[0], max_records, max_bytes, bool(segments))
             if one is not None:
                 segments.append((one, size))
@@ -893,6 +928,8 @@ class Reader(Guard, Leasing):
         boundaries: list[tuple[int, int]] = []
         last = begin  # where the last message that matches ends
         chosen = self._filter
+        head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
+        number = view.mended(number, head, 0, entry.base + begin, begin)
         for place, found, data, first in view._heads(entry, number, begin, end):
             length = zbus.length_at(data, place - first)
             if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
@@ -980,6 +1017,7 @@ class Reader(Guard, Leasing):
         assert self._log is not None
         if self._mine:
             self._append("give_back", list(self._mine), now_ms())
+        _set(self._lock_fd, fcntl.F_UNLCK, self._owner)  # now, so that of two that leave one after the other the second is alone
         if _is_locked(self._lock_fd, 1, 1 << 62):
             return  # by another consumer
         if self._is_temporary():
@@ -1038,28 +1076,58 @@ def _merged(ranges: list[Range]) -> list[Range]:
 # Looking at a reader, without its lock
 
 
-def look(files: Files, directory: str, name: str, view: View) -> ReaderState | None:
-    """The state of a reader as of its last commit or, if a zbus server has used it since, as it is when it is opened now (but
-    for what that server has handed out without an acknowledgement). None: there is no such reader.
-    """
+def look(files: Files, directory: str, name: str) -> ReaderState | None:
+    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
     path = os.path.join(directory, "state", name + ".log")
-    rdx = os.path.join(directory, "reader", name + ".rdx")
-    state = None
-    with contextlib.suppress(FileNotFoundError):
-        state = reader_log.replay(_read_whole(files, path), path).state
-        if not state.clean:
-            return state
     try:
-        data = _read_whole(files, rdx).ljust(zbus.READER_SIZE, b"\0")
+        fd = files.open_to_read(path)
     except FileNotFoundError:
-        return state
+        return None
+    try:
+        return reader_log.replay(files.read(fd, files.size(fd), 0), path).state
+    finally:
+        files.close(fd)
+
+
+def foresee(files: Files, view: View, name: str) -> ReaderState | None:
+    """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
+    removed. None: there is no such reader.
+    """
+    state = look(files, view.directory, name)
+    stem = os.path.join(view.directory, "reader", name)
+    try:
+        data = _read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
+    except FileNotFoundError:
+        return None
     block, offset = zbus.unpack_position(data)
-    if state is None:
-        return ReaderState(todo=[Range(_place(view, block, offset, rdx), None)], filter=zbus.unpack_filter(data))
-    if (block, offset, zbus.unpack_filter(data)) != (*state.floor()[:2], state.filter):
-        state.move([Range(_place(view, block, offset, rdx), None)], 0)
-        state.filter = zbus.unpack_filter(data)
+    text = zbus.unpack_filter(data)
+    if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
+        state = state or ReaderState()
+        state.move([Range(_place(view, block, offset, stem + ".rdx"), None)], 0)
+        state.filter = text
+        _add_naks(files, view, stem + ".nak", state)
+    if (lost := lost_of(state, view)) is not None:
+        state.lose(*lost)
     return state
+
+
+def _add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:
+    """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
+
+    From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
+    """
+    try:
+        data = _read_whole(files, path)
+    except FileNotFoundError:
+        return []
+    entries = zbus.unpack_naks(data, view.dialect)
+    entered = []
+    for entry in entries.values():
+        place = view.by_offset(entry.offset)
+        if place is not None and place < state.todo[0].start:
+            entered.append([entry.offset, *place, max(1, entry.tries)])
+    reader_log.apply(state, "deliver", 0, 0, entered, state.todo)
+    return [zbus.nak_entry_at(number, view.dialect) for number in entries]
 
 
 def _place(view: View, block: int, offset: int, path: str) -> Position:
@@ -1073,12 +1141,14 @@ def _place(view: View, block: int, offset: int, path: str) -> Position:
     if offset >= entry.end:
         following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
         return Position(block, entry.end, following.number)
-    try:
-        number = zbus.number_at(view.read(entry.base, offset, HEAD), 0)
-        view.check(entry.base, view.read(entry.base, offset, HEAD), offset, offset, entry.end, number)
-    except CorruptQueue as error:
-        raise CorruptQueue(f"the reader stands where no message begins: {error}", path=path, offset=0) from error
-    return Position(block, offset, number)
+    place = view.by_offset(entry.base + offset)
+    if place is None:
+        raise CorruptQueue(
+            f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
+            path=path,
+            offset=0,
+        )
+    return place
 
 
 def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:

@@ -114,7 +114,7 @@ class Topic:
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
     ) -> None:
-        self._closed = True
+        self._closed = self._opening = True
         self.block_size = layout.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
         self.sync = layout.check_choice("sync", sync, ("commit", "never"))
         wanted = None if dialect is None else zbus.check_dialect(dialect)
@@ -139,8 +139,7 @@ class Topic:
         self.dialect = self._recovered_dialect()
         if wanted is not None and wanted != self.dialect:
             raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
-        self._view = View(self._files, self.path, self.dialect)
-        self._closed = False
+        self._closed = self._opening = False
         _open_topics.add(self)
 
     def _make_directories(self) -> None:
@@ -312,8 +311,7 @@ class Topic:
         auto_commit: bool = False,
         temporary: bool = False,
     ) -> Reader:
-        if self._closed and hasattr(self, "_view"):
-            raise QueueClosed("the topic is closed", path=self.path)
+        self._usable()
         return Reader(
             self,
             name,
@@ -327,6 +325,7 @@ class Topic:
 
     def readers(self) -> list[str]:
         """The names of all readers."""
+        self._usable()
         names = self._files.list(os.path.join(self.path, "reader"))
         return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
 
@@ -348,9 +347,24 @@ class Topic:
 
     # What the topic says of itself
 
+    def _usable(self) -> None:
+        if self._closed and not self._opening:
+            raise QueueClosed("the topic is closed", path=self.path)
+
+    @contextlib.contextmanager
+    def _look(self) -> Iterator[View]:
+        """A view for one call: threads do not share it, and `close` does not take it away."""
+        self._usable()
+        view = View(self._files, self.path, self.dialect)
+        try:
+            yield view
+        finally:
+            view.close()
+
     def header(self) -> Common:
         """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
-        return self._view.common()
+        with self._look() as view:
+            return view.common()
 
     def set_mask(self, mask: int) -> None:
         """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header."""
@@ -366,71 +380,64 @@ class Topic:
 
     def __len__(self) -> int:
         """How many messages the topic holds."""
-        return self._view.latest().number - self._view.oldest().number
+        with self._look() as view:
+            oldest = view.oldest().number  # first: a writer may append and remove meanwhile
+            return view.latest().number - oldest
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[Message]:
         """All messages, from the oldest on; no reader is moved."""
-        view = View(self._files, self.path, self.dialect)
-        try:
+        with self._look() as view:
             for one in view.messages(view.oldest()):
                 if isinstance(one, Found):
                     yield one.message
-        finally:
-            view.close()
 
     def stats(self) -> TopicStats:
         """Counts and sizes, without a lock."""
-        view, files = self._view, self._files
-        index = view.index()
-        entries = view.entries(index)
-        oldest, latest = view.oldest(), view.latest()
-        count = latest.number - oldest.number
-        first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
+        with self._look() as view:
+            return self._stats(view)
+
+    def _stats(self, view: View) -> TopicStats:
+        for _ in range(20):  # until the writer does not change it in between
+            index = view.index()
+            entries = view.entries(index)
+            oldest = view.oldest()
+            first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
+            if view.index() == index:
+                break
+        count = index.number - oldest.number
         lags = {}
         for name in self.readers():
             try:
-                floor = self._floor(name)
+                floor = self._floor(view, name)
             except FileNotFoundError:  # it was deleted since
                 continue
-            lags[name] = latest.number - floor.number if floor.block >= index.start else count
+            lags[name] = max(0, index.number - floor.number) if floor.block >= index.start else count
         on_disk = os.stat(view.path).st_blocks * 512
         for entry in entries:
             try:
                 on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
             except FileNotFoundError:
                 continue
-        del files
         return TopicStats(
             messages=count,
             bytes=sum(entry.end for entry in entries) - HEAD * count,
             blocks=len(entries),
             first=oldest.number,
-            next=latest.number,
+            next=index.number,
             oldest=layout.moment(first.message.timestamp or 0) if first else None,
-            newest=layout.moment(entries[-1].updated) if count else None,
+            newest=layout.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
             readers=lags,
             on_disk=on_disk,
         )
 
-    def _floor(self, name: str) -> Position:
-        state = reader.look(self._files, self.path, name)
-        if state is not None:
-            return state.floor()
-        fd = self._files.open_to_read(os.path.join(self.path, "reader", name + ".rdx"))
-        try:
-            block, offset = zbus.unpack_position(self._files.read(fd, zbus.READER_SIZE, 0).ljust(zbus.READER_SIZE, b"\0"))
-        finally:
-            self._files.close(fd)
-        view, index = self._view, self._view.index()
-        if not index.start <= block < index.start + index.blocks:
-            return view.oldest() if block < index.start else view.latest()
-        entry = view.entry(block)
-        if offset >= entry.end:
-            return view._first_of(block + 1, index)
-        return Position(block, offset, zbus.number_at(view.read(entry.base, offset, HEAD), 0))
+    def _floor(self, view: View, name: str) -> Position:
+        state = reader.foresee(self._files, view, name)
+        if state is None:
+            raise FileNotFoundError(name)
+        return state.floor()
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
         """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
@@ -438,8 +445,7 @@ class Topic:
         ``progress`` is called with the bytes of blocks that were read, and how many there are.
         """
         report = TopicReport()
-        view = View(self._files, self.path, self.dialect)
-        try:
+        with self._look() as view:
             index = view.index()
             entries = view.entries(index)
             total, done, number = sum(entry.end for entry in entries), 0, None
@@ -449,20 +455,29 @@ class Topic:
                 try:
                     number = self._verify_block(view, block, entry, base, number, report)
                 except (QewQewError, OSError) as error:
-                    report.problems.append(str(error))
+                    if block < view.index().start:  # it was removed meanwhile
+                        report.blocks -= 1
+                    else:
+                        report.problems.append(str(error))
                     number = None
                 base, done = entry.base + entry.end, done + entry.end
                 if progress is not None:
                     progress(done, total)
-            if number is not None and number != index.number:
+            if number is not None and not index.number <= number <= self._published(view, number):
                 report.problems.append(
                     f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
                 )
             for name in self.readers():
                 self._verify_reader(name, report)
-        finally:
-            view.close()
         return report
+
+    @staticmethod
+    def _published(view: View, number: int) -> int:
+        """The number of the next message by now: a writer that is at work has stored the end of a block before it."""
+        until = clock.monotonic() + 1
+        while (found := view.index().number) < number and clock.monotonic() < until:
+            clock.sleep(0.001)
+        return found
 
     def _verify_block(
         self, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
@@ -516,7 +531,8 @@ class Topic:
         writer = self._write()
         with self._lock:
             self._remove_temporary()
-            blocks, messages = self._to_remove(writer)
+            with self._look() as view:
+                blocks, messages = self._to_remove(view)
             if blocks:
                 writer.trim(blocks)
         return messages
@@ -541,11 +557,11 @@ class Topic:
                 continue
             ours = self._files.exists(os.path.join(self.path, "state", name + ".log"))  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
-                self.reader(name).close()  # which deletes it if nobody else has it
+                # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
+                self.reader(name, temporary=True).close()
 
-    def _to_remove(self, writer: Writer) -> tuple[int, int]:
+    def _to_remove(self, view: View) -> tuple[int, int]:
         """(blocks, messages)."""
-        view = self._view
         index = view.index()
         entries = view.entries(index)
         total = sum(entry.end for entry in entries)
@@ -573,7 +589,7 @@ class Topic:
         for name in self.readers():
             state = reader.look(self._files, self.path, name)
             try:
-                floor = self._floor(name)
+                floor = self._floor(view, name)
             except FileNotFoundError:  # it was deleted since
                 continue
             block = floor.block
@@ -604,11 +620,8 @@ class Topic:
             finally:
                 self._closed = True
                 _open_topics.discard(self)
-                try:
-                    if self._writer is not None:
-                        self._writer.close()
-                finally:
-                    self._view.close()
+                if self._writer is not None:
+                    self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -628,7 +641,6 @@ class Topic:
         self._closed = True
         if self._writer is not None:
             self._writer.forked()
-        self._view.close()
 
 
 def _living(state: ReaderState) -> list[list[Range]]:
@@ -675,9 +687,7 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
         pass
     view = View(files, directory, dialect)
     try:
-        state = reader.look(files, directory, name) or ReaderState(todo=[Range(view.oldest(), None)])
-        if (lost := reader.lost_of(state, view)) is not None:
-            state.lose(*lost)
+        state = reader.foresee(files, view, name) or ReaderState(todo=[Range(view.oldest(), None)])
         return reader.stats_of(state, view, os.path.join(directory, "state", name))
     finally:
         view.close()

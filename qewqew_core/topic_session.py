@@ -172,10 +172,13 @@ class TopicSession:
     def rollback(self) -> None:
         """Forget what was appended since the last commit, and give back what was read: it is delivered again, first."""
         self._usable()
+        self._give_back()
+        self._forget()
+
+    def _give_back(self) -> None:
         for reader, messages in self._read.items():
             if messages and reader._refusal is None:
                 reader._return(messages)
-        self._forget()
 
     def _forget(self) -> None:
         self._appends, self._bytes, self._read = [], 0, {}
@@ -184,12 +187,13 @@ class TopicSession:
             self._spilled = 0
 
     def close(self) -> None:
-        """Roll back what is not committed. A second call does nothing."""
+        """Roll back what is not committed, also when the topic was closed. A second call does nothing."""
         if not self._closed:
             try:
-                self.rollback()
+                self._give_back()
             finally:
                 self._closed = True
+                self._appends, self._read = [], {}
                 if self._spill_fd >= 0:
                     self._topic._files.close(self._spill_fd)
 
@@ -205,8 +209,6 @@ class TopicSession:
             if kind is None:
                 self.commit()
         finally:
-            if self._topic._closed:
-                self._closed = True
             self.close()
 
     def __del__(self) -> None:

@@ -180,6 +180,14 @@ class View:
             yield at, number, data, start
             at, number = after, number + 1
 
+    @staticmethod
+    def mended(number: int, data: bytes, at: int, offset: int, place: int) -> int:
+        """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low,
+        and if it says that it was written here (in dialect A with the place in its block).
+        """
+        found = zbus.number_at(data, at)
+        return found if found > number and zbus.stored_offset_at(data, at) in (offset, place) else number
+
     def check(self, base: int, data: bytes, start: int, at: int, end: int, number: int) -> tuple[int, int]:
         """The end and number of the message at ``at``, the bytes ``data`` of the block beginning at ``start``.
 
@@ -208,6 +216,7 @@ class View:
         Each time that a filter has skipped a window without a match, a bare position says how far it came.
         """
         block, at, number = position
+        begins = True
         while stop is None or (block, at) < (stop.block, stop.offset):
             index = self.index()  # before the end of the block: see the module
             if block < index.start:
@@ -227,6 +236,8 @@ class View:
                 raise
             after = at
             while at < end and at - start + HEAD <= len(data):
+                if begins:
+                    number, begins = self.mended(number, data, at - start, entry.base + at, at), False
                 after, found = self.check(entry.base, data, start, at, end, number)
                 skipped = filter is not None and not filter.matches_slot(data[at - start + zbus.TAG_AT : at - start + 200])
                 if not skipped:

@@ -265,6 +265,10 @@ def number_at(data: bytes, at: int) -> int:
     return int(_NUMBER.unpack_from(data, at + NUMBER_AT)[0])
 
 
+def stored_offset_at(data: bytes, at: int) -> int:
+    return int(_NUMBER.unpack_from(data, at)[0])
+
+
 def length_at(data: bytes, at: int) -> int:
     return int(_LENGTH.unpack_from(data, at + LENGTH_AT)[0])
 
@@ -316,7 +320,12 @@ def filter_patch(text: str | None) -> tuple[int, bytes]:
 
 
 def unpack_filter(data: bytes) -> str | None:
-    return slot_text(data, FILTER_AT, SLOT) or None
+    if data[FILTER_AT] > TEXT_BYTES:  # one that was too long for the slot: no filter, as the original reads it
+        return None
+    text = slot_text(data, FILTER_AT, SLOT)
+    while len(text.encode()) > TEXT_BYTES:  # U+FFFD for a byte or two that were cut off
+        text = text[:-1]
+    return text or None
 
 
 # Messages that were handed out and not acknowledged

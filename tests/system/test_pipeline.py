@@ -9,6 +9,7 @@ from killing import nothing_left
 
 from qewqew_airflow import demo
 from qewqew_airflow.local import LocalAirflow, Run
+from qewqew_core import Topic
 
 FLIGHTS = 336_776
 
@@ -77,3 +78,20 @@ def test_clearing_a_stage_task_stages_nothing_more(airflow: LocalAirflow, finish
     assert airflow.xcom(finished, "stage", map_index=3) == before
     assert "Stored nothing: an earlier try staged" in airflow.task_log(finished, "stage", 2, map_index=3)
     nothing_left(queues / "flights", airflow.xcom(finished, "to_parquet")["batch_id"])
+
+
+def test_a_topic_is_staged_by_three_tasks_at_once_and_consumed_by_two_dags_at_once(
+    airflow: LocalAirflow, queues: Path, output: Path
+) -> None:
+    """Their sensors make the readers, and wait, before there is anything; the checks of the DAGs compare with the CSV file."""
+    consumers = [airflow.trigger("flights_archive"), airflow.trigger("flights_from_jfk")]
+    staging = airflow.trigger("flights_topic")
+    for run in (staging, *consumers):
+        assert airflow.wait(run) == "success", demo.what_failed(airflow, run, {"any": airflow.task_instances(run)})
+    archive, jfk = consumers
+    assert airflow.xcom(archive, "check") == {"flights": 80_090}
+    assert sum(airflow.xcom(jfk, "check").values()) == 26_728
+    with Topic(queues / "flights_topic") as topic:
+        assert len(topic) == 80_090
+        assert topic.stats().readers == {"archive": 0, "jfk": 0}
+        assert topic.verify().ok

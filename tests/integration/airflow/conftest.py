@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from holding import Held
 
 # Airflow reads its configuration when it is imported: a home of its own first, never the user's.
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-"))
@@ -49,6 +50,11 @@ def directory(tmp_path: Path, connect: Connect) -> Path:
     path.mkdir()
     connect("qewqew_default", "qewqew", str(path))
     return path
+
+
+@pytest.fixture(params=["queue", "topic"])
+def held(request: pytest.FixtureRequest, directory: Path) -> Held:
+    return Held(request.param, directory)
 
 
 class Runner:

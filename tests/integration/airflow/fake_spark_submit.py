@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 
-from qewqew_core import Queue, inspect, manifest
+from qewqew_core import Message, Queue, Topic, inspect, inspect_reader, manifest
 
 home = os.environ["FAKE_SPARK"]
 arguments = sys.argv[1:]
@@ -30,19 +30,21 @@ given = arguments[application + 1 :]
 path = given[0]
 body = manifest.load(path)
 directory = os.path.dirname(path)
-queue = os.path.join(os.path.dirname(os.path.dirname(directory)), body.queue)
+beside = os.path.dirname(os.path.dirname(directory))
 
 records = []
 for segment in body.segments:
-    for _, frames in manifest.read_segment(directory, segment):
-        at = 0
-        while at < len(frames):
-            end = at + 2 + int.from_bytes(frames[at : at + 2], "big")
-            records.append(frames[at + 2 : end].decode())
-            at = end
-stats = inspect(queue)
-with Queue(queue, lock_timeout=1):  # raises if the task holds the queue while Spark runs
-    pass
+    for some in manifest.read_records(directory, body, segment):
+        records += [(one.body if isinstance(one, Message) else one).decode() for one in some]
+if body.reader is None:
+    queue = os.path.join(beside, body.queue)
+    stats = inspect(queue)
+    with Queue(queue, lock_timeout=1):  # raises if the task holds the queue while Spark runs
+        pass
+else:
+    stats = inspect_reader(os.path.dirname(beside), body.reader)
+    with Topic(os.path.dirname(beside), lock_timeout=1) as topic, topic.reader(body.reader):
+        topic.append_many([])  # likewise
 call = {
     "pid": os.getpid(),
     "id": body.id,

@@ -16,7 +16,7 @@ from airflow.sdk import DAG
 from qewqew_airflow.operators import QewQewStageOperator
 from qewqew_airflow.sensors import QewQewSensor
 from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
-from qewqew_core import inspect
+from qewqew_core import inspect, inspect_reader
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"
 CONF = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
@@ -108,3 +108,28 @@ def test_the_example_makes_the_tables_that_the_csv_file_says(
     assert ran.result("to_parquet")["read"] == 336_776
     assert ran.result("check")["flights"] == 336_776
     assert len(ran.result("check")["delays"]) == 16
+
+
+def test_two_dags_consume_one_topic_each_with_a_reader_of_its_own(
+    run: Any, directory: Path, tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
+    connect("spark_default", "spark", "local[2]")
+    bag = DagBag(str(EXAMPLES))
+    assert not bag.import_errors
+    staged = run(bag.dags["flights_topic"])
+    assert sum(staged.result("stage", month)["records"] for month in range(3)) == 80_090
+
+    jfk = run(bag.dags["flights_from_jfk"])
+    assert set(jfk.states().values()) == {"success"}
+    assert (jfk.result("wait")["records"], jfk.result("to_delays")["read"]) == (26_728, 26_728)
+    assert sum(jfk.result("check").values()) == 26_728
+    # What one has acknowledged waits for the other as before.
+    topic = directory / "flights_topic"
+    assert inspect_reader(topic, "jfk").records == 0
+    assert inspect_reader(topic, "archive").records == 80_090
+
+    archive = run(bag.dags["flights_archive"])
+    assert set(archive.states().values()) == {"success"}
+    assert (archive.result("to_parquet")["records"], archive.result("check")["flights"]) == (80_090, 80_090)
+    assert inspect_reader(topic, "archive").records == 0

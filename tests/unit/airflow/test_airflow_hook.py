@@ -171,6 +171,96 @@ def test_a_queue_opens_with_the_settings_and_what_is_given_wins(connect: Connect
         assert (directory / "others.1").stat().st_size == 200
 
 
+def test_a_topic_opens_with_the_settings_that_are_meant_for_topics(connect: Connect, directory: Path) -> None:
+    """A queue refuses what exceeds max_records, a topic removes it: one number must not be taken for the other."""
+    general = {"sync": "never", "lock_timeout": 0.5, "min_free_bytes": 1, "max_attempts": 2, "retention_bytes": 0}
+    of_queues = {"chunk_size": 4096, "max_records": 1000, "max_bytes": 2**20}
+    of_topics = {"block_size": 300, "max_age": 60, "max_records": 7, "max_bytes": 2**30, "slow_readers": "move"}
+    connect("qewqew_default", "qewqew", str(directory), **general, **of_queues, topic={**of_topics, "delete_committed": True})
+    hook = QewQewHook()
+    assert hook.settings() == {**general, **of_queues}
+    assert hook.topic_settings() == {**general, **of_topics, "max_age": timedelta(minutes=1), "delete_committed": True}
+    with hook.topic("events") as topic:
+        assert (topic.max_records, topic.max_age, topic.delete_committed) == (7, timedelta(minutes=1), True)
+    with hook.topic("events", max_records=None, delete_committed=False) as topic:
+        assert (topic.max_records, topic.block_size, topic.delete_committed) == (None, 300, False)
+
+
+@pytest.mark.parametrize("empty", [None, "", {}, {"max_age": "", "max_records": None}])
+def test_settings_of_topics_that_are_empty_are_not_set(connect: Connect, empty: Any) -> None:
+    connect("qewqew_default", "qewqew", "/", topic=empty, sync="never")
+    assert QewQewHook().topic_settings() == {"sync": "never"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("block_size", value) for value in (0, 2**31, "big", True)],
+        *[("max_age", value) for value in (0, -1, "soon", True)],
+        *[(name, value) for name in ("max_records", "max_bytes") for value in (0, "many")],
+        *[("delete_committed", value) for value in (1, "yes", "false")],
+        *[("slow_readers", value) for value in ("drop", 1)],
+    ],
+)
+def test_a_setting_of_topics_out_of_range_is_refused_by_name(connect: Connect, directory: Path, name: str, value: Any) -> None:
+    connect("qewqew_default", "qewqew", str(directory), topic={name: value})
+    with pytest.raises(BadArgument, match=f"'qewqew_default': extra topic {name}"):
+        QewQewHook().topic("events")
+    with pytest.raises(BadArgument, match=f"extra topic {name}"):  # a connection is right or wrong, whatever is opened
+        QewQewHook().queue("orders")
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        ({"max_recrods": 1}, "extra topic has 'max_recrods'; it may have block_size, max_age"),
+        ({"chunk_size": 4096}, "extra topic has 'chunk_size'"),
+        ([1], "extra topic must be an object"),
+        ("max_age", "extra topic must be an object"),
+    ],
+)
+def test_settings_of_topics_that_do_not_exist_are_refused(connect: Connect, topic: Any, message: str) -> None:
+    connect("qewqew_default", "qewqew", "/", topic=topic)
+    with pytest.raises(BadArgument, match=message):
+        QewQewHook().topic_settings()
+
+
+def test_nothing_else_is_made_inside_a_topic(directory: Path) -> None:
+    """A queue beside its own files would make it a directory that is no topic, or be taken for one of its files."""
+    with QewQewHook().topic("events") as topic:
+        topic.append(b"1")
+    for name in ("events/orders", "events/data/orders", "events/state/orders"):
+        with pytest.raises(BadPath, match=r"leads into the topic .*queues/events, "):
+            QewQewHook().path(name)
+    assert QewQewHook().path("events") == str(directory / "events")
+
+
+def test_a_topic_cannot_be_a_queue_nor_a_queue_a_topic(directory: Path) -> None:
+    with QewQewHook().topic("events") as topic:
+        topic.append(b"1")
+    with QewQewHook().queue("orders") as queue:
+        queue.put(b"1")
+        with pytest.raises(BadPath):
+            QewQewHook().topic("orders")
+    with pytest.raises(BadPath):
+        QewQewHook().queue("events")
+    for name in ("../events", "", "a\nb"):
+        for use in (QewQewHook().topic, lambda name: QewQewHook().inspect_reader(name, "load")):
+            with pytest.raises(BadPath, match="is not the name"):
+                use(name)
+
+
+def test_inspecting_a_reader_counts_what_waits_for_it_and_makes_nothing(directory: Path) -> None:
+    hook = QewQewHook()
+    assert hook.inspect_reader("events", "load").records == 0
+    assert list(directory.iterdir()) == []
+    with hook.topic("events") as topic:
+        topic.append_many([b"abc", b"de"])
+    assert [hook.inspect_reader("events", "load").records, hook.inspect_reader("events", "load").bytes] == [2, 5]
+    assert not list((directory / "events" / "reader").iterdir())
+
+
 def test_inspecting_a_queue_that_does_not_exist_counts_nothing_and_makes_nothing(directory: Path) -> None:
     stats = QewQewHook().inspect("orders")
     assert (stats.records, stats.bytes, stats.oldest, stats.returned) == (0, 0, None, 0)

@@ -13,7 +13,7 @@ import pytest
 from airflow._shared.module_loading import import_string
 
 from qewqew_airflow.get_provider_info import get_provider_info
-from qewqew_airflow.hooks import SETTINGS, QewQewHook
+from qewqew_airflow.hooks import SETTINGS, TOPIC_SETTINGS, QewQewHook
 
 
 def test_the_provider_info_satisfies_the_schema_of_airflow() -> None:
@@ -42,7 +42,8 @@ def test_everything_that_is_listed_can_be_imported() -> None:
 
 def test_the_form_of_the_connection_has_the_settings_that_the_hook_takes() -> None:
     [connection] = get_provider_info()["connection-types"]
-    assert list(connection["conn-fields"]) == list(SETTINGS)
+    assert list(connection["conn-fields"]) == [*SETTINGS, "topic"]
+    assert connection["conn-fields"]["topic"]["description"] == f"JSON: {', '.join(TOPIC_SETTINGS)}"
     assert connection["connection-type"] == QewQewHook.conn_type
 
 
@@ -52,7 +53,7 @@ def run_python(program: str) -> Any:
     return json.loads(done.stdout)
 
 
-MODULES = "qewqew_airflow.get_provider_info, qewqew_airflow.hooks, qewqew_airflow.operators, qewqew_airflow.sensors"
+MODULES = ", ".join(f"qewqew_airflow.{name}" for name in ("get_provider_info", "hooks", "operators", "sensors", "source"))
 
 
 def test_importing_the_provider_imports_nothing_heavy_that_airflow_does_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.sensors import QewQewSensor
-from qewqew_core import BadArgument, BadPath, Queue
+from qewqew_core import BadArgument, BadPath, Message, Queue, Topic
 
 HOUR = timedelta(hours=1)
 
@@ -62,12 +62,18 @@ def test_ready(monkeypatch: pytest.MonkeyPatch, thresholds: dict[str, Any], seen
     assert (result.xcom_value or {}).get("ready") == ready
 
 
-def test_a_lease_whose_time_is_over_is_ready(directory: Path) -> None:
-    with Queue(directory / "orders") as queue:
-        queue.put_many([b"a", b"b"])
-        queue.lease("killed", lease_timeout=0.001)
+@pytest.mark.parametrize("names", [{"queue_name": "orders"}, {"topic": "orders", "reader": "load"}], ids=["queue", "topic"])
+def test_a_lease_whose_time_is_over_is_ready(directory: Path, names: dict[str, str]) -> None:
+    if "topic" in names:
+        with Topic(directory / "orders") as topic, topic.reader("load") as reader:
+            topic.append_many([b"a", b"b"])
+            reader.lease("killed", lease_timeout=0.001)
+    else:
+        with Queue(directory / "orders") as queue:
+            queue.put_many([b"a", b"b"])
+            queue.lease("killed", lease_timeout=0.001)
     time.sleep(0.002)
-    seen = QewQewSensor(task_id="wait", queue_name="orders", min_records=2).poke({}).xcom_value
+    seen = QewQewSensor(task_id="wait", **names, min_records=2).poke({}).xcom_value
     assert "the lease time is over" in seen["ready"]
     assert (seen["records"], seen["returned"], seen["leased"]) == (0, 1, 0)
 
@@ -112,3 +118,102 @@ def test_a_directory_that_does_not_exist_fails_the_task_instead_of_waiting(direc
     sensor = QewQewSensor(task_id="wait", queue_name="shop/orders")
     with pytest.raises(BadPath, match="does not exist on this worker"):
         sensor.poke({})
+    with pytest.raises(BadPath, match="does not exist on this worker"):
+        QewQewSensor(task_id="wait", topic="shop/orders", reader="load").poke({})
+
+
+# Readers.
+
+
+def looked_at(**arguments: Any) -> tuple[int, int] | None:
+    """(records, bytes) that the sensor saw; None if it was not ready."""
+    seen = QewQewSensor(task_id="wait", topic="events", **arguments).poke({}).xcom_value
+    return seen and (seen["records"], seen["bytes"])
+
+
+@pytest.fixture
+def events(directory: Path) -> Path:
+    with Topic(directory / "events") as topic:
+        topic.append_many([Message(b"a", "eu.de"), Message(b"bb", "us"), Message(b"ccc")])
+    return directory / "events"
+
+
+def test_each_reader_is_ready_by_what_waits_for_it(events: Path) -> None:
+    with Topic(events) as topic, topic.reader("first") as reader:
+        reader.read_many(2)
+        reader.commit()
+        assert (looked_at(reader="first"), looked_at(reader="second")) == ((1, 3), (3, 6))
+        reader.read()
+        reader.commit()
+    assert (looked_at(reader="first"), looked_at(reader="second")) == (None, (3, 6))
+
+
+def test_a_reader_that_is_not_there_begins_where_the_sensor_is_told_to_and_stays_there(events: Path) -> None:
+    assert looked_at(reader="all") == (3, 6)
+    assert looked_at(reader="late", start="latest") is None
+    assert looked_at(reader="last", start=2) == (1, 3)
+    assert looked_at(reader="since", start=datetime(2000, 1, 1, tzinfo=UTC)) == (3, 6)
+    with Topic(events) as topic:
+        assert topic.readers() == ["all", "last", "late", "since"]
+        topic.append(b"dddd")
+    assert looked_at(reader="late") == (1, 4)
+    assert looked_at(reader="late", start="oldest") == (1, 4)  # it exists
+
+
+def test_a_filter_holds_from_the_first_look_on_and_until_another_is_given(events: Path) -> None:
+    """The sensor must not be ready by messages that the Spark task will not get, nor wait for those it has passed over."""
+    assert looked_at(reader="eu", filter="eu.#") == (1, 1)
+    assert looked_at(reader="eu") == (1, 1)
+    assert looked_at(reader="eu", filter="us") == (1, 2)
+    assert looked_at(reader="eu", filter="") == (3, 6)
+    assert looked_at(reader="eu", filter="nobody") is None
+
+
+def test_a_topic_that_is_not_there_yet_is_empty(directory: Path) -> None:
+    assert looked_at(reader="load", start="latest") is None
+    with Topic(directory / "events") as topic:
+        topic.append(b"a")
+    assert looked_at(reader="load") == (1, 1)
+
+
+def test_messages_that_were_removed_before_the_reader_got_them_are_not_waited_for(directory: Path) -> None:
+    """They would make the sensor ready for ever, or with a filter never again."""
+    settings = {"block_size": 1, "max_records": 2, "slow_readers": "move"}
+    with Topic(directory / "events", **settings) as topic, topic.reader("slow"), topic.reader("eu", "eu"):
+        for number in range(5):
+            topic.append(str(number).encode(), tag="eu")
+    assert (looked_at(reader="slow"), looked_at(reader="eu")) == ((2, 2), (2, 2))
+    assert looked_at(reader="slow", min_records=3) is None
+    assert looked_at(reader="slow", max_age=3600) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either queue_name or topic"),
+        ({"queue_name": "orders", "topic": "events", "reader": "load"}, "either queue_name or topic"),
+        ({"topic": "events"}, "give the name of one in reader"),
+        ({"queue_name": "orders", "reader": "load"}, "reader is for a topic"),
+        ({"queue_name": "orders", "filter": "eu"}, "filter is for a topic"),
+        ({"queue_name": "orders", "start": "latest"}, "start is for a topic"),
+        *[
+            ({"topic": "events", "reader": "load", "start": value}, "start")
+            for value in ("newest", -1, 1.5, True, datetime(2026, 1, 1))
+        ],
+        ({"topic": "events", "reader": "load", "filter": "x" * 128}, "filter"),
+    ],
+)
+def test_names_that_contradict_each_other_are_an_error_of_the_dag_file(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        QewQewSensor(task_id="wait", **arguments)
+
+
+@pytest.mark.parametrize("reader", ["", "../load", "a/b", ".hidden", "x" * 101, 7])
+def test_a_reader_that_cannot_be_one_is_an_error_of_the_dag_file_or_of_the_template(events: Path, reader: Any) -> None:
+    with pytest.raises(BadPath, match="reader"):
+        QewQewSensor(task_id="wait", topic="events", reader=reader)
+    sensor = QewQewSensor(task_id="wait", topic="events", reader="{{ params.reader }}")
+    sensor.reader = reader
+    with pytest.raises(BadPath, match="reader"):
+        sensor.poke({})
+    assert not list((events / "reader").iterdir())

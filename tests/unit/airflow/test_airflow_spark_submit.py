@@ -32,7 +32,7 @@ from qewqew_airflow.spark_submit import (
     read_result,
     ready_made_job,
 )
-from qewqew_core import BadArgument, Batch, Queue
+from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
 
 OUTPUTS = [{"path": "/nowhere"}]
 
@@ -111,6 +111,51 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
 def test_arguments_that_contradict_each_other_are_an_error_of_the_dag_file(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(BadArgument, match=message):
         operator(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"queue_name": None}, "either queue_name or topic"),
+        ({"topic": "events", "reader": "load"}, "either queue_name or topic"),
+        ({"queue_name": None, "topic": "events"}, "give the name of one in reader"),
+        ({"filter": "eu.#"}, "filter is for a topic"),
+        ({"start": "latest"}, "start is for a topic"),
+        ({"queue_name": None, "topic": "events", "reader": "load", "start": "newest"}, "start must be"),
+    ],
+)
+def test_it_leases_from_a_queue_or_from_a_reader_of_a_topic(names: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        operator(outputs=OUTPUTS, **names)
+
+
+def test_a_reader_is_made_at_the_oldest_message_or_where_the_operator_says_with_its_filter(directory: Path) -> None:
+    with Topic(directory / "events") as topic:
+        for number in range(4):
+            topic.append(str(number).encode(), tag="odd" if number % 2 else "even")
+    hook = QewQewHook()
+
+    def leased(reader: str, **arguments: Any) -> list[bytes]:
+        submit = operator(queue_name=None, topic="events", reader=reader, outputs=OUTPUTS, **arguments)
+        batch = submit._lease(hook, f"key {arguments}")
+        return [] if batch is None else list(batch)
+
+    assert leased("all") == [b"0", b"1", b"2", b"3"]
+    assert leased("late", start="latest") == []
+    assert leased("two", start=2, max_records=1) == [b"2"]
+    assert leased("two", start=2) == [b"3"]
+    assert leased("odd", filter="odd", max_records=1) == [b"1"]
+    assert leased("odd") == [b"3"]  # the filter is the reader's
+
+
+def test_a_task_that_fails_before_it_has_leased_makes_no_reader_to_return_a_batch_to(directory: Path) -> None:
+    submit = operator(queue_name=None, topic="events", reader="load", outputs=OUTPUTS)
+    context: Any = {"ti": SimpleNamespace(try_number=1, max_tries=0)}
+    submit._after_failure(context, QewQewHook(), "key", AirflowException("no Java"))
+    assert list(directory.iterdir()) == []
+    submit.topic = "../events"
+    with pytest.raises(BadPath, match="is not the name"):
+        submit._source().path(QewQewHook())
 
 
 def test_the_ready_made_job_is_found() -> None:
@@ -200,11 +245,15 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture
-def submit(directory: Path) -> QewQewSparkSubmitOperator:
-    with Queue(directory / "orders") as queue:
-        queue.put(b"a")
-    return operator(outputs=OUTPUTS, lease_timeout=1)
+@pytest.fixture(params=["queue", "topic"])
+def submit(directory: Path, request: pytest.FixtureRequest) -> QewQewSparkSubmitOperator:
+    if request.param == "queue":
+        with Queue(directory / "orders") as queue:
+            queue.put(b"a")
+        return operator(outputs=OUTPUTS, lease_timeout=1)
+    with Topic(directory / "orders") as topic:
+        topic.append(b"a")
+    return operator(queue_name=None, topic="orders", reader="load", outputs=OUTPUTS, lease_timeout=1)
 
 
 def nobody_extends() -> bool:
@@ -224,7 +273,7 @@ def test_an_extension_that_fails_is_tried_again(submit: Any, monkeypatch: pytest
     batch = submit._lease(hook, "key")
     with submit._extending(hook, batch):
         until(lambda: len(tried) == 3)
-    with hook.queue("orders") as queue:
+    with submit._source().open(hook) as queue:
         assert queue.batch(batch.id).expires > batch.expires
     assert tried == [1.0] * 3
     assert nobody_extends()
@@ -253,7 +302,7 @@ def test_a_batch_that_an_earlier_try_acknowledges_meanwhile_is_not_lost(submit: 
     hook = QewQewHook()
     batch = submit._lease(hook, "key")
     with submit._extending(hook, batch):
-        with hook.queue("orders") as queue:
+        with submit._source().open(hook) as queue:
             queue.batch(batch.id).ack()
         until(nobody_extends)
     again = submit._lease(hook, "key")
@@ -268,7 +317,7 @@ def test_a_try_that_waits_for_an_earlier_one_keeps_the_lease(submit: Any) -> Non
     fcntl.flock(earlier, fcntl.LOCK_EX)
 
     def expires() -> Any:
-        with hook.queue("orders") as queue:
+        with submit._source().open(hook) as queue:
             return queue.batch(batch.id).expires
 
     def end() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qewqew_airflow.operators import QewQewStageOperator, encode, task_key
-from qewqew_core import BadArgument, BadRecord, Queue
+from qewqew_core import BadArgument, BadRecord, Queue, QueueLocked, Topic
 
 
 def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:
@@ -128,6 +128,15 @@ def test_records_that_are_no_records_are_refused(directory: Path, value: Any) ->
     "arguments",
     [
         {},
+        {"records": [], "topic": "events"},
+        {"records": [], "queue_name": None},
+        {"records": [], "tag": "eu"},
+        {"records": [], "id": str},
+        {"records": [], "topic_settings": {"max_records": 1}},
+        *[
+            {"records": [], "queue_name": None, "topic": "events", "topic_settings": settings}
+            for settings in ({"max_records": 0}, {"chunk_size": 4096}, {"delete_committed": "yes"}, [1])
+        ],
         {"records": [], "path": "a.csv"},
         {"path": "a.parquet"},
         {"path": "a"},
@@ -138,7 +147,7 @@ def test_records_that_are_no_records_are_refused(directory: Path, value: Any) ->
 )
 def test_a_source_that_is_missing_or_contradicts_itself_is_an_error_of_the_dag_file(arguments: dict[str, Any]) -> None:
     with pytest.raises(BadArgument):
-        QewQewStageOperator(task_id="stage", queue_name="orders", **arguments)
+        QewQewStageOperator(**{"task_id": "stage", "queue_name": "orders", **arguments})
 
 
 # Files.
@@ -209,3 +218,100 @@ def test_a_path_in_a_template_is_judged_when_it_is_rendered(directory: Path) -> 
     operator.path = "/nowhere/2026-11-20.xml"
     with pytest.raises(BadArgument, match="say format="):
         operator.execute(context())
+
+
+# Topics.
+
+
+def appended(directory: Path, run_id: str = "manual__1", **arguments: Any) -> list[tuple[bytes, str | None, str | None]]:
+    """(body, tag, id) of all messages of the topic after the operator has run."""
+    operator = QewQewStageOperator(task_id="stage", topic="events", **arguments)
+    result = operator.execute(context(run_id=run_id))
+    with Topic(directory / "events") as topic:
+        messages = [(message.body, message.tag, message.id) for message in topic]
+    assert result["topic"] == "events"
+    assert result["records"] <= len(messages)
+    return messages
+
+
+def test_each_record_is_a_message_with_its_tag_and_id(directory: Path) -> None:
+    def length(record: Any) -> str:
+        return str(len(record))
+
+    records = [{"größe": 1}, "text", b"\xff\x00", b""]
+    assert appended(directory, records=records, tag=length, id=lambda record: None if record == b"" else "x") == [
+        ('{"größe":1}'.encode(), "1", "x"),
+        (b"text", "4", "x"),
+        (b"\xff\x00", "2", "x"),
+        (b"", "0", None),
+    ]
+
+
+def test_a_callable_tag_is_given_the_record_as_its_source_gave_it(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"shop": "eu"}\n')
+    (tmp_path / "a.csv").write_text("shop\nus\n")
+    appended(directory, "1", path=str(tmp_path / "a.jsonl"), tag=lambda line: line.decode()[10:12])
+    assert appended(directory, "2", path=str(tmp_path / "a.csv"), tag=lambda row: row["shop"]) == [
+        (b'{"shop": "eu"}', "eu", None),
+        (b'{"shop":"us"}', "us", None),
+    ]
+
+
+def test_airflow_renders_a_tag_of_text_and_leaves_a_callable_alone(directory: Path) -> None:
+    """Airflow calls a callable that it finds in a templated field, and would take what that returns for the tag."""
+    calls: list[Any] = []
+    operator = QewQewStageOperator(task_id="stage", topic="events", records=["a"], tag=calls.append, id="{{ params.id }}")
+    operator.render_template_fields({"params": {"id": "seven"}})
+    assert calls == []
+    operator.execute(context())
+    assert calls == ["a"]
+    with Topic(directory / "events") as topic:
+        assert [message.id for message in topic] == ["seven"]
+
+
+def test_a_task_appends_once_and_says_so(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert appended(directory, records=["a", "b"]) == [(b"a", None, None), (b"b", None, None)]
+    assert "Staged 2 records (2 bytes)" in capfd.readouterr().out
+    assert appended(directory, records=["c"]) == [(b"a", None, None), (b"b", None, None)]
+    assert "Stored nothing: an earlier try staged 2 records" in capfd.readouterr().out
+    # The topic has no more messages than before, if as many were removed.
+    settings = {"block_size": 1, "max_records": 2}
+    assert appended(directory, "another", records=["d", "e"], topic_settings=settings) == [(b"d", None, None), (b"e", None, None)]
+    assert "Staged 2 records (2 bytes)" in capfd.readouterr().out
+
+
+def test_what_was_appended_before_an_error_is_not_there(directory: Path) -> None:
+    """Also of a source so large that its beginning was already written to disk."""
+
+    def source() -> Iterator[bytes]:
+        for number in range(20):
+            yield bytes([number]) * (1 << 20)
+        raise OSError("the source broke off")
+
+    with pytest.raises(OSError, match="broke off"):
+        appended(directory, records=source)
+    with Topic(directory / "events") as topic:
+        assert len(topic) == 0
+    assert list((directory / "events" / "state").iterdir()) == []
+    assert len(appended(directory, records=lambda: [b"x" * (1 << 20)] * 20)) == 20
+
+
+def test_a_topic_that_another_process_writes_to_is_waited_for_and_then_an_error(
+    directory: Path, connect: Callable[..., None]
+) -> None:
+    connect("qewqew_default", "qewqew", str(directory), lock_timeout=0.05)
+    with Topic(directory / "events") as topic:
+        topic.append(b"first")
+        with pytest.raises(QueueLocked):
+            appended(directory, records=["a"])
+    assert appended(directory, records=["a"]) == [(b"first", None, None), (b"a", None, None)]
+
+
+def test_the_settings_of_the_task_win_over_those_of_the_connection(directory: Path, connect: Callable[..., None]) -> None:
+    connect("qewqew_default", "qewqew", str(directory), topic={"block_size": 1, "max_records": 1})
+    for number in range(3):
+        kept = appended(directory, str(number), records=[str(number)])
+    assert kept == [(b"2", None, None)]
+    for number in range(3, 6):
+        kept = appended(directory, str(number), records=[str(number)], topic_settings={"max_records": 3})
+    assert [body for body, _, _ in kept] == [b"3", b"4", b"5"]

@@ -6,6 +6,8 @@ the first ``n`` calls leave behind:
 - after a kill: all of it (the page cache survives);
 - after a power cut: what was synced, and of the rest each write and each change of a directory independently kept,
   dropped or (writes) torn. A rename needs the sync of both directories to be sure.
+
+Hard links are names of one file: a sync of it, by whatever name, is one of all.
 """
 
 from __future__ import annotations
@@ -45,23 +47,33 @@ class JournalDisk(Files):
             self._nodes |= {path: node for path, node in _names(self.calls, None).items() if node != DIRECTORY}
             self.begin, self._count = len(self.calls), len(self.calls)
             return
+        inodes: dict[int, int] = {}
         for folder, directories, files in os.walk(self.root):
             self.calls += [Call("mkdir", path=os.path.join(folder, name)) for name in directories]
             for name in files:
                 path = os.path.join(folder, name)
-                node = self._new_node(path)
+                inode = os.stat(path).st_ino
+                if inode in inodes:
+                    self._name(path, inodes[inode])
+                    continue
+                inodes[inode] = node = self._new_node(path)
                 self.calls += [Call("write", node, Path(path).read_bytes()), Call("sync", node)]
             self.calls.append(Call("sync_directory", path=folder))
         self.begin = len(self.calls)
 
     def _new_node(self, path: str) -> int:
         self._count += 1
-        self._nodes[path] = self._count
-        self.calls.append(Call("link", self._count, path=path))
-        return self._count
+        return self._name(path, self._count)
+
+    def _name(self, path: str, node: int) -> int:
+        self._nodes[path] = node
+        self.calls.append(Call("link", node, path=path))
+        return node
 
     def _node(self, fd: int) -> int:
         path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.endswith(" (deleted)"):
+            return NAMELESS
         # The header is made by the lock, outside the seam of file calls.
         return self._nodes[path] if path in self._nodes else self._new_node(path)
 
@@ -95,6 +107,10 @@ class JournalDisk(Files):
         for path in [path for path in self._nodes if path == source or path.startswith(source + "/")]:
             self._nodes[target + path[len(source) :]] = self._nodes.pop(path)
 
+    def link(self, source: str, target: str) -> None:
+        super().link(source, target)
+        self._name(target, self._nodes[source])
+
     def unlink(self, path: str) -> None:
         self.calls.append(Call("unlink", path=path))
         self._nodes.pop(path, None)
@@ -110,6 +126,7 @@ class JournalDisk(Files):
 
 
 DIRECTORY = -2
+NAMELESS = -3  # files that were unlinked, and are still open
 ATOMIC = 8  # bytes that a disk writes whole or not at all; real ones promise 512
 
 
@@ -118,12 +135,18 @@ def image(calls: list[Call], root: str, target: Path, luck: random.Random | None
     names = _names(calls, luck)
     contents = _contents(calls, luck)
     target.mkdir(exist_ok=True)
+    made: dict[int, Path] = {}
     for path, node in sorted(names.items()):
         place = target / os.path.relpath(path, root)
+        if not place.parent.is_dir():
+            continue
         if node == DIRECTORY:
             place.mkdir(mode=0o700)
-        elif place.parent.is_dir():
+        elif node in made:
+            os.link(made[node], place)
+        else:
             place.write_bytes(contents.get(node, b""))
+            made[node] = place
 
 
 def _names(calls: list[Call], luck: random.Random | None) -> dict[str, int]:

@@ -1,0 +1,99 @@
+"""What a sensor waits for, and a batch is leased from: a queue, or a reader of a topic."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from qewqew_airflow.arguments import is_rendered_later
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_core import BadArgument, Queue, QueueStats, Reader
+from qewqew_core.layout import check_reader_name
+from qewqew_core.tags import Filter
+
+Start = Literal["oldest", "latest"] | int | datetime
+
+
+def check_either(queue_name: str | None, topic: str | None) -> None:
+    """Raise `BadArgument` unless exactly one is given."""
+    if (queue_name is None) == (topic is None):
+        raise BadArgument("give either queue_name or topic")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A queue, or a reader of a topic, by the arguments of an operator; raises `BadArgument`, `BadPath` if they cannot be meant.
+
+    What is a template still is checked when it is rendered.
+    """
+
+    queue_name: str | None
+    topic: str | None = None
+    reader: str | None = None
+    filter: str | None = None
+    start: Start = "oldest"
+
+    def __post_init__(self) -> None:
+        check_either(self.queue_name, self.topic)
+        if self.topic is None:
+            for name, default in (("reader", None), ("filter", None), ("start", "oldest")):
+                if getattr(self, name) != default:
+                    raise BadArgument(f"{name} is for a topic")
+            return
+        if self.reader is None:
+            raise BadArgument("what is in a topic waits for its readers: give the name of one in reader")
+        if not is_rendered_later(self.reader):
+            check_reader_name(self.reader)
+        if self.filter is not None and not is_rendered_later(self.filter):
+            Filter(self.filter)
+        if isinstance(self.start, datetime):
+            if self.start.tzinfo is None:
+                raise BadArgument(f"start is a time without a time zone: {self.start}")
+        elif self.start not in ("oldest", "latest") and (type(self.start) is not int or self.start < 0):
+            raise BadArgument(f"start must be 'oldest', 'latest', the number of a message or a time, not {self.start!r:.80}")
+
+    def __str__(self) -> str:
+        return f"queue {self.queue_name}" if self.topic is None else f"reader {self.reader} of topic {self.topic}"
+
+    def names(self) -> dict[str, Any]:
+        """For the result of a task."""
+        return {"queue": self.queue_name} if self.topic is None else {"topic": self.topic, "reader": self.reader}
+
+    def path(self, hook: QewQewHook) -> str:
+        """Of the queue or topic; raises `BadPath`, and touches nothing."""
+        return hook.path(self.queue_name if self.topic is None else self.topic)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def open(self, hook: QewQewHook, **settings: Any) -> Iterator[Queue | Reader]:
+        """What has `lease`, `batches` and `batch`. A reader that is not there is made, and has the filter from now on."""
+        if self.topic is None:
+            with hook.queue(self.queue_name, **settings) as queue:  # type: ignore[arg-type]
+                yield queue
+        else:
+            assert self.reader is not None
+            with hook.topic(self.topic, **settings) as topic, topic.reader(self.reader, self.filter, self.start) as reader:
+                yield reader
+
+    def prepare(self, hook: QewQewHook) -> None:
+        """So that what `inspect` counts is what a lease will get: have the reader begin where it is to, with its filter."""
+        if self.topic is not None and (self.filter is not None or not self._has_reader(hook)):
+            with self.open(hook):
+                pass
+
+    def inspect(self, hook: QewQewHook) -> QueueStats:
+        """How much waits, without a lock."""
+        if self.topic is None:
+            return hook.inspect(self.queue_name)  # type: ignore[arg-type]
+        assert self.reader is not None
+        return hook.inspect_reader(self.topic, self.reader)
+
+    def may_have_leases(self, hook: QewQewHook) -> bool:
+        """False if there is nothing to open in order to return a batch. Makes nothing."""
+        return self._has_reader(hook) if self.topic is not None else bool(self.inspect(hook).leased)
+
+    def _has_reader(self, hook: QewQewHook) -> bool:
+        return os.path.exists(os.path.join(self.path(hook), "reader", f"{self.reader}.rdx"))
