@@ -232,8 +232,22 @@ class Writer(Guard):
             state = TopicState(dialect, index.start, index.number, block)
             self._count(state)
         if found is not None:
-            state.put_keys = found.state.put_keys
+            # A server that came after a crash of ours may have written over what it did not know of: of that, no key may say
+            # that it was appended.
+            state.put_keys = self._up_to(found, self._holds).state.put_keys
         return state
+
+    def _up_to(self, found: Replayed, is_there: Callable[[Redo], bool]) -> Replayed:
+        """What the log says without the first commit whose messages are not there, and all behind it."""
+        here = [(frame, redo) for frame, redo in found.redo if redo.block.block >= found.state.start]
+        lost = next((frame for frame, redo in here if not is_there(redo)), None)
+        if lost is None:
+            return found
+        fd = self._files.open_to_read(self._log_path)
+        try:
+            return topic_log.replay(self._files.read(fd, lost, 0), self._log_path)
+        finally:
+            self._files.close(fd)
 
     def _count(self, state: TopicState) -> None:
         """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
@@ -272,17 +286,10 @@ class Writer(Guard):
             for one in (*state.full, state.last):
                 if one.block >= state.start and not files.exists(self._block_path(one.base)):
                     self._make_block(one.base)
-            lost = next(
-                (frame for frame, redo in found.redo if redo.block.block >= state.start and not self._put_again(redo)), None
-            )
-            if lost is None:
+            # What was not durable when the power was cut has not happened.
+            if (rest := self._up_to(found, self._put_again)) is found:
                 break
-            # Not durable when the power was cut: this commit and those behind it have not happened.
-            fd = files.open_to_read(self._log_path)
-            try:
-                found = topic_log.replay(files.read(fd, lost, 0), self._log_path)
-            finally:
-                files.close(fd)
+            found = rest
         for one in state.full:
             if one.block >= state.start:
                 self._cut(one)
@@ -294,13 +301,7 @@ class Writer(Guard):
         if redo.data is not None:
             self._files.write(fd, redo.data, redo.offset)
             return True
-        crc, at = redo.crc_before, redo.offset
-        while at < redo.offset + redo.size:
-            data = self._files.read(fd, min(WRITE_BYTES, redo.offset + redo.size - at), at)
-            if not data:
-                break
-            crc, at = zlib.crc32(data, crc), at + len(data)
-        if at == redo.offset + redo.size and crc == redo.crc:
+        if self._holds(redo):
             return True
         if redo.synced:
             raise CorruptQueue(
@@ -309,6 +310,19 @@ class Writer(Guard):
                 offset=redo.offset,
             )
         return False
+
+    def _holds(self, redo: Redo) -> bool:
+        """Whether the block has the messages of a commit."""
+        if not self._files.exists(self._block_path(redo.block.base)):
+            return False
+        fd = self._descriptor(redo.block.base)
+        crc, at = redo.crc_before, redo.offset
+        while at < redo.offset + redo.size:
+            data = self._files.read(fd, min(WRITE_BYTES, redo.offset + redo.size - at), at)
+            if not data:
+                return False
+            crc, at = zlib.crc32(data, crc), at + len(data)
+        return crc == redo.crc
 
     def _cut(self, one: Block) -> None:
         fd = self._descriptor(one.base)
