@@ -484,7 +484,7 @@ def test_a_hundred_thousand_crashes_lose_and_repeat_nothing(tmp_path, small_limi
 
 
 def test_a_power_cut_while_a_killed_topic_recovers_loses_nothing(tmp_path, small_limits):
-    """After a kill the newest commits may be in the page cache only; recovery must not let blocks and index run ahead of the log."""
+    """After a kill the newest commits may be in the page cache only; blocks and index must not run ahead of the log."""
     work = begun(tmp_path / "work", "commit", random.Random(21))
     script(work, random.Random(21), 40, EMPTY)
     calls, root, checked = work.disk.calls, work.disk.root, 0

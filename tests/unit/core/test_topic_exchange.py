@@ -152,7 +152,8 @@ def test_a_key_is_forgotten_if_a_server_wrote_over_its_messages(tmp_path: Path) 
     index_path = tmp_path / "queue" / "queue.idx"
     before = index_path.read_bytes()
     if (pid := os.fork()) == 0:
-        Topic(tmp_path / "queue").append_many([b"lost"], key="k")
+        killed = Topic(tmp_path / "queue")
+        killed.append_many([b"lost"], key="k")
         os._exit(0)
     os.waitpid(pid, 0)
     index_path.write_bytes(before)  # as if it had been killed when the commit was in the log, and not yet in the index
