@@ -288,6 +288,8 @@ FLOORS = {
     "put_many(1,000), never": "file write",
     "put, commit": "file write, fdatasync each",
     "put_many(1,000), commit": "file write, fdatasync per 1,000",
+    "get, commit": "file write, fdatasync each",
+    "read, commit, commit": "file write, fdatasync each",
     "lease of all": None,
     "verify": None,
 }

@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -275,6 +276,12 @@ class Log:
 
     def close(self) -> None:
         with self._sync_lock:
+            self._files.close(self._fd)
+
+    def replaced(self) -> None:
+        """Another process has put a durable snapshot into its place: who waits in `sync` has nothing left to wait for."""
+        with self._sync_lock:
+            self.synced = sys.maxsize - self._base
             self._files.close(self._fd)
 
     def forked(self) -> None:

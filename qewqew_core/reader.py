@@ -36,6 +36,7 @@ from qewqew_core.errors import (
     QueueBroken,
     QueueClosed,
     QueueFull,
+    QueueLocked,
 )
 from qewqew_core.files import Files, write_new
 from qewqew_core.guard import Guard
@@ -151,8 +152,15 @@ class Reader(Guard, Leasing):
         self._depth += 1
         if self._depth > 1:
             return
-        pause = 0.0001
+        pause, timeout = 0.0001, self._topic.lock_timeout
+        until = clock.monotonic() + timeout
         while not _set(self._lock_fd, fcntl.F_WRLCK, 0):
+            if clock.monotonic() >= until:
+                raise QueueLocked(
+                    f"another process is in a call of the reader; gave up after {timeout:g} s. It was stopped, or leases very "
+                    "much: look there, or wait longer with the topic's lock_timeout",
+                    path=self.path,
+                )
             clock.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who wait do not knock in step
             pause = min(pause * 1.5, 0.01)
         if self._log is None:
@@ -182,9 +190,8 @@ class Reader(Guard, Leasing):
             raise self._refusal from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
             if self._has_lock_file():
-                log.close()
-                self._log = None
                 self._load()
+                log.replaced()
                 return
             self._refusal = QueueClosed("the reader was deleted", path=self.path)
             raise self._refusal

@@ -82,7 +82,8 @@ class Topic:
     together. ``sync``: with "commit" (default) a call that changes the topic or a reader is durable when it returns, and no
     reader sees a message before it is; with "never" it survives the death of the process, and a power cut only from `close`
     on. ``dialect``: "B" (default, reads "A" too) or "C", that of released zbus servers from 0.11; a topic keeps its own.
-    ``lock_timeout``: seconds to wait for another writer. ``min_free_bytes``: what appends leave free on the file system.
+    ``lock_timeout``: seconds to wait for another writer, and for others that share a reader. ``min_free_bytes``: what
+    appends leave free on the file system.
 
     ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
     are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
@@ -118,7 +119,7 @@ class Topic:
         self.block_size = layout.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
         self.sync = layout.check_choice("sync", sync, ("commit", "never"))
         wanted = None if dialect is None else zbus.check_dialect(dialect)
-        self._lock_timeout = layout.check_timeout("lock_timeout", lock_timeout)
+        self.lock_timeout = layout.check_timeout("lock_timeout", lock_timeout)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
@@ -162,7 +163,7 @@ class Topic:
 
     def _recovered_dialect(self) -> str:
         """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
-        until = layout.deadline(self._lock_timeout)
+        until = layout.deadline(self.lock_timeout)
         path = os.path.join(self.path, self.name)
         while True:
             try:
@@ -183,7 +184,7 @@ class Topic:
             if self._closed:
                 raise QueueClosed("the topic is closed", path=self.path)
             if self._writer is None:
-                self._writer = self._open_writer(self._lock_timeout)
+                self._writer = self._open_writer(self.lock_timeout)
                 self._remove_temporary()
             return self._writer
 

@@ -234,6 +234,8 @@ class View:
                 if block < self.index().start:  # it was removed meanwhile
                     return
                 raise
+            if len(data) < at - start + HEAD:
+                raise CorruptQueue("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
             after = at
             while at < end and at - start + HEAD <= len(data):
                 if begins:

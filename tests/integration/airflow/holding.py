@@ -39,6 +39,16 @@ class Held:
             with Topic(self.path) as topic, topic.reader("load") as reader:
                 yield reader
 
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Nobody else gets at it."""
+        with self.open() as opened:
+            if isinstance(opened, Queue):
+                yield
+            else:
+                with opened._exclusive():  # as a process that is stopped in the middle of a call
+                    yield
+
     def taken(self) -> list[bytes]:
         """The records that wait, which are gone then."""
         with self.open() as opened:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Empty, QueueClosed, QueueLocked, Topic, inspect_reader
+from qewqew_core.journal import Log
 from qewqew_core.tags import Filter
 
 TIMEOUT = 60  # seconds after which something hangs
@@ -251,6 +252,32 @@ def test_temporary_readers_that_come_and_go_while_the_writer_trims_leave_nothing
         assert [whole(one) for one in started] == [["done"]] * 4
         assert topic.readers() == []
         assert [one.name for one in (path / "state").iterdir()] == []
+
+
+def test_a_thread_that_waits_for_its_commit_is_not_harmed_when_another_process_cuts_the_log_back(tmp_path, monkeypatch):
+    """The log that it is about to sync is closed under its hands, by another thread that has noticed first."""
+    path = tmp_path / "t"
+    with Topic(path) as topic, topic.reader("r") as mine, topic.reader("r") as of_another:
+        topic.append_many([b"0", b"1"])
+        first, second = mine.read(), of_another.read()
+        sync, calls = Log.sync, []
+
+        def late(log: Log, position: int, refuse: bool) -> None:
+            calls.append(position)
+            if len(calls) == 1:
+                monkeypatch.setattr(of_another, "_rotate_at", 0)
+                of_another.commit(second)
+                thread = threading.Thread(target=mine.lag)
+                thread.start()
+                thread.join(TIMEOUT)
+            sync(log, position, refuse)
+
+        monkeypatch.setattr(Log, "sync", late)
+        assert mine.commit(first) == 1
+        assert len(calls) > 1
+        assert mine.lag() == 0
+    with Topic(path) as topic, topic.reader("r") as mine:
+        assert mine.lag() == 0
 
 
 # Readers and the writer, at the same time

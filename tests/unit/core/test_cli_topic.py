@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from qewqew_core import DiskFull, Message, Topic, inspect_reader
+from qewqew_core import CorruptQueue, DiskFull, Message, Topic, inspect_reader, zbus
 from qewqew_core.cli import app
 
 BODIES = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
@@ -386,6 +386,24 @@ def test_a_reader_that_is_not_there_is_not_made(path, command):
     refused(3, "topic", *command, path, "nobody", *more, match="no reader 'nobody'")
     with Topic(path) as t:
         assert t.readers() == []
+
+
+def test_an_index_that_ends_in_the_head_of_a_message_is_damage_and_nobody_reads_on_for_ever(path):
+    fill(path, [b"one", b"two"])
+    with Topic(path) as t:
+        with open(path / "events.idx", "r+b") as index:
+            index.seek(zbus.entry_at(0))
+            entry = zbus.unpack_entry(index.read(zbus.ENTRY))
+            index.seek(zbus.entry_at(0))
+            index.write(zbus.pack_entry(entry._replace(end=entry.end + 10)))
+        with open(path / "data" / f"{0:020d}.zbus", "ab") as block:
+            block.write(bytes(10))
+        found = iter(t)
+        assert [next(found).body, next(found).body] == [b"one", b"two"]
+        with pytest.raises(CorruptQueue, match="ends in the head of a message"):
+            next(found)
+        with t.reader("a", filter="x") as r, pytest.raises(CorruptQueue, match="ends in the head of a message"):
+            r.read()
 
 
 # Batches of readers: the commands of queues

@@ -403,6 +403,17 @@ def test_a_lease_takes_what_no_session_holds(bench):
     assert list(store.leasing.lease("run 2")) == records(0, 1, 4)
 
 
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_a_lease_goes_on_behind_what_was_put_back_and_taken_by_a_session(bench, outcome):
+    store = bench.open()
+    store.put_many(records(*range(5)))
+    store.leasing.lease("run 1", max_records=2).put_back()
+    with store.session() as session:
+        assert session.get_many(2) == records(0, 1)
+        getattr(session, outcome)()
+    assert list(store.leasing.lease("run 2")) == records(*range(5) if outcome == "rollback" else range(2, 5))
+
+
 def test_a_lease_whose_time_is_over_is_returned_by_anyone(bench, monkeypatch):
     now = [1_700_000_000_000]
     for module in ("state", "leasing", "reader", "queue", "inspection"):

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import linecache
 import logging
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,8 +28,7 @@ from test_topic_crash import (  # noqa: F401 - a fixture
     view,
 )
 
-import qewqew_core.topic
-from qewqew_core import BadPath, CommitConflict, DiskFull, Message, QewQewError, QueueBroken, QueueClosed, Topic
+from qewqew_core import BadPath, DiskFull, QewQewError, QueueBroken, QueueClosed
 
 LENGTH = 40
 

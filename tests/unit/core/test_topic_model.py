@@ -33,7 +33,7 @@ KEYS = st.sampled_from("abc")
 TAGS = st.sampled_from([None, "a", "a.b", "c"])
 FILTERS = st.sampled_from([None, None, "a", "a.#", "c;a", "zz"])
 COUNTS = st.sampled_from([1, 2, 3, 5, 30])
-MESSAGES = st.lists(st.builds(Message, st.binary(max_size=90), tag=TAGS), max_size=7)
+MESSAGES = st.lists(st.tuples(st.binary(max_size=90), TAGS).map(lambda one: Message(*one)), max_size=7)
 MAX_ATTEMPTS = 2
 CONSUMERS = (0, 1)  # of each reader
 
@@ -173,7 +173,9 @@ class TopicMachine(RuleBasedStateMachine):
         self.forget_objects()
         shutil.rmtree(self.folder)
         # After a kill, what was not synced is in the page cache only: a later power cut may still lose it.
-        self.disk = JournalDisk(str(folder), follows=None if power else (calls, str(self.folder)))
+        # But a deletion that was killed may then be undone: nobody was told of it.
+        deleting = before.readers.keys() > after.readers.keys()
+        self.disk = JournalDisk(str(folder), follows=None if power or deleting else (calls, str(self.folder)))
         self.folder = folder
         self.crashes += 1
         self.open(block_size, sync)
@@ -488,10 +490,11 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(
-    max_examples=120,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
     database=None,
+    report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

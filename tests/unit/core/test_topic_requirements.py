@@ -304,9 +304,10 @@ def test_z08_filters_match_as_the_table_says_and_take_effect_at_once_and_for_goo
         with pytest.raises(BadArgument):
             one.set_filter("x" * 128)
         other.set_filter("abc.*")
-        assert [message.tag for message in other.read_many(2)] == ["abc.def", "abc.d.e"[:0] or "abc.def"]
+        matching = [number for number, (_, tag, _) in enumerate(TABLE) if zbus_cases.reference_matches("abc.*", tag)]
+        assert numbers(other.read_many(2)) == matching[:2]
         other.set_filter(None)
-        assert other.read().number == 13 - 0 or other.filter is None
+        assert other.read().number == matching[1] + 1
         other.set_filter("x" * 127)
     with topic_at(tmp_path / "t") as topic, topic.reader("other") as other:
         assert other.filter == "x" * 127
@@ -327,10 +328,11 @@ def test_z09_groups_masks_and_redelivery_with_window_time_out_and_count(tmp_path
             for consumer in (one, member):
                 with pytest.raises(QueueFull):
                     consumer.read()
-            again = member.read(timeout=30) if member.peek().number else member.read()
             deadline = time.monotonic() + 30
-            while again.attempt == 1 and time.monotonic() < deadline:
-                again = member.read()
+            while member.peek().attempt == 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            again = member.read()
             assert (again.number, again.attempt) == (0, 2)
             member.commit(again)
             topic.copy_reader("group", "copy")
@@ -564,7 +566,7 @@ def test_zd01_an_exactly_full_last_block_and_an_empty_one_behind_it_are_the_end(
 
 def test_zd02_a_reader_that_races_with_the_writer_loses_nothing(tmp_path):
     """The original lost up to 158 of 25,000 messages in blocks of 600 bytes: it asked for the next block too late."""
-    with topic_at(tmp_path / "t", block_size=600, sync="never", max_records=1000, slow_readers="hold") as topic:
+    with topic_at(tmp_path / "t", block_size=600, sync="never") as topic:
         count = 25_000
 
         def work() -> None:
