@@ -38,11 +38,8 @@ class Leasing(ABC):
     _last_made = 0  # when the newest batch was made
 
     def __init__(self, max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
-        self.max_attempts = layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
-        self.retention_bytes = layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
-        if not isinstance(retention, timedelta) or retention < timedelta(0):
-            raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
-        self.retention = retention
+        check_limits(max_attempts, retention, retention_bytes)
+        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
 
     # Hooks. All but the first are called while that one's lock is held.
 
@@ -286,6 +283,13 @@ class Leasing(ABC):
     def _drop(self, batch: Batch) -> None:
         with self._exclusive():
             self._forget([self._current(batch, "dead").id], keep_manifest=False)
+
+
+def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
+    layout.check_whole("max_attempts", max_attempts, 1, 1 << 31)
+    layout.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
+    if not isinstance(retention, timedelta) or retention < timedelta(0):
+        raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
 
 
 def bound(name: str, value: int | None) -> int | None:

@@ -295,8 +295,10 @@ class Reader(Guard, Leasing):
             _logger.warning("reader %s: messages that it had read are no longer in the topic", self.name)
             latest = self._view.latest()
             offsets = [offset for offset, one in state.flight.items() if one.at[:2] >= end]
-            kept = [Range(one.start, min(one.stop or latest, latest)) for one in state.todo if one.start < latest]
-            self._append("lose", [*kept[:-1], Range(kept[-1].start if kept else latest, None)], offsets, 0)
+            kept = [Range(one.start, one.stop and min(one.stop, latest)) for one in state.todo if one.start < latest]
+            if not kept or kept[-1].stop is not None:
+                kept.append(Range(latest, None))
+            self._append("lose", kept, offsets, 0)
 
     def _begin(self, start: str | int | datetime | Position) -> Position:
         if isinstance(start, Position):
@@ -584,8 +586,9 @@ class Reader(Guard, Leasing):
             return list(self._mine)
         offsets: dict[int, None] = {}  # a message may be given twice
         for message in messages:
-            if not isinstance(message, Message):
-                raise BadArgument(f"commit and nack take messages that were read, not {type(message).__name__}")
+            if not isinstance(message, Message) or message.offset < 0:
+                what = "one that was made" if isinstance(message, Message) else type(message).__name__
+                raise BadArgument(f"commit and nack take messages that were read, not {what}")
             mine = self._mine.get(message.offset)
             if mine == message.attempt:
                 offsets[message.offset] = None
@@ -936,7 +939,7 @@ class Reader(Guard, Leasing):
         last = begin  # where the last message that matches ends
         chosen = self._filter
         head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
-        number = view.mended(number, head, 0, entry.base + begin, begin)
+        number = view.mended(number, head, begin, entry.base, begin, end)
         for place, found, data, first in view._heads(entry, number, begin, end):
             length = zbus.length_at(data, place - first)
             if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):

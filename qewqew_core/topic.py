@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self
 
 from qewqew_core import batch as batches
-from qewqew_core import layout, manifest, reader, topic_log, zbus
+from qewqew_core import layout, leasing, manifest, reader, topic_log, zbus
 from qewqew_core.appending import RECOVERED, Outgoing, Writer, now
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files
@@ -128,6 +128,7 @@ class Topic:
         self.max_records = None if max_records is None else layout.check_whole("max_records", max_records, 1, sys.maxsize)
         self.delete_committed = delete_committed
         self.slow_readers = layout.check_choice("slow_readers", slow_readers, ("hold", "move"))
+        leasing.check_limits(max_attempts, retention, retention_bytes)
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
         self.path = layout.check_topic_path(path)
         self.name = os.path.basename(self.path)
@@ -151,6 +152,8 @@ class Topic:
                     try:
                         files.make_directory(directory)
                     except FileExistsError:
+                        if not os.path.isdir(directory):
+                            raise
                         continue  # somebody else makes it too
                     files.sync_directory(os.path.dirname(directory))
         except OSError as error:
@@ -247,7 +250,7 @@ class Topic:
 
     def _append(self, messages: Iterable[bytes | Message], key: str | None) -> tuple[int, int]:
         """(number of the first message, how many)."""
-        ready = [self._outgoing(one) for one in messages]
+        ready = self._ready(messages)
         hashed = None if key is None else key_hash(layout.check_key(key))
         writer = self._write()
         with writer._exclusive():
@@ -264,12 +267,21 @@ class Topic:
             self._trim_quietly()
         return number, len(ready)
 
+    def _ready(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
+        """All of them checked, before anything changes."""
+        if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
+            raise BadArgument("append_many takes an iterable of messages; for a single one use append")
+        try:
+            iterator = iter(messages)
+        except TypeError as error:
+            raise BadArgument(f"append_many takes an iterable of messages, not {type(messages).__name__}") from error
+        return [self._outgoing(one) for one in iterator]
+
     def _outgoing(self, message: bytes | Message) -> Outgoing:
         one = message if isinstance(message, Message) else Message(message)
         id, tag = zbus.check_message(one, self.dialect)
-        body = one.body.cast("B") if isinstance(one.body, memoryview) else one.body
         # What may change after this call must not change what is stored.
-        return Outgoing(bytes(body), id, tag, one.corr_offset, one.timestamp)
+        return Outgoing(bytes(one.body), id, tag, one.corr_offset, one.timestamp)
 
     def session(self) -> TopicSession:
         """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""

@@ -61,7 +61,7 @@ class TopicSession:
     def append_many(self, messages: Iterable[bytes | Message]) -> int:
         """Append all messages or, if that raises, none; returns how many."""
         self._usable()
-        ready = [self._topic._outgoing(one) for one in messages]
+        ready = self._topic._ready(messages)
         self._appends += ready
         self._bytes += sum(len(one.body) for one in ready)
         if self._bytes > SPILL_BYTES:
@@ -105,7 +105,7 @@ class TopicSession:
 
     def _check(self, reader: Reader) -> None:
         self._usable()
-        if reader._topic is not self._topic:
+        if getattr(reader, "_topic", None) is not self._topic:
             raise BadArgument("a session reads by readers of its own Topic object: two topics have no commit in common")
         if reader.auto_commit:
             raise BadArgument("the reader has auto_commit: what it delivers is committed already")

@@ -8,6 +8,7 @@ written to that block before the next one was begun.
 from __future__ import annotations
 
 import os
+import time as clock
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -106,7 +107,14 @@ class View:
         while block < index.start + index.blocks:
             entry = self.entry(block)
             if entry.end:
-                return Position(block, 0, self.number_of(entry))
+                number = self.number_of(entry)
+                if not 0 <= number <= index.number:
+                    raise CorruptQueue(
+                        f"the block begins with message {number}, and the topic's next one is {index.number}",
+                        path=self.block_path(entry.base),
+                        offset=zbus.NUMBER_AT,
+                    )
+                return Position(block, 0, number)
             block += 1
         return self.latest()
 
@@ -180,13 +188,23 @@ class View:
             yield at, number, data, start
             at, number = after, number + 1
 
-    @staticmethod
-    def mended(number: int, data: bytes, at: int, offset: int, place: int) -> int:
-        """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low,
-        and if it says that it was written here (in dialect A with the place in its block).
+    def mended(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
+        """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low.
+
+        Not if anything speaks against it: its offset (in dialect A the place in its block), the next message's number, the index.
         """
-        found = zbus.number_at(data, at)
-        return found if found > number and zbus.stored_offset_at(data, at) in (offset, place) else number
+        found = zbus.number_at(data, at - start)
+        if found <= number or zbus.stored_offset_at(data, at - start) not in (base + at, at):
+            return number
+        after = at + HEAD + zbus.length_at(data, at - start)
+        if at < after <= end - HEAD and zbus.number_at(self.read(base, after, HEAD), 0) not in (found, found + 1):
+            return number
+        until = clock.monotonic() + 1
+        while self.index().number <= found:  # a writer that is at work stores the end of the block before the number
+            if clock.monotonic() > until:
+                return number
+            clock.sleep(0.001)
+        return found
 
     def check(self, base: int, data: bytes, start: int, at: int, end: int, number: int) -> tuple[int, int]:
         """The end and number of the message at ``at``, the bytes ``data`` of the block beginning at ``start``.
@@ -239,7 +257,7 @@ class View:
             after = at
             while at < end and at - start + HEAD <= len(data):
                 if begins:
-                    number, begins = self.mended(number, data, at - start, entry.base + at, at), False
+                    number, begins = self.mended(number, data, start, entry.base, at, end), False
                 after, found = self.check(entry.base, data, start, at, end, number)
                 skipped = filter is not None and not filter.matches_slot(data[at - start + zbus.TAG_AT : at - start + 200])
                 if not skipped:

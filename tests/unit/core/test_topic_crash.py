@@ -473,16 +473,6 @@ def test_a_power_cut_loses_and_repeats_nothing(tmp_path, small_limits, seed):
     assert crash_everywhere(tmp_path, 100 + seed, "commit", power=True, length=40, every=3) > 50
 
 
-@pytest.mark.soak
-def test_a_hundred_thousand_crashes_lose_and_repeat_nothing(tmp_path, small_limits):
-    crashes, seed = 0, 1000
-    while crashes < 50_000:  # and as many with the other limits
-        crashes += crash_everywhere(
-            tmp_path, seed, "commit" if seed % 5 else "never", power=bool(seed % 5 and seed % 4), length=50
-        )
-        seed += 1
-
-
 def test_a_power_cut_while_a_killed_topic_recovers_loses_nothing(tmp_path, small_limits):
     """After a kill the newest commits may be in the page cache only; blocks and index must not run ahead of the log."""
     work = begun(tmp_path / "work", "commit", random.Random(21))
@@ -591,3 +581,78 @@ def cut_without_fsyncs(tmp_path: Path, seed: int, every: int) -> int:
         checked += 1
     shutil.rmtree(root)
     return checked
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_crashes_lose_and_repeat_nothing(tmp_path, small_limits):
+    crashes, seed = 0, 1000
+    while crashes < 50_000:  # and as many with the other limits
+        kind = seed % 6
+        if kind < 4:
+            sync = "never" if kind == 0 else "commit"
+            crashes += crash_everywhere(tmp_path, seed, sync, power=kind > 1, length=50, every=2)
+        else:
+            crashes += (go_on_and_cut if kind == 4 else cut_without_fsyncs)(tmp_path, seed, every=3)
+        seed += 1
+
+
+# Several processes: here they are several objects, which share no memory but by the files
+
+
+def test_half_a_frame_of_a_killed_process_is_cut_off_by_one_that_has_the_reader_open(tmp_path):
+    """It must not stay between the frames: whoever opens the reader next would end there, and forget what came behind it."""
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        topic.append_many([b"%d" % number for number in range(6)])
+        with topic.reader("r") as one, topic.reader("r") as other:
+            taken = one.read_many(2)
+            log = tmp_path / "t" / "state" / "r.log"
+            frame = log.read_bytes()[-60:]
+            with log.open("ab") as file:
+                file.write(frame[:40])
+            assert other.read().body == b"2"
+            one.commit(*taken)
+            assert [message.body for message in other.read_many(10)] == [b"3", b"4", b"5"]
+            other.commit()
+        with topic.reader("r") as again, pytest.raises(Empty):
+            again.read()
+
+
+def test_processes_that_cut_the_log_of_their_reader_back_in_turn_give_each_message_once(tmp_path, small_limits):
+    topics = [Topic(tmp_path / "t", _files=NoSync()) for _ in range(3)]
+    topics[0].append_many([b"%d" % number for number in range(300)])
+    readers = [topic.reader("r") for topic in topics]
+    inodes, found = set(), []
+    while len(found) < 300:
+        reader = readers[len(found) % 3]
+        messages = reader.read_many(2)
+        found += [message.number for message in messages]
+        reader.commit(*messages)
+        inodes.add((tmp_path / "t" / "state" / "r.log").stat().st_ino)
+    assert found == list(range(300))
+    assert len(inodes) > 1
+    for reader in readers:
+        with pytest.raises(Empty):
+            reader.read()
+        reader.close()
+    for topic in topics:
+        topic.close()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_log_is_clean(tmp_path, committed):
+    """Before, only a log that said that it had crashed was asked: what the session had read came never again, or twice."""
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        topic.append_many([b"read", b"left"])
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        reader = topic.reader("r")
+        message = reader.read()
+        writer = topic._write()
+        reader._prepare("0" * 32, [message])
+        if committed:
+            writer._rotate_at = 0  # a new log is begun by this very commit
+            writer.append([], topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+        shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
+        reader._leave_open("0" * 32)
+        reader.close()
+    with Topic(tmp_path / "killed" / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
+        assert [one.body for one in reader.read_many(5)] == ([] if committed else [b"read"]) + [b"left"]

@@ -266,10 +266,13 @@ class TopicMachine(RuleBasedStateMachine):
     # Reading
 
     def consumer(self, name: str, consumer: int) -> Reader:
-        if name not in self.model.readers:
+        made = name not in self.model.readers
+        if made:
             self.model.readers[name] = ReaderModel(None, set(range(self.model.first, len(self.model.messages))))
         if (name, consumer) not in self.open_readers:
             self.open_readers[name, consumer] = self.topic.reader(name)
+        if made:  # a crash may come between this and what the rule does then
+            self.moments = [(len(self.disk.calls), copy.deepcopy(self.model))]
         return self.open_readers[name, consumer]
 
     def delivered(self, name: str, consumer: int, taken: list[Message], count: int) -> None:
@@ -490,7 +493,7 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(
-    max_examples=60,
+    max_examples=500,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
