@@ -132,8 +132,10 @@ class Writer(Guard):
         if files.size(self._index_fd) < zbus.INDEX_SIZE:  # as the original does
             files.truncate(self._index_fd, zbus.INDEX_SIZE)
         index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
+        # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
+        whole = found is not None and (found.unsynced is None or found.unsynced == files.boot() != b"")
         if found is None or (
-            not self._agrees(found.state, index) and (found.clean or (not found.unsynced and self._is_ahead(found.state, index)))
+            not self._agrees(found.state, index) and (found.clean or (whole and self._is_ahead(found.state, index)))
         ):
             self.state = self._adopt(index, found, dialect)
         else:
@@ -415,8 +417,8 @@ class Writer(Guard):
 
     def _append(self, messages: Sequence[Outgoing], operations: bytes) -> int:
         state, time = self.state, now()
-        plan = self._plan(messages)
-        total = sum(HEAD + len(one.body) for one in messages)
+        total = HEAD * len(messages) + sum(len(one[0]) for one in messages)
+        plan = self._plan(messages, total)
         self._check_free(total)
         inline = total <= INLINE_BYTES[self.sync]
         one, number = state.last, state.number
@@ -493,7 +495,7 @@ class Writer(Guard):
 
     def _commit(self, body: bytes) -> int:
         if self.sync != "commit" and not self._said_unsynced:
-            self.log.sync(self.log.append(topic_log.UNSYNCED, b""), refuse=False)
+            self.log.sync(self.log.append(topic_log.UNSYNCED, self._files.boot()), refuse=False)
             self._said_unsynced = True
         self._committed = True
         full = len(self.state.full)
@@ -510,7 +512,7 @@ class Writer(Guard):
                 self.log.reserve(0)
         return position
 
-    def _plan(self, messages: Sequence[Outgoing]) -> list[tuple[bool, Sequence[Outgoing]]]:
+    def _plan(self, messages: Sequence[Outgoing], total: int) -> list[tuple[bool, Sequence[Outgoing]]]:
         """Which messages go to which block: all to one, as in the original, unless that would pass 2 GiB."""
         if not messages:
             return []
@@ -518,6 +520,8 @@ class Writer(Guard):
         new = at >= self.block_size
         plan: list[tuple[bool, Sequence[Outgoing]]] = []
         at = 0 if new else at
+        if at + total <= zbus.LARGEST_BLOCK:
+            return [(new, messages)]
         for place, one in enumerate(messages):
             size = HEAD + len(one.body)
             if at + size > zbus.LARGEST_BLOCK:
@@ -729,7 +733,7 @@ def _runs(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
     size = 0
     for one in messages:
         run.append(one)
-        size += HEAD + len(one.body)
+        size += HEAD + len(one[0])
         if size >= PIECE_BYTES:
             yield run
             run, size = [], 0

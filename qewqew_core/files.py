@@ -100,6 +100,14 @@ class Files:
         """When the file was last changed, milliseconds since the epoch."""
         return os.stat(path).st_mtime_ns // 1_000_000
 
+    def boot(self) -> bytes:
+        """Tells one run of the machine from another, between which there may have been a power cut; empty where nothing does."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+                return file.read().strip()
+        except OSError:
+            return b""
+
     def identity(self, path: str) -> tuple[int, int]:
         """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
         status = os.stat(path)

@@ -442,10 +442,12 @@ class Reader(Guard, Leasing):
         deadline = layout.deadline(timeout)
         pause = 0.001
         while True:
-            if self._state.prepared:
-                self._decide_sessions()
             if found := act():
                 return found
+            if self._state.prepared:  # what a session had that died while it committed may be ours
+                self._decide_sessions()
+                if found := act():
+                    return found
             rest = None if deadline is None else deadline - clock.monotonic()
             if rest is not None and rest <= 0:
                 raise Empty("there is no message that this reader has not delivered", path=self.path)
@@ -489,14 +491,11 @@ class Reader(Guard, Leasing):
         entries: list[tuple[int, ...]] = []
         room = sys.maxsize if max_bytes is None else max_bytes
 
-        def take(found: Found, attempt: int) -> None:
-            messages.append(found.message if attempt == 1 else found.message._replace(attempt=attempt))
-            entries.append((found.message.offset, *found.at, attempt))
-
         for found, attempt in self._again(max_records):
             if messages and len(found.message.body) > room:
                 return messages, entries, self._state.todo
-            take(found, attempt)
+            messages.append(found.message._replace(attempt=attempt))
+            entries.append((found.message.offset, *found.at, attempt))
             room -= len(found.message.body)
         todo = list(self._state.todo)
         free = max_records if self.auto_commit else min(max_records, self.window - len(self._state.flight) + len(entries))
@@ -506,12 +505,16 @@ class Reader(Guard, Leasing):
         window = WINDOW if max_records == 1 and chosen is None else SCAN
         while todo:
             start, stop = todo[0]
+            reached = start
+            full = False
             for one in self._view.messages(start, stop, chosen, window):
                 if isinstance(one, Position):
-                    todo[0] = Range(one, stop)
+                    reached = one
                     continue
-                if messages and len(one.message.body) > room:
-                    return messages, entries, todo
+                message, at, after = one
+                if messages and len(message.body) > room:
+                    full = True
+                    break
                 if len(messages) >= free:
                     if not messages:
                         raise QueueFull(
@@ -519,13 +522,17 @@ class Reader(Guard, Leasing):
                             "commit them, or give them back (nack)",
                             path=self.path,
                         )
-                    return messages, entries, todo
-                take(one, 1)
-                room -= len(one.message.body)
-                todo[0] = Range(one.after, stop)
+                    full = True
+                    break
+                messages.append(message)
+                entries.append((message.offset, *at, 1))
+                room -= len(message.body)
+                reached = after
                 if len(messages) >= max_records or room <= 0:
-                    return messages, entries, todo
-            if stop is None:
+                    full = True
+                    break
+            todo[0] = Range(reached, stop)
+            if full or stop is None:
                 break
             todo.pop(0)
         return messages, entries, todo

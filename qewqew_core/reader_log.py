@@ -18,6 +18,8 @@ from qewqew_core.errors import CorruptQueue
 from qewqew_core.state import CHANGES, BatchState, Leases
 from qewqew_core.view import Position
 
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
 MAGIC = b"QEWQRDR1"
 _SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
 
@@ -73,16 +75,19 @@ class ReaderState(Leases):
 
     def deliver(self, owner: int, due: int | None, entries: list[Any], todo: list[Any]) -> None:
         """``entries``: (offset, block, place, number, attempt) of each message."""
+        flight, first = self.flight, self._first
         for offset, block, place, number, attempt in entries:
-            at = Position(block, place, number)
-            if offset not in self.flight:
-                heapq.heappush(self._first, (at, offset))
-            self.flight[offset] = Flight(at, owner, due, attempt)
+            at = _tuple(Position, (block, place, number))
+            if offset not in flight:
+                heapq.heappush(first, (at, offset))
+            flight[offset] = _tuple(Flight, (at, owner, due, attempt, None))
         self.todo = _ranges(todo)
 
     def commit(self, offsets: list[int], todo: list[Any] | None) -> None:
         for offset in offsets:
             del self.flight[offset]
+        if not self.flight:
+            self._first.clear()  # at once, not one by one
         if todo is not None:
             self.todo = _ranges(todo)
 
@@ -165,7 +170,7 @@ def _ranges(body: Iterable[Any]) -> list[Range]:
 
 
 def operation(name: str, *arguments: Any) -> bytes:
-    return json.dumps([name, *arguments]).encode()
+    return _encode([name, *arguments]).encode()
 
 
 def apply(state: ReaderState, name: str, *arguments: Any) -> None:

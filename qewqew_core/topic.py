@@ -200,6 +200,8 @@ class Topic:
 
     def _resolve_sessions(self, committed: set[str]) -> None:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
+        # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
+        self._files.sync_directory(os.path.join(self.path, "reader"))
         for name in self.readers():
             try:
                 state = reader.look(self._files, self.path, name)

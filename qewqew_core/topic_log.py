@@ -11,7 +11,7 @@ kind            body
 5 end           nothing: the snapshot is whole
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
-8 unsynced      nothing: from here on the index may be on disk before the log is (``sync="never"``). Itself it is durable
+8 unsynced      `Files.boot`: until this run of the machine ends, the log may be on disk later than the index (``sync="never"``)
 =============== ==============================================================================================================
 
 A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to
@@ -117,7 +117,7 @@ class Replayed:
     snapshot_end: int
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
-    unsynced: bool = False  # the index may be ahead of what is left of the log
+    unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
 
 def inline(messages: int, data: bytes) -> bytes:
@@ -235,10 +235,10 @@ def replay(data: bytes, path: str) -> Replayed:
             elif result is None:
                 raise ValueError("the snapshot is not whole")
             elif kind == CHECKPOINT:
-                result.clean, result.unsynced = True, False
+                result.clean, result.unsynced = True, None
                 result.redo.clear()
             elif kind == UNSYNCED:
-                result.clean, result.unsynced = False, True
+                result.clean, result.unsynced = False, body
             elif kind == COMMIT:
                 result.clean = False
                 result.redo += [(start, redo) for redo in apply(body, state)]

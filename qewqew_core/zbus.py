@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 from qewqew_core.errors import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
@@ -62,7 +63,10 @@ FILTER_AT = _READER.size
 _NAK = struct.Struct(">iq")
 _NAK_ENTRIES = {"A": struct.Struct(">bq40siq"), "B": struct.Struct(">bq40siq"), "C": struct.Struct(">bqiq")}
 _NUMBER = struct.Struct(">q")
+keys_at = struct.Struct(">q128si").unpack_from  # at NUMBER_AT of a message: number, slot of the tag, length: all to pass it over
 _LENGTH = struct.Struct(">i")
+_LENGTHS = [bytes((number,)) for number in range(128)]
+_tuple = tuple.__new__
 
 
 class Message(NamedTuple):
@@ -230,7 +234,7 @@ def ext_patch(number: int, text: str | None) -> tuple[int, bytes]:
 
 def check_message(message: Message, dialect: str) -> tuple[bytes, bytes]:
     """The bytes of id and tag of a message that is to be stored; raises what is wrong with it."""
-    body, tag, id, corr_offset, timestamp = message[:5]
+    body, tag, id, corr_offset, timestamp, _, _, _ = message
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise BadRecord(f"a body must be bytes-like, not {type(body).__name__}. Nothing was stored")
     size = body.nbytes if isinstance(body, memoryview) else len(body)
@@ -242,13 +246,23 @@ def check_message(message: Message, dialect: str) -> tuple[bytes, bytes]:
         raise BadArgument("dialect C has no corr_offset")
     if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
         raise BadArgument(f"timestamp must be milliseconds since the epoch, not {timestamp!r:.60}")
-    return text_bytes("id", id, ID_BYTES), text_bytes("tag", tag, TAG_BYTES)
+    return (
+        b"" if id is None else text_bytes("id", id, ID_BYTES),
+        _tag_bytes(tag) if type(tag) is str else text_bytes("tag", tag, TAG_BYTES),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _tag_bytes(tag: str) -> bytes:
+    """Tags are few."""
+    return text_bytes("tag", tag, TAG_BYTES)
 
 
 def pack_head(
     dialect: str, offset: int, timestamp: int, id: bytes, corr_offset: int, number: int, tag: bytes, length: int
 ) -> bytes:
-    id_slot, tag_slot = bytes((len(id),)) + id, bytes((len(tag),)) + tag
+    id_slot = _LENGTHS[len(id)] + id if id else b""
+    tag_slot = _LENGTHS[len(tag)] + tag if tag else b""
     if dialect != "C":
         return _HEAD_B.pack(offset, timestamp, id_slot, corr_offset, number, tag_slot, length)
     head = _HEAD_C.pack(offset, 0, id_slot, timestamp, number, tag_slot, length)
@@ -284,16 +298,25 @@ def unpack_message(data: bytes, at: int, base: int, dialect: str, attempt: int =
         corr_offset = 0
     else:
         _, timestamp, id, corr_offset, number, tag, length = _HEAD_B.unpack_from(data, at)
-    return Message(
-        data[at + HEAD : at + HEAD + length],
-        slot_text(tag, 0, 128) or None,
-        slot_text(id, 0, 40) or None,
-        corr_offset,
-        timestamp,
-        number,
-        base + at,
-        attempt,
+    return _tuple(
+        Message,
+        (
+            data[at + HEAD : at + HEAD + length],
+            _tag(tag) if tag[0] else None,
+            (slot_text(id, 0, 40) or None) if id[0] else None,
+            corr_offset,
+            timestamp,
+            number,
+            base + at,
+            attempt,
+        ),
     )
+
+
+@lru_cache(maxsize=4096)
+def _tag(slot: bytes) -> str | None:
+    """The text of a slot; tags are few."""
+    return slot_text(slot, 0, len(slot)) or None
 
 
 # Readers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -145,6 +145,20 @@ def test_a_server_that_appends_between_two_of_our_openings_is_believed(tmp_path:
         report = topic.verify()
     assert report.ok
     assert report.unchecked > 0  # nobody kept a checksum of what was there when the server came
+
+
+@pytest.mark.parametrize("sync", ["commit", "never"])
+def test_a_server_that_appends_after_a_kill_of_ours_is_believed(tmp_path: Path, sync: Literal["commit", "never"]) -> None:
+    filled(tmp_path).close()
+    if (pid := os.fork()) == 0:
+        killed = Topic(tmp_path / "queue", sync=sync)
+        killed.append(b"ours")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    append_as_a_server(tmp_path, [b"theirs", b"too"])
+    with Topic(tmp_path / "queue") as topic:  # with "never" it once took their messages for what a power cut leaves
+        assert [one.body for one in topic][10:] == [b"ours", b"theirs", b"too"]
+        assert topic.verify().ok
 
 
 def test_a_key_is_forgotten_if_a_server_wrote_over_its_messages(tmp_path: Path) -> None:
