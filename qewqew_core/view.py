@@ -257,7 +257,7 @@ class View:
                 if block < self.index().start:  # it was removed meanwhile
                     return
                 raise
-            base, last, careful = entry.base, start + len(data) - HEAD, self.dialect == "C"
+            base, last, careful = entry.base, min(start + len(data), end) - HEAD, self.dialect == "C"
             if at > last:
                 raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
             if begins:
