@@ -581,16 +581,19 @@ class Topic:
         entries = view.entries(index)
         total = sum(entry.end for entry in entries)
         oldest = None if self.max_age is None else now() - self.max_age // timedelta(milliseconds=1)
-        hold, committed = self._held(view, index)
+        held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
         blocks = messages = 0
         for place, entry in enumerate(entries[:-1]):
             following = next((view.number_of(one) for one in entries[place + 1 :] if one.end), index.number)
-            if index.start + place >= hold or not (
+            too_much = (
                 (oldest is not None and entry.updated < oldest)
                 or (self.max_bytes is not None and total - entry.end >= self.max_bytes)
                 or (self.max_records is not None and index.number - following >= self.max_records)
-                or (self.delete_committed and index.start + place < committed)
-            ):
+            )
+            if not too_much and not self.delete_committed:
+                break
+            held = hold, committed = held or self._held(view, index)
+            if index.start + place >= hold or not (too_much or index.start + place < committed):
                 break
             blocks, total = blocks + 1, total - entry.end
             messages += following - view.number_of(entry) if entry.end else 0
@@ -602,11 +605,10 @@ class Topic:
         hold = end
         committed = end if self.readers() else index.start
         for name in self.readers():
-            state = reader.look(self._files, self.path, name)
-            try:
-                floor = self._floor(view, name)
-            except FileNotFoundError:  # it was deleted since
+            state = reader.foresee(self._files, view, name)
+            if state is None:  # it was deleted since
                 continue
+            floor = state.floor()
             block = floor.block
             while index.start <= block < end - 1 and (block > floor.block or floor.offset >= view.entry(block).end):
                 if view.entry(block).end and block > floor.block:
@@ -615,7 +617,7 @@ class Topic:
             committed = min(committed, block)
             if self.slow_readers == "hold":
                 hold = min(hold, block)
-            elif state is not None:
+            else:
                 hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
         return hold, committed
 
