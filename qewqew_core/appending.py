@@ -20,6 +20,7 @@ Recovery, by the writer that has the lock:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time as clock
 import zlib
@@ -43,6 +44,7 @@ INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are
 WRITE_BYTES = 1 << 20  # a body of this size is not copied to be written with its head
 
 
+_logger = logging.getLogger(__name__)
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 
@@ -98,7 +100,13 @@ class Writer(Guard):
         self._unsynced: set[int] = set()  # blocks with messages that may not be on disk, but in the log
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
         self._patch: dict[int, bytes] = {}  # what could not be written of it
-        self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout)
+        lock_path = os.path.join(directory, name + ".lock")
+        try:
+            self._lock_file, _ = lock.acquire(lock_path, lock_timeout, follow=False)
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            raise BadPath(f"cannot be opened: {error.strerror}", path=lock_path) from error
         self._index_fd = -1
         self._log: Log | None = None
         self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
@@ -137,8 +145,9 @@ class Writer(Guard):
         if found is None or (
             not self._agrees(found.state, index) and (found.clean or (whole and self._is_ahead(found.state, index)))
         ):
-            self.state = self._adopt(index, found, dialect)
+            self.state, ours = self._adopt(index, found, dialect), False
         else:
+            ours = True
             self.state = found.state
             if dialect is not None and dialect != found.state.dialect:
                 raise BadArgument(f"the topic {self.path} is in dialect {found.state.dialect}, not {dialect}")
@@ -147,13 +156,13 @@ class Writer(Guard):
                     files, self._log_path, files.open(self._log_path), found.generation, found.end, found.snapshot_end, "topic"
                 )
                 self._rotate_at = found.snapshot_end + LOG_BYTES
-                self._remove_strays()
+                self._remove_strays(ours)
                 files.sync_directory(self.path)  # who was killed after putting this log into place may not have done it
                 resolve(set(self.state.sessions))
                 self._noted |= self.state.sessions.keys()
                 return
             self._redo(found)
-        self._remove_strays()
+        self._remove_strays(ours)
         self._write_index()
         resolve(set(found.state.sessions) if found else set())
         self.state.sessions.clear()
@@ -176,11 +185,7 @@ class Writer(Guard):
 
     def _make(self, found: Replayed | None) -> None:
         """A new topic, with its first block, as a zbus server makes it. Done when the index is there."""
-        if found is not None or any(name.endswith(".zbus") and self._block_size(name) for name in self._files.list(self._data)):
-            raise CorruptQueue(
-                "the index of the topic is missing, and its blocks are there. Nothing was changed; bring the index back",
-                path=self._index_path,
-            )
+        self._refuse_blocks("the index of the topic is missing", found is not None)
         created = now()
         self._make_block(0)
         image = bytearray(zbus.new_index(created))
@@ -191,6 +196,12 @@ class Writer(Guard):
         self._files.close(write_new(self._files, self._index_path + ".tmp", bytes(image)))
         self._files.rename(self._index_path + ".tmp", self._index_path)
         self._files.sync_directory(self.path)
+
+    def _refuse_blocks(self, what: str, always: bool = False) -> None:
+        if always or any(name.endswith(".zbus") and self._block_size(name) for name in self._files.list(self._data)):
+            raise CorruptQueue(
+                f"{what}, and its blocks are there. Nothing was changed; bring the index back", path=self._index_path
+            )
 
     def _block_size(self, name: str) -> int:
         fd = self._files.open_to_read(os.path.join(self._data, name))
@@ -215,7 +226,10 @@ class Writer(Guard):
     def _adopt(self, index: Index, found: Replayed | None, dialect: str | None) -> TopicState:
         """The state of a topic to which a zbus server has written; raises `CorruptQueue` if messages are missing."""
         dialect = dialect or (found.state.dialect if found else "B")
+        if max(index.start, index.number) > zbus.LARGEST:
+            raise CorruptQueue(f"the index is impossible: {index}", path=self._index_path, offset=0)
         if index.blocks == 0:  # nobody has opened a writer
+            self._refuse_blocks("the index of the topic has no block")
             self._make_block(0)
             state = TopicState(dialect, index.start, index.number, Block(index.start, 0, now()))
         else:
@@ -226,13 +240,19 @@ class Writer(Guard):
                 if not entry.end and entry.base != before.base + before.end:
                     # The server was killed between the number of blocks and the entry: the block is not there.
                     last, entry = last - 1, before
-            if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
+            if not (0 <= entry.base <= zbus.LARGEST and 0 <= entry.end <= zbus.LARGEST_BLOCK):
                 raise CorruptQueue(
                     f"the entry of block {last} is impossible: {entry}", path=self._index_path, offset=zbus.entry_at(last)
                 )
             block = Block(last, entry.base, entry.created, entry.end, updated=entry.updated)
             state = TopicState(dialect, index.start, index.number, block)
             self._count(state)
+            if not 0 <= state.number <= zbus.LARGEST:
+                raise CorruptQueue(
+                    f"the last message has the number {state.number - 1}", path=self._block_path(entry.base), offset=0
+                )
+            if not entry.end and not self._files.exists(self._block_path(entry.base)):
+                self._make_block(entry.base)  # the server was killed between the entry and the file
         if found is not None:
             # A server that came after a crash of ours may have written over what it did not know of: of that, no key may say
             # that it was appended.
@@ -264,8 +284,15 @@ class Writer(Guard):
                     last.messages, state.number = last.messages + 1, number + 1
             while not entry.end and block > state.start:  # empty blocks: the number is that after the last message
                 block -= 1
-                entry = view.entry(block)
+                following, entry = entry, view.entry(block)
+                if entry.base + entry.end != following.base:  # what is appended would be written over other messages
+                    raise CorruptQueue(
+                        f"the entry of block {block + 1} does not follow the one before: {following}",
+                        path=self._index_path,
+                        offset=zbus.entry_at(block + 1),
+                    )
                 if entry.end:
+                    self._check_dialect(view, entry, state.dialect)
                     for _, number in view.heads(entry, view.number_of(entry)):
                         state.number = number + 1
         finally:
@@ -336,19 +363,44 @@ class Writer(Guard):
         if size > one.end:
             self._files.truncate(fd, one.end)
 
-    def _remove_strays(self) -> None:
-        """Blocks that were trimmed, and new ones that were not committed; and checksums of blocks that are not full."""
+    def _remove_strays(self, ours: bool) -> None:
+        """Blocks that were trimmed, and new ones that were not committed; and checksums of blocks that are not full.
+
+        A block behind the last that a zbus server left (it syncs nothing: a power cut may have taken the index back) is kept
+        aside, as NAME.unknown.
+        """
         state = self.state
+        self._cut(state.last)  # first: it may refuse
         first = next((one.base for one in (*state.full, state.last) if one.block == state.start), None)
         if first is None:
             first = self._entry(state.start).base
+        sure = False
         for name in self._files.list(self._data):
             number, _, kind = name.partition(".")
             if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal():
                 end = state.last.base + (kind == "zbus")
-                if not first <= int(number) < end or kind == "sums.tmp":
-                    self._files.unlink(os.path.join(self._data, name))
-        self._cut(state.last)
+                if int(number) < first and not sure:
+                    first, sure = self._first_base(), True
+                if first <= int(number) < end and kind != "sums.tmp":
+                    continue
+                path = os.path.join(self._data, name)
+                if not ours and kind == "zbus" and int(number) >= end and self._block_size(name):
+                    _logger.warning("%s: the index does not know this block; it is kept as %s.unknown", path, name)
+                    self._files.rename(path, path + ".unknown")
+                else:
+                    self._files.unlink(path)
+
+    def _first_base(self) -> int:
+        """Where the oldest block begins; 0 if the index, being damaged, does not say it for sure."""
+        state = self.state
+        known = {one.block: (one.base, one.end) for one in (*state.full, state.last)}
+        at = state.last.base
+        for block in range(state.last.block - 1, state.start - 1, -1):
+            base, end = known.get(block) or self._entry(block)[1:3]
+            if base + end != at or base < 0:
+                return 0
+            at = base
+        return at
 
     def _write_index(self) -> None:
         for at, data in self._index_patch(*self.state.full, self.state.last).items():
@@ -361,6 +413,8 @@ class Writer(Guard):
 
     def _make_block(self, base: int) -> None:
         path = self._block_path(base)
+        if (fd := self._descriptors.pop(base, None)) is not None:  # an append that was interrupted had it open
+            self._files.close(fd)
         if self._files.exists(path):  # left by a crash: nothing in it is committed
             self._files.unlink(path)
         self._files.close(self._files.open(path, new=True))
@@ -579,8 +633,9 @@ class Writer(Guard):
         with self._exclusive():
             start = self.state.start
             entries = [self._entry(block) for block in range(start, start + blocks)]
-            if self.sync != "commit":
-                self._sync_blocks()  # a power cut must not take a commit before this one: then the blocks would be needed
+            # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
+            # dead or acknowledged have linked is from now on no longer redone from the log.
+            self._sync_blocks()
             position = self._commit(topic_log.commit(now(), topic_log.trim(blocks)))
         self.durable(position, always=True)
         with self._exclusive():

@@ -52,7 +52,7 @@ class HeaderLock:
             _held.discard(self._identity)
 
 
-def acquire(path: str, timeout: float) -> tuple[HeaderLock, bool]:
+def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
     Waits up to ``timeout`` seconds, then raises `QueueLocked`. Errors of opening the file pass through.
@@ -60,7 +60,7 @@ def acquire(path: str, timeout: float) -> tuple[HeaderLock, bool]:
     deadline = time.monotonic() + timeout
     pause = 0.001
     while True:
-        taken = _try(path)
+        taken = _try(path, follow)
         if taken is not None:
             return taken
         if time.monotonic() >= deadline:
@@ -70,21 +70,21 @@ def acquire(path: str, timeout: float) -> tuple[HeaderLock, bool]:
         pause = min(pause * 1.5, 0.02)
 
 
-def _try(path: str) -> tuple[HeaderLock, bool] | None:
+def _try(path: str, follow: bool) -> tuple[HeaderLock, bool] | None:
     # Registered before any descriptor is opened: closing one would drop a POSIX lock that this process holds.
-    created = False
+    created, flags = False, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with _held_guard:
         try:
-            status = os.stat(path)
+            status = os.stat(path, follow_symlinks=follow)
             if (status.st_dev, status.st_ino) in _held:
                 return None
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, flags)
         except FileNotFoundError:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
                 created = True
             except FileExistsError:
-                if os.path.islink(path):  # a link to nothing: the header is written through it
+                if follow and os.path.islink(path):  # a link to nothing: the header is written through it
                     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
                     created = True
                 else:

@@ -27,6 +27,7 @@ from qewqew_core import batch as batches
 from qewqew_core import journal, layout, manifest, reader_log, topic_log, zbus
 from qewqew_core.errors import (
     BadArgument,
+    BadPath,
     BatchConflict,
     CommitConflict,
     CorruptQueue,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
+LOG_BYTES_AT_CLOSE = 64 << 10
 LOG_BYTES = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
 LOOK_AT_OWNERS = 0.25  # seconds between two looks whether those who have messages in flight still live
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -117,7 +119,12 @@ class Reader(Guard, Leasing):
         self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
         self._log: Log | None = None
         self._rdx_fd = -1
-        self._lock_fd = self._open_lock()
+        self._released = False
+        try:
+            self._lock_fd = self._open_lock()
+        except OSError as error:
+            self._view.close()
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
         self._refusal = None
         try:
             with self._exclusive():
@@ -127,6 +134,7 @@ class Reader(Guard, Leasing):
                 if temporary:
                     self._write_rdx(*zbus.mask_patch(zbus.DELETE_ON_EXIT))
         except BaseException as error:
+            self._refusal = QueueClosed("the reader was never opened")  # or `__del__` would close descriptors of others
             self._release()
             cause = error.__cause__
             if isinstance(error, QueueBroken) and isinstance(cause, OSError) and (full := self._full(cause)):
@@ -281,6 +289,7 @@ class Reader(Guard, Leasing):
         if self._log is not None:
             state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
             self._log.close()
+            self._log = None  # else, should what follows fail, it would be closed twice
         handed_out = _add_naks(self._files, self._view, self._nak_path, state)
         self._new_log(state)
         self._clear_naks(handed_out)
@@ -537,21 +546,19 @@ class Reader(Guard, Leasing):
             todo.pop(0)
         return messages, entries, todo
 
-    def _again(self, most: int) -> list[tuple[Found, int]]:
-        """Messages in flight that are to be delivered again, the first first, and which time it is."""
+    def _again(self, most: int) -> Iterator[tuple[Found, int]]:
+        """Messages in flight that are to be delivered again, the first first, and which time it is; read one by one."""
         flight, now, gone = self._state.flight, now_ms(), self._dead_owners()
         if not flight or (now < self._due and not gone):
-            return []
+            return
         free = {offset: one for offset, one in flight.items() if one.session is None}
         due = sorted(offset for offset, one in free.items() if (one.due is not None and one.due <= now) or one.owner in gone)
         self._due = 0 if due else min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
-        again = []
         for offset in due[:most]:
             found = next(self._view.messages(flight[offset].at), None)
             if not isinstance(found, Found):
                 break  # it was removed from the topic since `_drop_lost`
-            again.append((found, flight[offset].attempt + 1))
-        return again
+            yield found, flight[offset].attempt + 1
 
     def _dead_owners(self) -> set[int]:
         """Those who have messages in flight and whose process has ended."""
@@ -590,7 +597,7 @@ class Reader(Guard, Leasing):
     def _check_mine(self, messages: tuple[Message, ...]) -> list[int]:
         """The offsets of messages that are with this object, and not committed yet."""
         if not messages:
-            return list(self._mine)
+            return [offset for offset in self._mine if self._state.flight[offset].session is None]
         offsets: dict[int, None] = {}  # a message may be given twice
         for message in messages:
             if not isinstance(message, Message) or message.offset < 0:
@@ -706,6 +713,15 @@ class Reader(Guard, Leasing):
         self._durable(position)
 
     def _seek(self, number: int | None, offset: int | None, time: datetime | None) -> Position:
+        start = self._view.index().start
+        try:
+            return self._find(number, offset, time)
+        except CorruptQueue:
+            if self._view.index().start == start:
+                raise
+            return self._seek(number, offset, time)  # blocks were removed meanwhile
+
+    def _find(self, number: int | None, offset: int | None, time: datetime | None) -> Position:
         if (number is not None) + (offset is not None) + (time is not None) != 1:
             raise BadArgument("give one of number, offset and time")
         if time is not None:
@@ -898,17 +914,25 @@ class Reader(Guard, Leasing):
         ranges: list[Range] = []
         offsets: list[int] = []
         todo = list(self._state.todo)
-        again = [(found.at, found.after, found.message.offset) for found, _ in self._again(max_records)]
-        for at, after, offset in again:
+        runs: list[tuple[Position, Position, list[int]]] = []  # messages side by side, from where to where, and their offsets
+        for (message, at, after), _ in self._again(max_records):
+            if not self._filter.matches(message.tag):
+                continue  # the filter was changed since: `read` delivers it
+            if runs and runs[-1][1] == at:
+                start, _, those = runs.pop()
+                those.append(message.offset)
+                runs.append((start, after, those))
+            else:
+                runs.append((at, after, [message.offset]))
+        for at, after, those in runs:
             one, size, end = self._segment(Range(at, after), max_records, max_bytes, bool(segments))
+            if one is not None:
+                segments.append((one, size))
+                ranges.append(Range(at, end))
+                offsets += those[: one.records]
+                max_records, max_bytes = max_records - one.records, max_bytes - size
             if end != after:
                 return segments, ranges, offsets, todo
-            if one is None:
-                continue  # the filter was changed since: `read` delivers it
-            segments.append((one, size))
-            ranges.append(Range(at, after))
-            offsets.append(offset)
-            max_records, max_bytes = max_records - one.records, max_bytes - size
         while todo and max_records > 0 and max_bytes > 0:
             start, stop = todo[0]
             if stop is not None and start[:2] >= stop[:2]:
@@ -987,10 +1011,9 @@ class Reader(Guard, Leasing):
 
     def _pieces(self, entry: Entry) -> list[Piece]:
         pieces = self._pieces_of.get(entry.base)
-        if pieces is None:
+        if pieces is None or (pieces and pieces[-1].offset < entry.end):
             pieces = pieces_of(self._files, self._topic.path, entry.base)
-            if pieces and pieces[-1].offset == entry.end and entry.end >= self._topic.block_size:
-                self._pieces_of[entry.base] = pieces
+            self._pieces_of = {entry.base: pieces}
         return pieces
 
     def _settle(self) -> None:
@@ -1017,7 +1040,7 @@ class Reader(Guard, Leasing):
         A temporary reader is deleted with its last consumer.
         """
         with self._lock:
-            if isinstance(self._refusal, QueueClosed):
+            if self._released:
                 return
             try:
                 if self._refusal is None:
@@ -1033,13 +1056,15 @@ class Reader(Guard, Leasing):
     def _leave_to_others(self) -> None:
         assert self._log is not None
         if self._mine:
-            self._append("give_back", list(self._mine), now_ms())
+            self._append("give_back", self._check_mine(()), now_ms())
         _set(self._lock_fd, fcntl.F_UNLCK, self._owner)  # now, so that of two that leave one after the other the second is alone
         if _is_locked(self._lock_fd, 1, 1 << 62):
             return  # by another consumer
         if self._is_temporary():
             delete_files(self._files, self._topic.path, self.name)
         elif not self._state.clean:
+            if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
+                self._rotate()  # who opens the topic, and who trims it, reads the logs of all readers
             self._log.sync(self._log.position, refuse=False)
             self._mirror()
             self._write_rdx(*zbus.filter_patch(self._state.filter))
@@ -1050,6 +1075,7 @@ class Reader(Guard, Leasing):
         return bool(zbus.unpack_common(self._files.read(self._rdx_fd, zbus.READER_SIZE, 0)).mask & zbus.DELETE_ON_EXIT)
 
     def _release(self) -> None:
+        self._released = True
         self._view.close()
         if self._log is not None:
             self._log.close()
@@ -1064,7 +1090,7 @@ class Reader(Guard, Leasing):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_refusal", True) is None:
+        if not getattr(self, "_released", True):
             self._refusal = QueueClosed("the reader is closed", path=self.path)
             with contextlib.suppress(OSError):
                 self._release()
@@ -1083,7 +1109,7 @@ def _merged(ranges: list[Range]) -> list[Range]:
     merged: list[Range] = []
     for one in sorted(ranges, key=lambda one: one.start):
         last = merged[-1] if merged else None
-        if last is None or (last.stop is not None and last.stop <= one.start):
+        if last is None or (last.stop is not None and last.stop < one.start):
             merged.append(one)
         elif last.stop is not None and (one.stop is None or one.stop > last.stop):
             merged[-1] = Range(last.start, one.stop)
@@ -1196,8 +1222,8 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
     places = [Range(one.at, None) for one in state.flight.values()] + state.todo
     for start, stop in sorted(places, key=lambda one: one.start):
         if oldest is None:
-            first = next(iter(view.messages(start, stop, chosen if chosen else None)), None)
-            oldest = first.message.timestamp if isinstance(first, Found) else None
+            first = next((one for one in view.messages(start, stop, chosen if chosen else None) if isinstance(one, Found)), None)
+            oldest = first.message.timestamp if first else None
     for offset in state.flight:
         found = next(view.messages(state.flight[offset].at), None)
         if isinstance(found, Found):

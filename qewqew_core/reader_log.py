@@ -81,6 +81,9 @@ class ReaderState(Leases):
             if offset not in flight:
                 heapq.heappush(first, (at, offset))
             flight[offset] = _tuple(Flight, (at, owner, due, attempt, None))
+        if len(first) > 1000 + 4 * len(flight):  # one that stays must not keep all that were committed since
+            self._first = [(one.at, offset) for offset, one in flight.items()]
+            heapq.heapify(self._first)
         self.todo = _ranges(todo)
 
     def commit(self, offsets: list[int], todo: list[Any] | None) -> None:
@@ -236,7 +239,24 @@ def replay(data: bytes, path: str) -> Replayed:
             raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
     if state is None or journal.was_durable(data, generation, end, (OPERATION, CHECKPOINT)):
         raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
+    try:
+        _check(state)
+    except NONSENSE as error:
+        raise CorruptQueue(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
     return Replayed(state, generation, snapshot_end, end)
+
+
+def _check(state: ReaderState) -> None:
+    """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
+    if state.todo[-1].stop is not None or not state.ranges.keys() <= state.batches.keys():
+        raise ValueError("there is no end to it, or no batch")
+    ends = [end for ranges in (state.todo, *state.ranges.values()) for one in ranges for end in one if end is not None]
+    places = ends + [one.at for one in state.flight.values()]
+    if any(type(number) is not int for numbers in (*places, state.flight, (state.lost,)) for number in numbers):
+        raise ValueError("a place is no number")
+    if any(type(one) is not str for one in (*state.batches, "" if state.filter is None else state.filter)):
+        raise ValueError("the filter, or the id of a batch, is no text")
+    state.floor()
 
 
 NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)

@@ -256,18 +256,19 @@ class Topic:
         hashed = None if key is None else key_hash(layout.check_key(key))
         writer = self._write()
         with writer._exclusive():
-            number = writer.state.number
+            number, blocks = writer.state.number, writer.state.last.block
             if hashed is not None and hashed in writer.state.put_keys:
-                return number, writer.state.put_keys[hashed][1]
-            if not ready and hashed is None:
+                ready, position = [], writer.log.position  # another thread may still be waiting for that commit
+                count = writer.state.put_keys[hashed][1]
+            elif not ready and hashed is None:
                 return number, 0
-            blocks = writer.state.last.block
-            operations = b"" if hashed is None else topic_log.put_key(hashed, len(ready))
-            position = writer._append(ready, operations)
+            else:
+                operations = b"" if hashed is None else topic_log.put_key(hashed, len(ready))
+                position, count = writer._append(ready, operations), len(ready)
         writer.durable(position)
         if writer.state.last.block != blocks:
             self._trim_quietly()
-        return number, len(ready)
+        return number, count
 
     def _ready(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
         """All of them checked, before anything changes."""
@@ -405,9 +406,15 @@ class Topic:
     def __iter__(self) -> Iterator[Message]:
         """All messages, from the oldest on; no reader is moved."""
         with self._look() as view:
-            for one in view.messages(view.oldest()):
-                if isinstance(one, Found):
-                    yield one.message
+            place = view.oldest()
+            while True:
+                for one in view.messages(place):
+                    if isinstance(one, Found):
+                        yield one.message
+                        place = one.after
+                if place.block >= view.index().start:
+                    return
+                place = view.oldest()  # what came next was removed meanwhile
 
     def stats(self) -> TopicStats:
         """Counts and sizes, without a lock."""
@@ -603,13 +610,13 @@ class Topic:
         """(the first block that must stay, the first of which some reader has not committed all)."""
         end = index.start + index.blocks
         hold = end
-        committed = end if self.readers() else index.start
+        committed, found = end, False
         for name in self.readers():
             state = reader.foresee(self._files, view, name)
             if state is None:  # it was deleted since
                 continue
             floor = state.floor()
-            block = floor.block
+            found, block = True, floor.block
             while index.start <= block < end - 1 and (block > floor.block or floor.offset >= view.entry(block).end):
                 if view.entry(block).end and block > floor.block:
                     break
@@ -619,7 +626,7 @@ class Topic:
                 hold = min(hold, block)
             else:
                 hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
-        return hold, committed
+        return hold, committed if found else index.start
 
     # The end
 
@@ -656,6 +663,7 @@ class Topic:
     def _forked(self) -> None:
         """In a forked child: the topic stays the parent's."""
         self._closed = True
+        self._lock = threading.RLock()  # whoever held it does not exist here
         if self._writer is not None:
             self._writer.forked()
 

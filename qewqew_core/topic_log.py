@@ -184,6 +184,8 @@ def apply(body: bytes, state: TopicState) -> Iterator[Redo]:
         elif letter == b"T":
             _, blocks = _TRIM.unpack_from(body, at)
             at += _TRIM.size
+            if blocks > last.block - state.start:
+                raise ValueError("more blocks are trimmed than there are")
             state.start += blocks
             state.dropped += blocks
             state.full = [one for one in state.full if one.block >= state.start]
@@ -213,6 +215,27 @@ def snapshot(state: TopicState, generation: int) -> bytes:
     return b"".join(parts)
 
 
+def _check(state: TopicState) -> None:
+    """Raises `ValueError` for what has no place in index, blocks and .sums: nothing of ours has written that."""
+    small, large, positive = [], [state.start, state.number], [state.start, state.number]
+    for block in (*state.full, state.last):
+        small += [block.end, block.messages, block.crc]
+        large += [block.block, block.base, block.created, block.updated]
+        positive += [block.base, block.updated if block.pieces else 0]
+        for piece in block.pieces:
+            small += piece[:3]
+            positive.append(piece.time)
+    if (
+        any(type(one) is not int or not 0 <= one < 1 << 32 for one in small)
+        or any(type(one) is not int or not -(1 << 63) <= one < 1 << 63 for one in large + positive)
+        or min(positive) < 0
+        or state.start > state.last.block
+        or state.dialect not in ("B", "C")
+        or any(type(key) is not str or any(type(one) is not str for one in names) for key, names in state.sessions.items())
+    ):
+        raise ValueError("a value is out of range")
+
+
 def replay(data: bytes, path: str) -> Replayed:
     """What a log says; raises `CorruptQueue` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
@@ -222,15 +245,18 @@ def replay(data: bytes, path: str) -> Replayed:
     for start, kind, body, end in journal.frames(data, generation):
         try:
             if kind == _SNAPSHOT:
+                if state is not None:
+                    raise ValueError("there is a second snapshot")
                 fields = json.loads(body)
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
                 state.last.pieces = [Piece(*piece) for piece in pieces]
+                _check(state)
             elif state is None:
                 raise ValueError("no snapshot comes first")
-            elif kind == _PUT_KEYS:
+            elif kind == _PUT_KEYS and result is None:
                 state.put_keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
-            elif kind == _END:
+            elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:
                 raise ValueError("the snapshot is not whole")
@@ -252,6 +278,10 @@ def replay(data: bytes, path: str) -> Replayed:
         at = end
     if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
         raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
+    try:
+        _check(result.state)
+    except ValueError as error:
+        raise CorruptQueue(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
     result.end = at
     return result
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 from qewqew_core import layout, topic_log
-from qewqew_core.appending import Body, Outgoing
+from qewqew_core.appending import Body, Outgoing, Writer
 from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
 from qewqew_core.state import key_hash
 from qewqew_core.zbus import Message
@@ -65,7 +65,12 @@ class TopicSession:
         self._appends += ready
         self._bytes += sum(len(one.body) for one in ready)
         if self._bytes > SPILL_BYTES:
-            self._spill()
+            try:
+                self._spill()
+            except BaseException:
+                self._bytes -= sum(len(one.body) for one in self._appends[-len(ready) :] if not isinstance(one.body, Body))
+                del self._appends[-len(ready) :]
+                raise
         return len(ready)
 
     def _spill(self) -> None:
@@ -132,23 +137,16 @@ class TopicSession:
         if read:
             operations += topic_log.session({"id": session, "readers": [reader.name for reader in read]})
         with writer._exclusive():
-            if hashed is not None and hashed in writer.state.put_keys:
-                count = writer.state.put_keys[hashed][1]
-                self.rollback()
-                return count
             blocks = writer.state.last.block
-            try:
-                for reader, messages in read.items():
-                    reader._prepare(session, messages)
-                position = writer._append(self._appends, operations)
-            except BaseException as error:
-                if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
-                    for reader in read:
-                        with contextlib.suppress(QewQewError):  # what follows, a commit or a rollback, makes up for it
-                            reader._unprepare(session)
-                else:
-                    self._leave_open(session)
-                raise
+            if hashed is not None and hashed in writer.state.put_keys:
+                known, position = writer.state.put_keys[hashed][1], writer.log.position
+                self.rollback()
+            else:
+                known = None
+                position = self._commit(writer, session, read, operations)
+        if known is not None:
+            writer.durable(position)  # another thread may still be waiting for that commit
+            return known
         try:
             writer.durable(position)
             noted = [_note(reader, session) for reader in read]
@@ -162,6 +160,21 @@ class TopicSession:
         if writer.state.last.block != blocks:
             topic._trim_quietly()
         return count
+
+    def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: bytes) -> int:
+        """Have the readers note what this is about, then commit; returns the position in the topic's log."""
+        try:
+            for reader, messages in read.items():
+                reader._prepare(session, messages)
+            return writer._append(self._appends, operations)
+        except BaseException as error:
+            if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
+                for reader in read:
+                    with contextlib.suppress(QewQewError):  # what follows, a commit or a rollback, makes up for it
+                        reader._unprepare(session)
+            else:
+                self._leave_open(session)
+            raise
 
     def _leave_open(self, session: str) -> None:
         """It has happened, or not: the log decides when it is opened again."""

@@ -45,6 +45,9 @@ BLOCK_SIZE = 64 << 20  # a block is left when it has reached this, unless the ca
 HEAD = 204  # bytes of a message before its body
 LARGEST_BLOCK = (1 << 31) - 1
 LARGEST_BODY = LARGEST_BLOCK - HEAD
+LARGEST = (
+    1 << 62
+)  # no topic gets so far: what a server has left with a larger offset or number is damaged, and soon would not fit
 ID_BYTES, TAG_BYTES, TEXT_BYTES = 39, 127, 127
 ID_AT, ID_SLOT, NUMBER_AT, TAG_AT, LENGTH_AT = 16, 40, 64, 72, 200  # in the head of a message
 TIMESTAMP_AT = {"A": 8, "B": 8, "C": 56}

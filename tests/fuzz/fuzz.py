@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of everything that parses bytes from disk: python tests/fuzz/fuzz.py TARGET [libFuzzer options].
 
-TARGET is one of split, chain, log, manifest. Needs atheris (of the dev group). Starts from `corpus/TARGET`; new inputs go into
-the first directory given, for example::
+TARGET is one of split, chain, log, manifest, topic_log, reader_log, topic. Needs atheris (of the dev group). Starts from
+`corpus/TARGET`; new inputs go into the first directory given, for example::
 
     mkdir -p .cache/fuzz/log
     .venv/bin/python tests/fuzz/fuzz.py log .cache/fuzz/log -max_total_time=600

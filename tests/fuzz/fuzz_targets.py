@@ -15,15 +15,22 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Queue, journal, manifest
+from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Empty, QewQewError, Queue, Topic, journal, manifest, zbus
 from qewqew_core import log as logs
+from qewqew_core import reader_log as readers
+from qewqew_core import topic_log as topics
 from qewqew_core.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.files import Files
+from qewqew_core.reader_log import Range, ReaderState
 from qewqew_core.state import BatchState, State
+from qewqew_core.tags import Filter
+from qewqew_core.topic_log import Block, TopicState
+from qewqew_core.view import Position
 
 # Frames: the first byte says how many records to split off at most (0: all), the rest are the frames.
 
@@ -63,6 +70,35 @@ class NoSync(Files):
 
     def sync_directory(self, path: str) -> None:
         pass
+
+
+class Watched(NoSync):
+    """Also knows which descriptors are open."""
+
+    def __init__(self) -> None:
+        self.opened: set[int] = set()
+        self.twice = False
+
+    def open(self, path: str, *, new: bool = False) -> int:
+        fd = super().open(path, new=new)
+        self.opened.add(fd)
+        return fd
+
+    def open_to_read(self, path: str, *, follow: bool = False) -> int:
+        fd = super().open_to_read(path, follow=follow)
+        self.opened.add(fd)
+        return fd
+
+    def close(self, fd: int) -> None:
+        if fd in self.opened:
+            self.opened.remove(fd)
+            super().close(fd)
+        else:  # what is raised in a `__del__` is lost
+            self.twice = True
+
+    def check(self) -> None:
+        assert not self.opened, "descriptors are left open"
+        assert not self.twice, "a descriptor was closed twice: the second time it may have been another file's"
 
 
 def pack_chain(chunk_size: int, header: bytes | None, chunks: dict[int, bytes]) -> bytes:
@@ -159,17 +195,17 @@ def _content(folder: Path) -> dict[str, bytes]:
 # as they are; with all checksums made right, so that what the fuzzer writes gets behind them; and so with one byte damaged.
 
 
-def repaired(data: bytes) -> bytes:
+def repaired(data: bytes, magic: bytes = logs.MAGIC) -> bytes:
     """The log with its head, its checksums, the count of the end frame and lengths that run past the end made right."""
     head = journal._HEAD
     generation = head.unpack_from(data.ljust(head.size, b"\0"))[1]
-    begin = head.pack(logs.MAGIC, generation, 0)[:-4]
+    begin = head.pack(magic, generation, 0)[:-4]
     result, at, frames = [begin + zlib.crc32(begin).to_bytes(4)], head.size, 0
     while at + journal._FRAME.size <= len(data):
         length, _, durable, kind = journal._FRAME.unpack_from(data, at)
         at += journal._FRAME.size
         body = data[at : at + length]
-        if kind == logs._END:
+        if kind == logs._END and magic == logs.MAGIC:
             body = frames.to_bytes(4)
         result.append(journal.frame(kind, body, generation, durable))
         at += len(body)
@@ -253,6 +289,506 @@ def target_log(data: bytes) -> None:
         assert 0 <= salvaged.damaged <= len(log)
         offsets = [one.start for one in salvaged.frames]
         assert offsets == sorted(set(offsets))
+
+
+# The logs of a topic and of its readers, in the same three ways. A script has four bytes for each operation.
+
+
+def _damaged(good: bytes) -> tuple[bytes, int]:
+    """A log with one bit changed, and where."""
+    place = zlib.crc32(good) % len(good)
+    return good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :], place
+
+
+def _check_place(error: CorruptQueue, data: bytes, path: str) -> None:
+    assert error.path == path
+    assert error.offset is not None
+    assert 0 <= error.offset <= len(data)
+
+
+def scripted_topic(data: bytes) -> bytes:
+    """A topic's log with right checksums whose operations are right, or nearly so."""
+    state = TopicState("B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [topics.Piece(0, 0, 0, 1)]), put_keys={b"k" * 16: (1, 2)})
+    parts, operations = [topics.snapshot(state, 7)], b""
+    for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
+        if kind % 10 == 0:
+            operations += topics.inline(one % 4, bytes([two]) * three)
+        elif kind % 10 == 1:
+            operations += topics.extent(one % 4, two << 10, three, one > 127)
+        elif kind % 10 == 2:
+            operations += topics.new_block(one)
+        elif kind % 10 == 3:
+            operations += topics.put_key(bytes([one]) * 16, two)
+        elif kind % 10 == 4:
+            operations += topics.trim(one % 4)
+        elif kind % 10 == 5:
+            session = {"id": str(one), "readers": [str(two)]} if three < 128 else _ODD[one % len(_ODD)]
+            operations += topics.session(session if three < 192 else {"id": session, "readers": _ODD[two % len(_ODD)]})
+        elif kind % 10 == 6:
+            parts.append(journal.frame(topics.COMMIT, topics.commit(one, operations), 7, two))
+            operations = b""
+        elif kind % 10 == 7:
+            parts.append(journal.frame((topics.CHECKPOINT, topics.UNSYNCED)[one % 2], bytes(two % 4), 7, three))
+        elif kind % 10 == 8:  # what belongs into the snapshot, somewhere else
+            parts.append(journal.frame(one % 8, topics._KEY.pack(b"s" * 16, two, three)[: 32 - three % 2], 7))
+        else:
+            last = [4, 1000, 1, 408, 2, 77, 2, [[0, 0, 0, 1]]]
+            fields: dict[str, Any] = {"dialect": "B", "start": 3, "number": 5, "sessions": {}, "last": last}
+            if one % 2:
+                last[two % len(last)] = _ODD[three % len(_ODD)]
+            else:
+                fields[list(fields)[two % len(fields)]] = _ODD[three % len(_ODD)]
+            body = json.dumps(fields).encode()
+            parts = [journal.head(topics.MAGIC, 7), journal.frame(1, body, 7), journal.frame(5, b"", 7)]
+    return b"".join([*parts, journal.frame(topics.COMMIT, topics.commit(0, operations), 7)])
+
+
+def _replay_topic(data: bytes) -> topics.Replayed | None:
+    try:
+        result = topics.replay(data, "t.log")
+    except CorruptQueue as error:
+        _check_place(error, data, "t.log")
+        return None
+    state = result.state
+    assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
+    # What was put into a block follows what was there, up to the end that the state knows.
+    for (_, one), (_, two) in pairwise(result.redo):
+        assert one.block is not two.block or (one.offset + one.size, one.crc) == (two.offset, two.crc_before)
+    for _, redo in result.redo:
+        assert redo.data is None or (len(redo.data), zlib.crc32(redo.data, redo.crc_before)) == (redo.size, redo.crc)
+    if result.redo and (redo := result.redo[-1][1]).block is state.last:
+        assert (redo.offset + redo.size, redo.crc) == (state.last.end, state.last.crc)
+    # The beginning of a log says nothing that all of it does not say.
+    again = topics.replay(data[: result.end], "t.log")
+    assert repr(again.state) == repr(state)
+    ends = [one.end for one in journal.frames(data, result.generation) if one.end >= result.snapshot_end]
+    with contextlib.suppress(CorruptQueue):  # nonsense may have been trimmed since
+        before = topics.replay(data[: ends[zlib.crc32(data) % len(ends)]], "t.log").state
+        assert before.start <= state.start
+        assert before.last.block <= state.last.block
+        assert before.number <= state.number
+        assert before.put_keys.keys() <= state.put_keys.keys()
+    # What is to be written into the index fits there.
+    full = [one.sums() for one in (*state.full, state.last)]
+    assert [topics.unpack_sums(topics.pack_sums(one), "sums") for one in full] == full
+    state.full.clear()
+    state.dropped = 0
+    assert repr(topics.replay(topics.snapshot(state, 7), "t.log").state) == repr(state)
+    return result
+
+
+def target_topic_log(data: bytes) -> None:
+    if not data.startswith(topics.MAGIC[:1]):
+        data = scripted_topic(data)
+    _replay_topic(data)
+    good = repaired(data, topics.MAGIC)
+    _replay_topic(good)
+    log, place = _damaged(good)
+    result = _replay_topic(log)
+    assert result is None or result.end <= place, "a damaged frame was taken for a whole one"
+
+
+def _at(number: int) -> list[int]:
+    return [number // 4, 204 * (number % 4), number]
+
+
+_BATCH: dict[str, Any] = {"id": "q-0123456789abcdef", "keys": ["k"], "state": "leased", "attempt": 1, "records": 2, "bytes": 2}
+_BATCH |= {"created": 1, "changed": 1}
+
+
+def scripted_reader(data: bytes) -> bytes:
+    """A reader's log with right checksums whose operations are right, or nearly so."""
+    flight = {204 * number: readers.Flight(Position(*_at(number)), 9, 1, 1) for number in range(3)}
+    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=flight), 7)]
+    for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
+        todo: list[Any] = [[_at(three % 16), None]]
+        if three % 3 == 0:
+            todo = [[_at(two % 16), _at(three % 16)], *todo]
+        offsets = [204 * number for number in range(one % 8, one % 8 + two % 4)]
+        entries = [[offset, *_at(offset // 204), 1 + one // 128] for offset in offsets]
+        session = str(three % 2)
+        change = {"id": _BATCH["id"], "key": "l", "attempt": 2, "lease_timeout": None, "reason": "", "ids": [_BATCH["id"]]}
+        change["state"] = ("acked", "returned", "dead")[two % 3]
+        op = ("lease_again", "extend", "release", "forget")[one % 4]
+        operations: list[list[Any]] = [
+            ["deliver", one, two, entries, todo],
+            ["commit", offsets, todo if three % 2 else None],
+            ["give_back", offsets, three],
+            ["move", todo, one],
+            ["lose", todo, offsets, one],
+            ["set_filter", "a.*" if one % 2 else None],
+            ["prepare", session, offsets],
+            ["unprepare", session],
+            ["resolve", session, one % 2 == 0, two],
+            ["lease", _BATCH, todo if one % 2 else [[_at(2), _at(4)]], offsets, todo],
+            ["put_back", _BATCH["id"], todo],
+            ["change", op, one, change],
+        ]
+        if kind == 255:
+            parts.append(journal.frame(one, b"", 7, two))
+            continue
+        operation = operations[kind % 12]
+        if kind >= 192:
+            operation = copy.deepcopy(operation)
+            operation[one % len(operation)] = _ODD[two % len(_ODD)]
+        parts.append(journal.frame(readers.OPERATION, json.dumps(operation).encode(), 7, two if kind >= 128 else 0))
+    return b"".join(parts)
+
+
+def _content_of(state: ReaderState) -> str:
+    """All that a snapshot holds."""
+    fields = (state.todo, state.flight, state.filter, state.lost, state.batches, state.ranges, state.expired_keys)
+    return repr(fields)
+
+
+def _replay_reader(data: bytes) -> readers.Replayed | None:
+    try:
+        result = readers.replay(data, "r.log")
+    except CorruptQueue as error:
+        _check_place(error, data, "r.log")
+        return None
+    state = result.state
+    assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
+    # Who had replayed the beginning, and follows, has the same.
+    frames = list(journal.frames(data, result.generation))
+    number = 1 + zlib.crc32(data) % len(frames)
+    with contextlib.suppress(CorruptQueue):  # nonsense may have been put right since
+        follower = readers.replay(data[: frames[number - 1].end], "r.log").state
+        for one in frames[number:]:
+            readers.replay_frame(one, follower, "r.log", 0)
+        assert (_content_of(follower), follower.clean) == (_content_of(state), state.clean)
+    # A message that is not committed lies before no place that a zbus server is told.
+    floor = state.floor()
+    assert all(floor <= one.at for one in state.flight.values())
+    assert all(floor <= one.start for one in state.todo[:1])
+    assert _content_of(readers.replay(readers.snapshot(state, 7), "r.log").state) == _content_of(state)
+    return result
+
+
+def target_reader_log(data: bytes) -> None:
+    if not data.startswith(readers.MAGIC[:1]):
+        data = scripted_reader(data)
+    _replay_reader(data)
+    good = repaired(data, readers.MAGIC)
+    _replay_reader(good)
+    log, place = _damaged(good)
+    result = _replay_reader(log)
+    assert result is None or result.end <= place, "a damaged frame was taken for a whole one"
+
+
+# A topic as a zbus server may have left it, and worse: an index, blocks, a reader; without our logs. The first byte says how it
+# is opened and how messages are written, then come four bytes for each thing that is done to the files.
+
+_HEAD_OF = {"B": struct.Struct(">qq40sqq128si"), "C": struct.Struct(">qQ40sqq128si")}
+_TAGS = [b"", b"a", b"a.b", b"a.b.c", b"b", b"\xff", b"a.", b"."]
+_FILTERS = [None, "a", "a.*", "#", "b;a.#", "*.b"]
+_NUMBERS = [-1, 0, 1, 2, 3, 203, 204, 205, 10_239, 10_240, 1 << 31, (1 << 31) - 1, -(1 << 31), 1 << 40, 1 << 62, (1 << 63) - 1]
+_RING = 10_240
+
+
+def _fit(value: int, size: int) -> int:
+    """As a signed number of so many bits."""
+    return (value + (1 << size - 1)) % (1 << size) - (1 << size - 1)
+
+
+class Folder:
+    """The files of a topic, as bytes says."""
+
+    def __init__(self, data: bytes) -> None:
+        flags = data[0] if data else 0
+        self.dialect = (None, "A", "B", "C")[flags % 4]
+        self.filter = _FILTERS[flags // 8 % len(_FILTERS)]
+        written = "BC"[flags // 4 % 2]
+        self.start = 0  # the first block, by which entries have their place
+        self.head = [1, 1, 0, 0]  # version, blocks, start, number of the next message
+        self.entries: list[list[int]] = [[1, 0, 0, 1]]  # created, base, end, updated
+        self.blocks: dict[int, bytearray] = {0: bytearray()}
+        self.reader: bytearray | None = None
+        places = [0]
+        for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
+            entry = self.entries[-1]
+            value = _NUMBERS[two % len(_NUMBERS)]
+            if kind % 8 == 0:
+                self._message(written, one, two, three, places)
+            elif kind % 8 == 1 and len(self.entries) < 8:
+                base = _fit(entry[1] + entry[2] + (three % 2) * one, 64)
+                self.entries.append([two, base, 0, two])
+                self.blocks.setdefault(base, bytearray())
+                self.head[1] += 1
+            elif kind % 8 == 2:
+                place = one % 4
+                self.head[place] = value if three % 2 else self.head[place] + two - 128
+            elif kind % 8 == 3:
+                chosen, field = self.entries[one % len(self.entries)], one // 16 % 4
+                chosen[field] = value if three % 2 else chosen[field] + two - 128
+            elif kind % 8 == 4:
+                base = list(self.blocks)[one % len(self.blocks)] if self.blocks else 0
+                if three % 4 == 0:
+                    self.blocks.pop(base, None)
+                elif three % 4 == 1:
+                    self.blocks.setdefault(value % (1 << 63), bytearray(two))
+                elif three % 4 == 2:
+                    self.blocks[base] = self.blocks.get(base, bytearray())[: -two or None]
+                else:
+                    self.blocks[base] = self.blocks.get(base, bytearray()) + bytes(two)
+            elif kind % 8 == 5:
+                offset = value if three % 2 else places[two % len(places)]
+                tag = _TAGS[three // 2 % len(_TAGS)]
+                self.reader = bytearray(
+                    struct.pack(">qi128s", self.start + one % 10 - 1, _fit(offset, 32), bytes([len(tag)]) + tag)
+                )
+            elif kind % 8 == 6:
+                target = list(self.blocks.values())[one % len(self.blocks)] if self.blocks else bytearray()
+                if one > 192 and self.reader is not None:
+                    target = self.reader
+                if two * 256 + three < len(target):
+                    target[two * 256 + three] ^= 1 << one % 8
+            else:
+                start = (0, 1, _RING - 1, _RING, 1 << 40)[one % 5]
+                self.head[2], self.start = self.head[2] - self.start + start, start
+        self.head = [_fit(value, size) for value, size in zip(self.head, (32, 32, 64, 64), strict=True)]
+        self.entries = [[_fit(value, size) for value, size in zip(one, (64, 64, 32, 64), strict=True)] for one in self.entries]
+
+    def _message(self, written: str, one: int, two: int, three: int, places: list[int]) -> None:
+        entry = self.entries[-1]
+        block = self.blocks.setdefault(entry[1], bytearray())
+        body, tag, number = bytes([two]) * (one % 32), _TAGS[two % len(_TAGS)], self.head[3]
+        length, odd = len(body), three % 8 if three > 127 else 8
+        if odd < 3:
+            number += (-1, 1, 100)[odd]
+        elif odd == 3:
+            number = _NUMBERS[one % len(_NUMBERS)]
+        elif odd == 4:
+            length += (-1, 1, 1 << 30, -1000)[one % 4]
+        id_slot, tag_slot = b"\2id" if three % 2 else b"", bytes([len(tag)]) + tag
+        middle = (two, number) if written == "B" else (1000 + two, number)
+        head = _HEAD_OF[written].pack(
+            _fit(entry[1] + len(block), 64),
+            1000 + three if written == "B" else 0,
+            id_slot,
+            middle[0],
+            _fit(number, 64),
+            tag_slot,
+            length,
+        )
+        if written == "C" and odd != 5:
+            head = head[:8] + zlib.crc32(head[16:200]).to_bytes(8) + head[16:]
+        block += head + body
+        entry[2] = len(block)
+        places.append(len(block))
+        self.head[3] = number + 1
+
+    def write(self, path: Path) -> None:
+        for name in ("data", "reader"):
+            (path / name).mkdir(parents=True, exist_ok=True)
+        with open(path / f"{path.name}.idx", "wb") as file:
+            file.write(struct.pack(">iiqq", *self.head))
+            for block, entry in enumerate(self.entries, self.start):
+                file.seek(1024 + 28 * (block % _RING))
+                file.write(struct.pack(">qqiq", *entry))
+            file.truncate(1024 + 28 * _RING)
+        for base, content in self.blocks.items():
+            if base >= 0:
+                (path / "data" / f"{base:020d}.zbus").write_bytes(content)
+        if self.reader is not None:
+            (path / "reader" / "r.rdx").write_bytes(self.reader.ljust(1024, b"\0"))
+
+    def entry(self, block: int) -> list[int]:
+        place = (block - self.start) % _RING
+        return self.entries[place] if place < len(self.entries) else [0, 0, 0, 0]
+
+
+class Plain:
+    """What is in such files, read as simply as it can be: raises `Refused` if the topic is not to be opened."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.dialect = "B" if folder.dialect in (None, "A") else "C" if folder.dialect == "C" else "B"
+        version, count, self.start, self.number = folder.head
+        if version != 1 or not 0 <= count <= _RING or self.start < 0 or self.number < 0:
+            raise Refused
+        if max(self.start, self.number) > 1 << 62:
+            raise Refused  # no program has counted that far
+        if count == 0:
+            if any(map(len, folder.blocks.values())):
+                raise Refused
+            self.last = self.start
+            return
+        self.last = self.start + count - 1
+        _, base, end, _ = folder.entry(self.last)
+        if count > 1:
+            _, base_before, end_before, _ = folder.entry(self.last - 1)
+            if not end and base != base_before + end_before:
+                self.last -= 1
+        # The messages of the last block that has any must be as they should: by them the next one is numbered.
+        block = self.last
+        while True:
+            base, size = self._entry(block)
+            if block == self.last and base > 1 << 62:
+                raise Refused
+            if block == self.last and size > len(folder.blocks.get(base, b"")):
+                raise Refused
+            if size or block == self.start:
+                break
+            base_before, size_before = self._entry(block - 1)
+            if base_before + size_before != base:
+                raise Refused
+            block -= 1
+        if size:
+            if self._read(base, 0, 204)[8:16] == zlib.crc32(self._read(base, 16, 184)).to_bytes(8) and self.dialect != "C":
+                raise Refused
+            for _, number, _ in self._messages(block, None):
+                self.number = number + 1
+        if not 0 <= self.number <= 1 << 62:
+            raise Refused
+
+    def _entry(self, block: int) -> tuple[int, int]:
+        _, base, end, _ = self.folder.entry(block) if self.folder.head[1] else [0] * 4
+        if base < 0 or not 0 <= end < 1 << 31:
+            raise Refused
+        return base, end
+
+    def _read(self, base: int, at: int, size: int) -> bytes:
+        data = bytes(self.folder.blocks.get(base, b"")[at : at + size])
+        if len(data) < size:
+            raise Refused
+        return data
+
+    def _messages(self, block: int, number: int | None) -> Iterator[tuple[int, int, Any]]:
+        """Place, number and content of each message of a block; ``number``: which one is expected."""
+        base, end = self._entry(block)
+        at = 0
+        while at < end:
+            head = self._read(base, at, min(204, end - at))
+            if len(head) < 204:
+                raise Refused
+            _, first, id, second, found, tag, length = _HEAD_OF["B"].unpack(head)
+            if length < 0 or at + 204 + length > end or (number is not None and found not in (number - 1, number)):
+                raise Refused
+            if self.dialect == "C" and head[8:16] != zlib.crc32(head[16:200]).to_bytes(8):
+                raise Refused
+            corr_offset, timestamp = (second, first) if self.dialect == "B" else (0, second)
+            texts = [slot[1 : 1 + min(slot[0], len(slot) - 1)].decode(errors="replace") or None for slot in (tag, id)]
+            body = self._read(base, at + 204, length)
+            yield at, found, zbus.Message(body, *texts, corr_offset, timestamp, found, base + at)
+            number = found + 1
+            at += 204 + length
+
+    def messages(self) -> tuple[list[tuple[int, int, Any]], bool]:
+        """Block, place and content of all messages up to one that is damaged, and whether there is none."""
+        result: list[tuple[int, int, Any]] = []
+        number: int | None = None
+        with contextlib.suppress(Refused):
+            for block in range(self.start, self.last + 1) if self.folder.head[1] else ():
+                for at, found, message in self._messages(block, number):
+                    if number is None and not 0 <= found <= self.number:
+                        raise Refused
+                    result.append((block, at, message))
+                    number = found + 1
+            return result, True
+        return result, False
+
+    def contiguous(self) -> bool:
+        entries = [self.folder.entry(block) for block in range(self.start, self.last + 1)]
+        return all(one[1] + one[2] == two[1] for one, two in pairwise(entries))
+
+
+def _all_of(topic: Topic) -> tuple[list[Any], bool]:
+    result = []
+    with contextlib.suppress(CorruptQueue):
+        for one in topic:
+            result.append(one)
+        return result, True
+    return result, False
+
+
+def _delivered(topic: Topic, name: str, filter: str | None) -> tuple[list[Any], bool]:
+    result: list[Any] = []
+    try:
+        with topic.reader(name, filter) as reader:
+            while len(result) < 1000:
+                result.append(reader.read())
+    except Empty:
+        return result, True
+    except CorruptQueue:
+        return result, False
+    raise AssertionError("the reader does not come to an end")
+
+
+def _compare(found: tuple[list[Any], bool], expected: list[Any], whole: bool) -> None:
+    """What was read before the damage was met may be less than there is: bytes are read a window at a time."""
+    assert found[1] == whole
+    assert found[0] == (expected if whole else expected[: len(found[0])])
+
+
+def _tree(path: Path) -> dict[str, bytes]:
+    own = (path.name + ".lock",)
+    return {str(one): one.read_bytes() for one in path.rglob("*") if one.is_file() and one.name not in own}
+
+
+def target_topic(data: bytes) -> None:
+    folder, files = Folder(data), Watched()
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "t")
+        folder.write(path)
+        before = _tree(path)
+        try:
+            plain = Plain(folder)
+        except Refused:
+            with contextlib.suppress(QewQewError):
+                Topic(path, dialect=folder.dialect, _files=files).close()
+                raise AssertionError("files that contradict themselves were opened") from None
+            assert _tree(path) == before, "a refused opening has changed something"
+            files.check()
+            return
+        expected, whole = plain.messages()
+        all_of_them = [message for _, _, message in expected]
+        with Topic(path, dialect=folder.dialect, _files=files) as t:
+            assert t.dialect == plain.dialect
+            _compare(_all_of(t), all_of_them, whole)
+            t.verify()
+            chosen = Filter(folder.filter)
+            found, good = _delivered(t, "fresh", folder.filter)
+            matching = [one for one in all_of_them if chosen.matches(one.tag)]
+            # Where it is called again, a reader takes a message's own number for right: see `View.mended`.
+            _compare((found[: len(matching)], whole and good), matching, whole)
+            assert len(found) == len(matching) or not whole
+            if folder.reader is not None:
+                _check_stored(t, folder, plain, expected, whole)
+            if whole:
+                assert t.append(b"n") == plain.number
+        for base, content in folder.blocks.items():
+            for block in range(plain.start, plain.last + 1) if folder.head[1] else ():
+                entry = folder.entry(block)
+                if entry[1] == base and entry[2] and 0 <= base < plain.folder.entry(plain.last)[1]:
+                    assert (path / "data" / f"{base:020d}.zbus").read_bytes()[: entry[2]] == content[: entry[2]], (
+                        "messages are gone"
+                    )
+        with Topic(path, _files=files) as t:
+            again, good = _all_of(t)
+            if whole:
+                assert again.pop().body == b"n"
+            _compare((again, good), all_of_them, whole)
+        files.check()
+
+
+def _check_stored(t: Topic, folder: Folder, plain: Plain, expected: list[tuple[int, int, Any]], whole: bool) -> None:
+    """The reader that was there goes on where it was, if that is a place."""
+    assert folder.reader is not None
+    block, offset = struct.unpack_from(">qi", folder.reader)
+    size = folder.reader[12]
+    text = folder.reader[13 : 13 + size].decode(errors="replace") if size < 128 else None
+    chosen = Filter(text or None) if len((text or "").encode()) < 128 else None
+    found, good = _delivered(t, "r", None)
+    if not whole or chosen is None or not plain.contiguous() or offset < 0:
+        return  # there is no telling, but it has come to an end
+    rest = [message for place, at, message in expected if (place, at) >= (block, offset) and chosen.matches(message.tag)]
+    begins = any((place, at) == (block, offset) for place, at, _ in expected)
+    outside = not plain.start <= block <= plain.last or offset >= plain._entry(block)[1]
+    if begins or outside:
+        assert (found, good) == (rest, True)
+    else:
+        assert (found, good) == ([], False), "the reader stands between two messages"
 
 
 # A manifest: JSON text, or (if the first byte is no brace) changes to a good one, each of a field and a value.
@@ -369,6 +905,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "chain": target_chain,
     "log": target_log,
     "manifest": target_manifest,
+    "topic_log": target_topic_log,
+    "reader_log": target_reader_log,
+    "topic": target_topic,
 }
 CORPUS = Path(__file__).parent / "corpus"
 MAX_BYTES = 4096  # of a file of the corpus

@@ -5,6 +5,7 @@ To be run again when a format changes; then ``minimize.py TARGET DIRECTORY/TARGE
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import fuzz_targets
 
-from qewqew_core import Queue, manifest
+from qewqew_core import Empty, Queue, Topic, manifest
 from qewqew_core.chunk import frame
+from qewqew_core.reader import Reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "core"))
 import test_java_states as states
@@ -85,6 +87,67 @@ def manifests() -> Iterator[bytes]:
     yield from (bytes([fixed, place, value]) for fixed in (0, 1) for place in range(40) for value in range(40))
 
 
+def topic_logs() -> Iterator[bytes]:
+    """Scripts of every kind of operation, and logs of topics in use and closed."""
+    for seed in range(300):
+        luck = random.Random(seed)
+        yield b"s" + luck.randbytes(4 * luck.randrange(1, 12))
+    yield from topics_in_use("*.log")
+
+
+def reader_logs() -> Iterator[bytes]:
+    for seed in range(500):
+        luck = random.Random(seed)
+        yield b"s" + luck.randbytes(4 * luck.randrange(1, 12))
+        yield b"s" + bytes(n for _ in range(luck.randrange(1, 12)) for n in (luck.randrange(12), *luck.randbytes(3)))
+    yield from topics_in_use("state/*.log")
+
+
+def topics_in_use(pattern: str) -> Iterator[bytes]:
+    for seed in range(12):
+        luck = random.Random(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "t")
+            for round in range(2):
+                with Topic(path, block_size=500, delete_committed=True, max_attempts=2) as t, t.reader("r", window=8) as r:
+                    for step in range(luck.randrange(2, 9)):
+                        operate_topic(t, r, luck, f"{round} {step}")
+                    yield from (one.read_bytes().rstrip(b"\0") for one in path.glob(pattern))
+                yield from (one.read_bytes() for one in path.glob(pattern))
+
+
+def operate_topic(t: Topic, r: Reader, luck: random.Random, key: str) -> None:
+    pick = luck.randrange(8)
+    batches = [one for one in r.batches() if one.state == "leased"]
+    if pick < 3:
+        t.append_many([b"%d" % luck.randrange(1000)] * luck.randrange(4), key=luck.choice([None, key]))
+    elif pick == 3:
+        r.read_many(luck.randrange(1, 4))
+        r.commit()
+    elif pick == 4 and batches:
+        getattr(luck.choice(batches), luck.choice(["ack", "nack", "put_back", "to_dead_letters"]))()
+    elif pick == 5:
+        r.lease(key, max_records=luck.randrange(1, 4))
+    elif pick == 6:
+        r.set_filter(luck.choice([None, "a.*"]))
+    else:
+        with contextlib.suppress(Empty), t.session() as session:
+            session.append(b"s")
+            session.read(r)
+
+
+def topics() -> Iterator[bytes]:
+    """A few messages in a few blocks; and one, two or five things done to that."""
+    for seed in range(1200):
+        luck = random.Random(seed)
+        good = [bytes([8 * luck.randrange(30), 40, 3, 0]) for _ in range(luck.randrange(4))]
+        steps = [
+            luck.choice([b"\0" + luck.randbytes(2) + b"\0", b"\1\0\0\0", b"\5" + luck.randbytes(2) + b"\2"]) for _ in range(6)
+        ]
+        rest = [luck.randbytes(4) for _ in range(luck.choice([0, 1, 2, 5]))]
+        yield luck.randbytes(1) + b"".join([*(one if seed % 2 else b"" for one in good), *steps, *rest])
+
+
 def splits() -> Iterator[bytes]:
     for limit in (0, 1, 3):
         for records in ([], [b""], [b"a", b"bc", b""], [b"x" * 300] * 2):
@@ -94,7 +157,9 @@ def splits() -> Iterator[bytes]:
 
 if __name__ == "__main__":
     fuzz_targets.use_private_directory()
-    for name, seeds in {"log": logs(), "chain": chains(), "manifest": manifests(), "split": splits()}.items():
+    every = {"log": logs(), "chain": chains(), "manifest": manifests(), "split": splits()}
+    every |= {"topic_log": topic_logs(), "reader_log": reader_logs(), "topic": topics()}
+    for name, seeds in every.items():
         home = Path(sys.argv[1], name)
         home.mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(dict.fromkeys(seeds)):

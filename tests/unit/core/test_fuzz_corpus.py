@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from qewqew_core import reader_log, topic_log
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -50,11 +53,28 @@ def frame_end_without_checksum(data: bytes, generation: int, at: int) -> int | N
     return end if end <= len(data) and data[at + 12] else None
 
 
+def append_without_checksum(block: topic_log.Block, messages: int, size: int, crc: int, time: int) -> None:
+    block.end += size
+    block.messages += messages
+    block.updated = time
+
+
+def load_without_filter(
+    body: bytes, load: Callable[[bytes], reader_log.ReaderState] = reader_log._load
+) -> reader_log.ReaderState:
+    state = load(body)
+    state.filter = None
+    return state
+
+
 MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
     "chain": ("qewqew_core.recovery.check_reference", lambda chunk_id, path, offset: None),
     "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
     "manifest": ("qewqew_core.manifest._read", lambda fd, start, end, path: os.pread(fd, end - start, start + 1)),
+    "topic_log": ("qewqew_core.topic_log.Block.append", append_without_checksum),
+    "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
+    "topic": ("qewqew_core.view.View._check", lambda *_: None),
 }
 
 

@@ -538,7 +538,7 @@ def mend(folder: Path, at: int, patch: bytes) -> None:
         (zbus.LENGTH_AT, struct.pack(">i", 411), "its body has 411 bytes; the manifest says that one ends at 918"),
         (zbus.LENGTH_AT, b"\x7f\xff\xff\xff", "its body has 2147483647 bytes"),
         (zbus.NUMBER_AT, struct.pack(">q", 2), "here message 1 should begin, not 2"),
-        (zbus.NUMBER_AT, struct.pack(">q", 0), "here message 1 should begin, not 0"),
+        (zbus.NUMBER_AT, struct.pack(">q", -1), "here message 1 should begin, not -1"),
     ],
 )
 def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, message, filter, run_bytes):

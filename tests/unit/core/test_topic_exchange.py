@@ -175,3 +175,16 @@ def test_a_key_is_forgotten_if_a_server_wrote_over_its_messages(tmp_path: Path) 
     with Topic(tmp_path / "queue") as topic:
         assert topic.append_many([b"lost"], key="k") == 1  # the retry; that it was done already would be a lie
         assert [one.body for one in topic][10:] == [b"theirs", b"too", b"lost"]
+
+
+def test_a_block_that_a_server_left_and_its_index_does_not_know_is_kept_aside(tmp_path: Path) -> None:
+    filled(tmp_path, block_size=600).close()
+    data = tmp_path / "queue" / "data"
+    for ours in ("queue.log", "queue.lock"):
+        (tmp_path / "queue" / ours).unlink()  # the topic is a server's, and a power cut has taken the index back
+    unknown = data / zbus.block_name(10_000)
+    unknown.write_bytes(b"messages")
+    with Topic(tmp_path / "queue") as topic:
+        assert len(topic) == 10
+    assert not unknown.exists()
+    assert (data / (unknown.name + ".unknown")).read_bytes() == b"messages"
