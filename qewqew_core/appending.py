@@ -77,6 +77,8 @@ def now() -> int:
 class Writer(Guard):
     """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
 
+    _what = "topic"
+
     def __init__(
         self,
         files: Files,
@@ -123,6 +125,7 @@ class Writer(Guard):
                 ) from error
             raise
         self._opened_at = self.log.position
+        self._refusal = None
 
     @property
     def log(self) -> Log:
@@ -137,8 +140,8 @@ class Writer(Guard):
         if not files.exists(self._index_path):
             self._make(found)
         self._index_fd = files.open(self._index_path)
-        if files.size(self._index_fd) < zbus.INDEX_SIZE:  # as the original does
-            files.truncate(self._index_fd, zbus.INDEX_SIZE)
+        # Extended, as the original does it; and really there: what follows a commit must not meet a full disk.
+        files.allocate(self._index_fd, zbus.INDEX_SIZE)
         index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
         # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
         whole = found is not None and (found.unsynced is None or found.unsynced == files.boot() != b"")
@@ -449,12 +452,6 @@ class Writer(Guard):
             self._changed.notify_all()
 
     # Appending
-
-    def append(self, messages: Sequence[Outgoing], operations: bytes = b"", always: bool = False) -> None:
-        """Commit messages, then other operations; durable when it returns (if `sync` says so, or ``always``)."""
-        with self._exclusive():
-            position = self._append(messages, operations)
-        self.durable(position, always)
 
     def durable(self, position: int, always: bool = False) -> None:
         """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync."""

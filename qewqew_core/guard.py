@@ -11,13 +11,13 @@ from qewqew_core.journal import FULL
 
 
 class Guard:
-    """The base of `Topic` and `Reader`. ``_what`` is how messages call it."""
+    """The base of `Queue`, `Reader` and a topic's `Writer`. ``_what`` is how messages call it."""
 
-    _what = "topic"
+    _what = "queue"
+    _refusal: QewQewError | None = QueueClosed("it was never opened")  # what every call raises; None while it is open
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._refusal: QewQewError | None = None  # what every call raises from now on
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._committed = False  # whether the call that has the lock has begun a commit

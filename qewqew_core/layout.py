@@ -144,7 +144,8 @@ def check_reader_name(name: object) -> str:
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """An argument that must be one of a few words, or `BadArgument`."""
     if value not in choices:
-        raise BadArgument(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r:.60}")
+        words = " or ".join(f'"{one}"' for one in choices)
+        raise BadArgument(f"{name} must be {words}, not {value!r:.60}")
     return str(value)
 
 

@@ -32,7 +32,6 @@ from qewqew_core import chunk, journal, layout, lock, orphans, recovery, writing
 from qewqew_core import log as logs
 from qewqew_core.chunk import Record
 from qewqew_core.errors import (
-    BadArgument,
     BadPath,
     CorruptQueue,
     DiskFull,
@@ -43,6 +42,7 @@ from qewqew_core.errors import (
     QueueFull,
 )
 from qewqew_core.files import Files
+from qewqew_core.guard import Guard
 from qewqew_core.inspection import QueueStats, stats_of
 from qewqew_core.leasing import Leasing, bound
 from qewqew_core.orphans import Orphan
@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
-class Queue(Leasing):
+class Queue(Guard, Leasing):
     """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
 
     ``chunk_size``: bytes of each new chunk file, 12 to 2**31 - 1, really allocated; a record may have
@@ -97,27 +97,18 @@ class Queue(Leasing):
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
     ) -> None:
-        self._refusal: QewQewError | None = QueueClosed("the queue was never opened")
-        self.path = self._stem = self._name = layout.check_path(path)
+        Guard.__init__(self, layout.check_path(path))
+        self._stem = self._name = self.path
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.max_records = bound("max_records", max_records)
         self.max_bytes = bound("max_bytes", max_bytes)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
-        super().__init__(max_attempts, retention, retention_bytes)
-        if sync not in tuple(INLINE_BYTES):
-            raise BadArgument(f'sync must be "commit" or "never", not {sync!r:.60}')
-        if (
-            isinstance(lock_timeout, bool)
-            or not isinstance(lock_timeout, (int, float))
-            or not 0 <= lock_timeout < threading.TIMEOUT_MAX
-        ):
-            raise BadArgument(f"lock_timeout must be a number of seconds, 0 or more, not {lock_timeout!r:.60}")
-        self.sync = sync
+        Leasing.__init__(self, max_attempts, retention, retention_bytes)
+        self.sync = layout.check_choice("sync", sync, tuple(INLINE_BYTES))
+        layout.check_timeout("lock_timeout", lock_timeout)
         self.largest_record = chunk.largest_record(self.chunk_size)
         self._inline_bytes = INLINE_BYTES[sync]
         self._files = _files or Files()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
         self._pending_at = 0  # … where they begin there
@@ -127,7 +118,6 @@ class Queue(Leasing):
         self._held = 0  # records that open sessions have taken
         self._abandoned: deque[list[Step]] = deque()  # what sessions held that nobody has closed
         self._sessions = 0  # how many there were
-        self._committed = False  # whether the call that has the lock has begun a commit
         self._removals = 0  # counts what disturbs an iteration
         self._in_predicate = False
         self._open(lock_timeout)
@@ -284,58 +274,14 @@ class Queue(Leasing):
         self._log.forked()
         self._log.close()
 
-    # Errors
-
     def _usable(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
+        super()._usable()
         if self._in_predicate:
             raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
 
-    def _full(self, error: OSError) -> DiskFull | None:
-        if error.errno not in journal.FULL:
-            return None
-        return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or self.path)
-
-    def _break(self, error: OSError) -> QueueBroken:
-        """A call of the file system failed in the middle of a change: what is on disk is no longer known here."""
-        broken = (
-            error
-            if isinstance(error, QueueBroken)
-            else QueueBroken(
-                f"a file-system call failed: {error.strerror or error}. This queue object refuses every further call; check "
-                "the disk, then open the queue again: that recovers all that was committed",
-                path=error.filename or self.path,
-            )
-        )
-        if not isinstance(self._refusal, QueueClosed):  # else it happened in `close`, which goes on to give all back
-            self._refusal = broken
-        self._changed.notify_all()
-        return broken
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with self._lock:
-            self._usable()
-            while self._abandoned:
-                self._let_go(self._abandoned.popleft())
-            outer, self._committed = self._committed, False
-            try:
-                yield
-            except OSError as error:
-                if isinstance(error, QewQewError) and not isinstance(error, QueueBroken):
-                    raise
-                broken = self._break(error)
-                if broken is error:
-                    raise
-                raise broken from error
-            except BaseException as error:
-                # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
-                if self._committed and not isinstance(error, QewQewError):
-                    self._break(InterruptedError(0, f"interrupted by {type(error).__name__}"))
-                raise
-            finally:
-                self._committed = outer or self._committed
+    def _enter(self) -> None:
+        while self._abandoned:
+            self._let_go(self._abandoned.popleft())
 
     # Commits
 
@@ -496,7 +442,7 @@ class Queue(Leasing):
         bound = f"max_records={self.max_records}, max_bytes={self.max_bytes}"
         if records > most_records or payload > most_bytes:
             raise QueueFull(f"{records:,} records of {payload:,} bytes never fit: {bound}", path=self.path)
-        deadline = _deadline(timeout)
+        deadline = layout.deadline(timeout)
         records, payload = records - leaving, payload - leaving_payload
         while (records > 0 and self._state.records + records > most_records) or (
             payload > 0 and self._state.bytes + payload > most_bytes
@@ -776,7 +722,7 @@ class Queue(Leasing):
     def _wait(self, timeout: float | None) -> None:
         if self._state.records > self._held:
             return
-        deadline = _deadline(timeout)
+        deadline = layout.deadline(timeout)
         while self._state.records == self._held:
             if not self._wait_until(deadline):
                 what = f"the {self._held:,} records in it are held by sessions" if self._held else "the queue is empty"
@@ -789,8 +735,7 @@ class Queue(Leasing):
             return False
         self._changed.wait(LOOK_AGAIN if rest is None else min(rest, LOOK_AGAIN))
         self._usable()
-        while self._abandoned:
-            self._let_go(self._abandoned.popleft())
+        self._enter()
         return True
 
     def _front(self) -> tuple[bytes, Step]:
@@ -1078,14 +1023,6 @@ class Queue(Leasing):
         self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
         self._changed.notify_all()
         self._follow(self._log.position)
-
-
-def _deadline(timeout: float | None) -> float | None:
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
-        raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
-    return None if timeout > threading.TIMEOUT_MAX / 2 else clock.monotonic() + timeout
 
 
 def _after_fork() -> None:

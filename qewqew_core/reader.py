@@ -87,7 +87,6 @@ class Reader(Guard, Leasing):
         auto_commit: bool,
         temporary: bool,
     ) -> None:
-        self._refusal = QueueClosed("the reader was never opened")
         self.name = layout.check_reader_name(name)
         self.window = layout.check_whole("window", window, 1, 1 << 20)
         if redeliver_after is not None and (
@@ -101,7 +100,6 @@ class Reader(Guard, Leasing):
         self._files: Files = topic._files
         directory = topic.path
         Guard.__init__(self, os.path.join(directory, "reader", name + ".rdx"))
-        self._refusal = QueueClosed("the reader was never opened")
         Leasing.__init__(self, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._stem = os.path.join(directory, "state", name)
         self._name = f"{topic.name}-{name}"
@@ -119,12 +117,12 @@ class Reader(Guard, Leasing):
         self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
         self._log: Log | None = None
         self._rdx_fd = -1
-        self._released = False
         try:
             self._lock_fd = self._open_lock()
         except OSError as error:
             self._view.close()
             raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+        self._released = False  # from now on there is something to be released
         self._refusal = None
         try:
             with self._exclusive():
