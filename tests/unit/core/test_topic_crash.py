@@ -650,7 +650,9 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
         reader._prepare("0" * 32, [message])
         if committed:
             writer._rotate_at = 0  # a new log is begun by this very commit
-            writer.append([], topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+            with writer._exclusive():
+                position = writer._append([], topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+            writer.durable(position)
         shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
         reader._leave_open("0" * 32)
         reader.close()
