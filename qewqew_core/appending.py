@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time as clock
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,10 +29,10 @@ from typing import NamedTuple
 
 from qewqew_core import journal, lock, topic_log, zbus
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.guard import Guard
 from qewqew_core.journal import Log
-from qewqew_core.state import PIECE_BYTES
+from qewqew_core.state import PIECE_BYTES, now_ms
 from qewqew_core.topic_log import Block, Redo, Replayed, TopicState
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD, Entry, Index
@@ -42,10 +41,9 @@ LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by th
 LOG_BYTES_AT_CLOSE = 256 << 10
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are carried by the log: one fsync, not two
 WRITE_BYTES = 1 << 20  # a body of this size is not copied to be written with its head
-
+RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 _logger = logging.getLogger(__name__)
-RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 
 class Body(NamedTuple):
@@ -69,11 +67,6 @@ class Outgoing(NamedTuple):
     timestamp: int | None
 
 
-def now() -> int:
-    """Milliseconds since the epoch."""
-    return clock.time_ns() // 1_000_000
-
-
 class Writer(Guard):
     """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
 
@@ -87,13 +80,15 @@ class Writer(Guard):
         block_size: int,
         sync: str,
         lock_timeout: float,
-        resolve: Callable[[set[str]], None],
+        min_free_bytes: int,
+        resolve: Callable[[set[str], str], None],
     ) -> None:
+        """``resolve`` is told which sessions were committed, and the dialect."""
         super().__init__(directory)
         self._files = files
         self.block_size = block_size
         self.sync = sync
-        self.min_free_bytes = 0
+        self.min_free_bytes = min_free_bytes
         name = os.path.basename(directory)
         self._index_path = os.path.join(directory, name + ".idx")
         self._log_path = os.path.join(directory, name + ".log")
@@ -134,7 +129,7 @@ class Writer(Guard):
 
     # Recovery
 
-    def _recover(self, dialect: str | None, resolve: Callable[[set[str]], None]) -> None:
+    def _recover(self, dialect: str | None, resolve: Callable[[set[str], str], None]) -> None:
         files = self._files
         found = self._replayed()
         if not files.exists(self._index_path):
@@ -161,26 +156,22 @@ class Writer(Guard):
                 self._rotate_at = found.snapshot_end + LOG_BYTES
                 self._remove_strays(ours)
                 files.sync_directory(self.path)  # who was killed after putting this log into place may not have done it
-                resolve(set(self.state.sessions))
+                resolve(set(self.state.sessions), self.state.dialect)
                 self._noted |= self.state.sessions.keys()
                 return
             self._redo(found)
         self._remove_strays(ours)
         self._write_index()
-        resolve(set(found.state.sessions) if found else set())
+        resolve(set(self.state.sessions), self.state.dialect)
         self.state.sessions.clear()
         self._store()
         self._begin_log()
 
     def _replayed(self) -> Replayed | None:
         try:
-            fd = self._files.open_to_read(self._log_path)
+            data = read_whole(self._files, self._log_path)
         except FileNotFoundError:
             return None
-        try:
-            data = self._files.read(fd, self._files.size(fd), 0)
-        finally:
-            self._files.close(fd)
         found = topic_log.replay(data, self._log_path)
         if found.end < len(data.rstrip(b"\0")):
             found.clean = False  # a torn frame is to be cut off
@@ -189,7 +180,7 @@ class Writer(Guard):
     def _make(self, found: Replayed | None) -> None:
         """A new topic, with its first block, as a zbus server makes it. Done when the index is there."""
         self._refuse_blocks("the index of the topic is missing", found is not None)
-        created = now()
+        created = now_ms()
         self._make_block(0)
         image = bytearray(zbus.new_index(created))
         image[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, 1, 0, 0))
@@ -234,7 +225,7 @@ class Writer(Guard):
         if index.blocks == 0:  # nobody has opened a writer
             self._refuse_blocks("the index of the topic has no block")
             self._make_block(0)
-            state = TopicState(dialect, index.start, index.number, Block(index.start, 0, now()))
+            state = TopicState(dialect, index.start, index.number, Block(index.start, 0, now_ms()))
         else:
             last = index.start + index.blocks - 1
             entry = self._entry(last)
@@ -257,22 +248,17 @@ class Writer(Guard):
             if not entry.end and not self._files.exists(self._block_path(entry.base)):
                 self._make_block(entry.base)  # the server was killed between the entry and the file
         if found is not None:
-            # A server that came after a crash of ours may have written over what it did not know of: of that, no key may say
-            # that it was appended.
-            state.put_keys = self._up_to(found, self._holds).state.put_keys
+            # A server that came after a crash of ours may have written over what it did not know of: no key and no session may
+            # say that this was appended.
+            whole = self._up_to(found, self._holds).state
+            state.put_keys, state.sessions = whole.put_keys, whole.sessions
         return state
 
     def _up_to(self, found: Replayed, is_there: Callable[[Redo], bool]) -> Replayed:
         """What the log says without the first commit whose messages are not there, and all behind it."""
         here = [(frame, redo) for frame, redo in found.redo if redo.block.block >= found.state.start]
         lost = next((frame for frame, redo in here if not is_there(redo)), None)
-        if lost is None:
-            return found
-        fd = self._files.open_to_read(self._log_path)
-        try:
-            return topic_log.replay(self._files.read(fd, lost, 0), self._log_path)
-        finally:
-            self._files.close(fd)
+        return found if lost is None else topic_log.replay(read_whole(self._files, self._log_path)[:lost], self._log_path)
 
     def _count(self, state: TopicState) -> None:
         """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
@@ -316,16 +302,14 @@ class Writer(Guard):
         while True:
             state = self.state = found.state
             for one in (*state.full, state.last):
-                if one.block >= state.start and not files.exists(self._block_path(one.base)):
+                if not files.exists(self._block_path(one.base)):
                     self._make_block(one.base)
             # What was not durable when the power was cut has not happened.
             if (rest := self._up_to(found, self._put_again)) is found:
                 break
             found = rest
-        for one in state.full:
-            if one.block >= state.start:
-                self._cut(one)
-        self._cut(state.last)
+        for one in (*state.full, state.last):
+            self._cut(one)
 
     def _put_again(self, redo: Redo) -> bool:
         fd = self._descriptor(redo.block.base)
@@ -432,11 +416,7 @@ class Writer(Guard):
 
     def _index_patch(self, *blocks: Block) -> dict[int, bytes]:
         """What the index is to say, by the place; its head comes last."""
-        patch = {
-            zbus.entry_at(one.block): zbus.pack_entry(Entry(one.created, one.base, one.end, one.updated))
-            for one in blocks
-            if one.block >= self.state.start
-        }
+        patch = {zbus.entry_at(one.block): zbus.pack_entry(Entry(one.created, one.base, one.end, one.updated)) for one in blocks}
         patch[0] = zbus.pack_index(Index(zbus.VERSION, self.state.count, self.state.start, self.state.number))
         return patch
 
@@ -467,7 +447,7 @@ class Writer(Guard):
                 self._publish()
 
     def _append(self, messages: Sequence[Outgoing], operations: bytes) -> int:
-        state, time = self.state, now()
+        state, time = self.state, now_ms()
         total = HEAD * len(messages) + sum(len(one[0]) for one in messages)
         plan = self._plan(messages, total)
         self._check_free(total)
@@ -633,7 +613,7 @@ class Writer(Guard):
             # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
             # dead or acknowledged have linked is from now on no longer redone from the log.
             self._sync_blocks()
-            position = self._commit(topic_log.commit(now(), topic_log.trim(blocks)))
+            position = self._commit(topic_log.commit(now_ms(), topic_log.trim(blocks)))
         self.durable(position, always=True)
         with self._exclusive():
             self._files.sync(self._index_fd)
@@ -652,7 +632,7 @@ class Writer(Guard):
             self.log.sync(self.log.position, refuse=self.sync == "commit")
             self._publish()
         self._sync_blocks()
-        full = [one for one in state.full if one.block >= state.start and one.pieces]
+        full = [one for one in state.full if one.pieces]
         for one in full:
             path = os.path.join(self._data, topic_log.sums_name(one.base))
             # Readers that look at it in the meantime find it whole or not at all.
@@ -682,9 +662,8 @@ class Writer(Guard):
         """Put a new log into place."""
         state = self.state
         self._forget_sessions()
-        state.prune_keys(now())
+        state.prune_keys(now_ms())
         state.full.clear()
-        state.dropped = 0
         if self._log is not None:
             new = self.log.prepare(lambda generation: topic_log.snapshot(state, generation))
             self.log.replace(new)

@@ -114,6 +114,15 @@ class Files:
         return status.st_ino, status.st_mtime_ns
 
 
+def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
+    """All of a regular file; errors of opening it pass through."""
+    fd = files.open_to_read(path, follow=follow)
+    try:
+        return files.read(fd, files.size(fd), 0)
+    finally:
+        files.close(fd)
+
+
 def write_new(files: Files, path: str, data: bytes) -> int:
     """A new file with this content, durable but for its name; returns its descriptor. Replaces what is at ``path``."""
     if files.exists(path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError
-from qewqew_core.files import Files
+from qewqew_core.files import Files, read_whole
 from qewqew_core.state import State
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _state(path: str) -> State:
     files = Files()
     header = b""
     with contextlib.suppress(FileNotFoundError):
-        header = recovery.read_whole(files, path, follow=True)
+        header = read_whole(files, path, follow=True)
     found = recovery.look(files, path, header)
     if found.log is not None and (not found.log.clean or recovery.agree(files, found)):
         return found.log.state
@@ -75,7 +75,7 @@ def _state(path: str) -> State:
 
 def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
     log_path = path + layout.LOG
-    now = logs.replay(recovery.read_whole(files, log_path), log_path)
+    now = logs.replay(read_whole(files, log_path), log_path)
     return (now.generation, now.end) != (generation, end)
 
 

@@ -39,7 +39,7 @@ from qewqew_core.errors import (
     QueueFull,
     QueueLocked,
 )
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.guard import Guard
 from qewqew_core.inspection import QueueStats
 from qewqew_core.journal import Log
@@ -298,7 +298,7 @@ class Reader(Guard, Leasing):
         last = index.start + index.blocks - 1
         end = (last, self._view.entry(last).end)
         state = self._state
-        if max((state.todo[-1].start, *(one.at for one in state.flight.values())))[:2] > end:
+        if state.furthest()[:2] > end:
             _logger.warning("reader %s: messages that it had read are no longer in the topic", self.name)
             latest = self._view.latest()
             offsets = [offset for offset, one in state.flight.items() if one.at[:2] >= end]
@@ -1121,13 +1121,9 @@ def look(files: Files, directory: str, name: str) -> ReaderState | None:
     """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
     path = os.path.join(directory, "state", name + ".log")
     try:
-        fd = files.open_to_read(path)
+        return reader_log.replay(read_whole(files, path), path).state
     except FileNotFoundError:
         return None
-    try:
-        return reader_log.replay(files.read(fd, files.size(fd), 0), path).state
-    finally:
-        files.close(fd)
 
 
 def foresee(files: Files, view: View, name: str) -> ReaderState | None:
@@ -1137,7 +1133,7 @@ def foresee(files: Files, view: View, name: str) -> ReaderState | None:
     state = look(files, view.directory, name)
     stem = os.path.join(view.directory, "reader", name)
     try:
-        data = _read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
+        data = read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
     except FileNotFoundError:
         return None
     block, offset = zbus.unpack_position(data)
@@ -1158,7 +1154,7 @@ def _add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[i
     From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
     """
     try:
-        data = _read_whole(files, path)
+        data = read_whole(files, path)
     except FileNotFoundError:
         return []
     entries = zbus.unpack_naks(data, view.dialect)
@@ -1256,11 +1252,11 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
     for attempt in range(5):
         try:
             sums = os.path.join(directory, "data", topic_log.sums_name(base))
-            return topic_log.unpack_sums(_read_whole(files, sums), sums)
+            return topic_log.unpack_sums(read_whole(files, sums), sums)
         except FileNotFoundError:
             pass
         try:
-            state = topic_log.replay(_read_whole(files, path), path).state
+            state = topic_log.replay(read_whole(files, path), path).state
             for one in (*state.full, state.last):
                 if one.base == base:
                     return one.sums()
@@ -1271,14 +1267,6 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
                 raise
             clock.sleep(0.01 * attempt)
     return []
-
-
-def _read_whole(files: Files, path: str) -> bytes:
-    fd = files.open_to_read(path)
-    try:
-        return files.read(fd, files.size(fd), 0)
-    finally:
-        files.close(fd)
 
 
 def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:

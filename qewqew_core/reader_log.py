@@ -71,6 +71,10 @@ class ReaderState(Leases):
                 places.append(min(ranges).start)
         return min(places)
 
+    def furthest(self) -> Position:
+        """Where the messages begin that were never delivered, or the last one that was."""
+        return max((self.todo[-1].start, *(one.at for one in self.flight.values())))
+
     # Operations
 
     def deliver(self, owner: int, due: int | None, entries: list[Any], todo: list[Any]) -> None:

@@ -31,7 +31,7 @@ from qewqew_core import batch as batches
 from qewqew_core import chunk, journal, layout, manifest
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.journal import Log
 from qewqew_core.log import Replayed
 from qewqew_core.reading import BLOCK, read_pointers, scan, unread
@@ -65,14 +65,6 @@ def look(files: Files, path: str, header: bytes | None) -> Found:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)
     return Found(path, first, ids, replayed)
-
-
-def read_whole(files: Files, path: str, follow: bool = False) -> bytes:
-    fd = files.open_to_read(path, follow=follow)
-    try:
-        return files.read(fd, files.size(fd), 0)
-    finally:
-        files.close(fd)
 
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:

@@ -29,7 +29,7 @@ from qewqew_core import batch as batches
 from qewqew_core import chunk, journal, layout, lock, manifest, orphans, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.log import Replayed
 from qewqew_core.reading import OnDisk, read_pointers, scan
 from qewqew_core.recovery import Found
@@ -133,7 +133,7 @@ class _Repair:
 
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, CorruptQueue):
-            replayed = logs.replay(recovery.read_whole(self._files, self._path + layout.LOG), self._path + layout.LOG)
+            replayed = logs.replay(read_whole(self._files, self._path + layout.LOG), self._path + layout.LOG)
             if replayed.last_rare is not None and replayed.last_rare["op"] == "repair":
                 self._finish(replayed)
         state = self._decide()
@@ -171,7 +171,7 @@ class _Repair:
         log_path = self._path + layout.LOG
         if not self._files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
-        data = recovery.read_whole(self._files, log_path)
+        data = read_whole(self._files, log_path)
         try:
             found.log = logs.replay(data, log_path)
             self._payload = logs.replay(data, log_path, keep_redo=True).redo
@@ -442,7 +442,7 @@ class _Repair:
             wanted = {one.crc: one for one in mine if not one.frames and one.size}
             runs: dict[int, bytes] = {}
             if wanted and chunk_id in self._ids:
-                data = recovery.read_whole(self._files, self._chunk_path(chunk_id))
+                data = read_whole(self._files, self._chunk_path(chunk_id))
                 for base in {chunk.BEGIN, known.base if known else chunk.BEGIN}:
                     runs |= _find_extents(data, base, wanted)
             for one in mine:
@@ -740,14 +740,14 @@ class _Repair:
             if path in self._moves or self._is_orphan(chunk_id):
                 continue
             with contextlib.suppress(OSError):  # no file at all: it is not ours
-                if any(recovery.read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
+                if any(read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
                     self.report.notes.append(f"{path}: nobody can say whether what it holds was committed; set aside")
                     self._moves.append(path)
         directory = orphans.make_aside(files, self._path)
         for path in self._copies:
             if files.exists(path):
                 target = os.path.join(directory, os.path.relpath(path, self._parent).replace(os.sep, "_"))
-                files.close(write_new(files, target, recovery.read_whole(files, path)))
+                files.close(write_new(files, target, read_whole(files, path)))
         files.sync_directory(directory)
         targets: set[str] = set()
         moves = []

@@ -20,15 +20,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self
 
 from qewqew_core import batch as batches
-from qewqew_core import layout, leasing, manifest, reader, topic_log, zbus
-from qewqew_core.appending import RECOVERED, Outgoing, Writer, now
+from qewqew_core import layout, leasing, reader, topic_log, zbus
+from qewqew_core.appending import RECOVERED, Outgoing, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
-from qewqew_core.files import Files
+from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats
 from qewqew_core.reader import Reader
 from qewqew_core.reader_log import Range, ReaderState
-from qewqew_core.state import key_hash
+from qewqew_core.state import key_hash, now_ms
 from qewqew_core.topic_session import TopicSession
+from qewqew_core.verification import read_batch
 from qewqew_core.view import Found, Position, View
 from qewqew_core.zbus import HEAD, Common, Message
 
@@ -160,9 +161,16 @@ class Topic:
             raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
 
     def _open_writer(self, lock_timeout: float) -> Writer:
-        writer = Writer(self._files, self.path, self._wanted, self.block_size, self.sync, lock_timeout, self._resolve_sessions)
-        writer.min_free_bytes = self.min_free_bytes
-        return writer
+        return Writer(
+            self._files,
+            self.path,
+            self._wanted,
+            self.block_size,
+            self.sync,
+            lock_timeout,
+            self.min_free_bytes,
+            self._resolve_sessions,
+        )
 
     def _recovered_dialect(self) -> str:
         """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
@@ -175,8 +183,8 @@ class Topic:
                 return writer.state.dialect
             except QueueLocked:
                 with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
-                    if reader._read_whole(self._files, path + ".lock") == RECOVERED:
-                        return topic_log.replay(reader._read_whole(self._files, path + ".log"), path + ".log").state.dialect
+                    if read_whole(self._files, path + ".lock") == RECOVERED:
+                        return topic_log.replay(read_whole(self._files, path + ".log"), path + ".log").state.dialect
                 if until is not None and clock.monotonic() >= until:
                     raise
                 clock.sleep(0.002)
@@ -184,8 +192,7 @@ class Topic:
     def _write(self) -> Writer:
         """The writer, with its lock."""
         with self._lock:
-            if self._closed:
-                raise QueueClosed("the topic is closed", path=self.path)
+            self._usable()
             if self._writer is None:
                 self._writer = self._open_writer(self.lock_timeout)
                 self._remove_temporary()
@@ -198,7 +205,7 @@ class Topic:
                 with contextlib.suppress(QueueLocked):
                     self._open_writer(0).close()
 
-    def _resolve_sessions(self, committed: set[str]) -> None:
+    def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
         self._files.sync_directory(os.path.join(self.path, "reader"))
@@ -208,7 +215,7 @@ class Topic:
             except CorruptQueue:  # who opens the reader is told
                 continue
             if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
-                self.dialect = getattr(self, "dialect", None) or self._wanted or "B"
+                self.dialect = dialect  # which a topic that is just being opened does not know yet
                 with self.reader(name) as one:
                     one._resolve_all(committed)
 
@@ -219,7 +226,7 @@ class Topic:
             end = view.latest()
         finally:
             view.close()
-        return max((state.todo[-1].start, *(one.at for one in state.flight.values())))[:2] > end[:2]
+        return state.furthest()[:2] > end[:2]
 
     # Appending
 
@@ -289,8 +296,7 @@ class Topic:
     def session(self) -> TopicSession:
         """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
         with self._lock:
-            if self._closed:
-                raise QueueClosed("the topic is closed", path=self.path)
+            self._usable()
             self._sessions += 1
             return TopicSession(self, self._sessions)
 
@@ -535,14 +541,9 @@ class Topic:
             return
         for one in state.batches.values() if state is not None else ():
             report.batches += 1
-            directory = batches.directory_of(os.path.join(self.path, "state", name), one)
             try:
-                body = manifest.load(directory)
-                if (body.id, body.records, body.bytes) != (one.id, one.records, one.bytes):
-                    raise CorruptQueue(f"the manifest is not that of batch {one.id} with {one.records} messages", path=directory)
-                for segment in body.segments:
-                    for _ in manifest.read_records(directory, body, segment):
-                        pass
+                for _ in read_batch(batches.directory_of(os.path.join(self.path, "state", name), one), one):
+                    pass
             except (QewQewError, OSError) as error:
                 report.problems.append(str(error))
 
@@ -574,7 +575,7 @@ class Topic:
         for name in self.readers():
             path = os.path.join(self.path, "reader", name + ".rdx")
             try:
-                data = reader._read_whole(self._files, path)
+                data = read_whole(self._files, path)
             except FileNotFoundError:
                 continue
             ours = self._files.exists(os.path.join(self.path, "state", name + ".log"))  # else a zbus server has it
@@ -587,7 +588,7 @@ class Topic:
         index = view.index()
         entries = view.entries(index)
         total = sum(entry.end for entry in entries)
-        oldest = None if self.max_age is None else now() - self.max_age // timedelta(milliseconds=1)
+        oldest = None if self.max_age is None else now_ms() - self.max_age // timedelta(milliseconds=1)
         held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
         blocks = messages = 0
         for place, entry in enumerate(entries[:-1]):
@@ -615,12 +616,9 @@ class Topic:
             state = reader.foresee(self._files, view, name)
             if state is None:  # it was deleted since
                 continue
-            floor = state.floor()
-            found, block = True, floor.block
-            while index.start <= block < end - 1 and (block > floor.block or floor.offset >= view.entry(block).end):
-                if view.entry(block).end and block > floor.block:
-                    break
-                block += 1
+            found, (block, offset, _) = True, state.floor()
+            while index.start <= block < end - 1 and offset >= view.entry(block).end:  # committed, or empty
+                block, offset = block + 1, 0
             committed = min(committed, block)
             if self.slow_readers == "hold":
                 hold = min(hold, block)
@@ -707,7 +705,7 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
     dialect = "B"
     try:
         log = os.path.join(directory, os.path.basename(directory) + ".log")
-        dialect = topic_log.replay(reader._read_whole(files, log), log).state.dialect
+        dialect = topic_log.replay(read_whole(files, log), log).state.dialect
     except FileNotFoundError:
         pass
     view = View(files, directory, dialect)

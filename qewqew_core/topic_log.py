@@ -81,8 +81,7 @@ class TopicState:
     start: int  # the first block
     number: int  # of the next message
     last: Block
-    full: list[Block] = field(default_factory=list)  # before the last, since the snapshot
-    dropped: int = 0  # blocks that were trimmed since the snapshot
+    full: list[Block] = field(default_factory=list)  # before the last, made since the snapshot and not trimmed
     put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
 
@@ -187,7 +186,6 @@ def apply(body: bytes, state: TopicState) -> Iterator[Redo]:
             if blocks > last.block - state.start:
                 raise ValueError("more blocks are trimmed than there are")
             state.start += blocks
-            state.dropped += blocks
             state.full = [one for one in state.full if one.block >= state.start]
         elif letter == b"S":
             _, size = _SESSION.unpack_from(body, at)

@@ -18,9 +18,9 @@ from typing import Literal, cast
 
 from qewqew_core import batch as batches
 from qewqew_core import layout, lock, reader_log, topic_log, zbus
-from qewqew_core.appending import now
 from qewqew_core.errors import BadArgument, CorruptQueue
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, read_whole, write_new
+from qewqew_core.state import now_ms
 from qewqew_core.topic import Topic
 from qewqew_core.topic_log import Replayed
 from qewqew_core.view import View
@@ -67,13 +67,9 @@ class _Repair:
 
     def read(self, path: str) -> bytes | None:
         try:
-            fd = self.files.open_to_read(path)
+            return read_whole(self.files, path)
         except FileNotFoundError:
             return None
-        try:
-            return self.files.read(fd, self.files.size(fd), 0)
-        finally:
-            self.files.close(fd)
 
     def _read_log(self) -> Replayed | None:
         path = os.path.join(self.path, self.name + ".log")
@@ -111,7 +107,7 @@ class _Repair:
             self.report.problems.append(f"{where}, offset {end}: the last {last.end - end:,} bytes are no whole messages")
             self._cut(where, end)
         entries[place] = last._replace(end=end)
-        new = bytearray(image if image is not None else zbus.new_index(now()))
+        new = bytearray(image if image is not None else zbus.new_index(now_ms()))
         new.extend(bytes(max(0, zbus.INDEX_SIZE - len(new))))
         new[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, len(entries), index.start, number))
         for block, entry in enumerate(entries, index.start):

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, manifest, recovery
+from qewqew_core import chunk, layout, manifest
 from qewqew_core import log as logs
 from qewqew_core.errors import CorruptQueue, QewQewError
-from qewqew_core.files import Files
+from qewqew_core.files import Files, read_whole
 from qewqew_core.reading import unread
 from qewqew_core.state import BatchState, Chunk, State
+from qewqew_core.zbus import Message
 
 
 @dataclass
@@ -47,7 +48,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
 
     log_path = path + layout.LOG
     with _noting(report):
-        logs.replay(recovery.read_whole(files, log_path), log_path)
+        logs.replay(read_whole(files, log_path), log_path)
     for one in state.chain.values():
         if one.records:
             report.chunks += 1
@@ -56,7 +57,10 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     for batch in state.batches.values():
         report.batches += 1
         with _noting(report):
-            _verify_batch(batches.directory_of(path, batch), batch, report, read)
+            for records in read_batch(batches.directory_of(path, batch), batch):
+                report.records += len(records)
+                report.bytes += sum(map(len, records))
+                read()
     for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         report.orphans.append(chunk.chunk_path(path, chunk_id))
     return report
@@ -85,17 +89,16 @@ def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Cal
         files.close(fd)
 
 
-def _verify_batch(directory: str, batch: BatchState, report: Report, read: Callable[[], None]) -> None:
+def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
+    """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
+
+    Raises `CorruptQueue` and `BadManifest`.
+    """
     body = manifest.load(directory)
     if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
         raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
     for segment in body.segments:
-        path, found = os.path.join(directory, segment.file), 0
-        for _, data in manifest.read_segment(directory, segment):
-            found += _count(data, path, segment.start, report)
-            read()
-        if found != segment.records:
-            raise CorruptQueue(f"{found} records are in the segment, the manifest says {segment.records}", path=path)
+        yield from manifest.read_records(directory, body, segment)
 
 
 def _count(data: bytes, path: str, offset: int, report: Report) -> int:

@@ -372,7 +372,6 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
     full = [one.sums() for one in (*state.full, state.last)]
     assert [topics.unpack_sums(topics.pack_sums(one), "sums") for one in full] == full
     state.full.clear()
-    state.dropped = 0
     assert repr(topics.replay(topics.snapshot(state, 7), "t.log").state) == repr(state)
     return result
 

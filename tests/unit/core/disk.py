@@ -20,6 +20,16 @@ from pathlib import Path
 from qewqew_core.files import Files
 
 
+class NoSync(Files):
+    """The real disk without waiting for it, where durability is not the point: an fsync costs more than all the rest."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, path: str) -> None:
+        pass
+
+
 @dataclass
 class Call:
     kind: str  # write, truncate, allocate, sync; link, unlink, rename, mkdir, rmdir, sync_directory

@@ -15,24 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disk import NoSync
 
 from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, log, manifest
 from qewqew_core.chunk import split
-from qewqew_core.files import Files
 
 # Of each batch: state, attempt, key, reason, and its records or the error that reading them gives.
 Batches = dict[str, tuple[str, int, str, str, "list[bytes] | None"]]
 View = tuple["list[bytes] | None", Batches]
-
-
-class NoSync(Files):
-    """The real disk, without waiting for it."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 def opened(path: Path, **more: object) -> Queue:

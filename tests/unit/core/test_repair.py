@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from disk import JournalDisk, image
+from disk import JournalDisk, NoSync, image
 from test_crash import Workload, script, view
 from test_failing_calls import FailingDisk
 from test_java_states import DAMAGED, Original
@@ -22,20 +22,9 @@ import qewqew_core.queue
 import qewqew_core.state
 import qewqew_core.writing
 from qewqew_core import BadPath, CorruptQueue, Queue, QueueLocked, RepairReport, repair
-from qewqew_core.files import Files
 from qewqew_core.log import replay
 
 SIZE = 100
-
-
-class NoSync(Files):
-    """Where nothing depends on it: real fsyncs are most of the time that a repair takes."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @dataclass

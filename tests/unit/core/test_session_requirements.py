@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from disk import JournalDisk, image
+from disk import JournalDisk, NoSync, image
 from test_failing_calls import NEVER, FailingDisk
-from test_sessions import Unsynced, crashed, is_plain, numbers, plain
+from test_sessions import crashed, is_plain, numbers, plain
 
 from qewqew_core import (
     BadArgument,
@@ -134,7 +134,7 @@ class Script:
         image(self.disk.calls[:stop], self.root, target, luck)
         done = max(number for number, (when, _) in enumerate(self.steps) if when <= stop)
         allowed = [records for _, records in self.steps[done : done + 2]]
-        with Queue(target / "q", chunk_size=self.chunk_size, _files=Unsynced()) as q:
+        with Queue(target / "q", chunk_size=self.chunk_size, _files=NoSync()) as q:
             assert list(q) in allowed, f"stopped after call {stop}"
             assert q.verify().problems == []
             seen = list(q)
@@ -143,7 +143,7 @@ class Script:
 
 
 def open_queue(tmp_path: Path, records: list[bytes], **more) -> tuple[Queue, Session]:
-    q = Queue(tmp_path / "q", **{"chunk_size": 64, "_files": Unsynced(), **more})
+    q = Queue(tmp_path / "q", **{"chunk_size": 64, "_files": NoSync(), **more})
     q.put_many(records)
     return q, q.session()
 
@@ -191,7 +191,7 @@ def test_s03_rollback_leaving_and_death_return_what_was_held_to_the_front_in_ord
         assert list(q) == numbers(0, 9)
         held_by(q.session(), 3)
         dead = crashed(tmp_path)
-    with Queue(dead, _files=Unsynced()) as q:
+    with Queue(dead, _files=NoSync()) as q:
         assert list(q) == numbers(0, 9)
 
 
@@ -228,7 +228,7 @@ def test_s06_waiting_for_the_lock_ends_at_once_at_any_other_error(tmp_path):
 
 def test_s07_sessions_in_many_threads_over_many_chunks_mix_nothing_up(tmp_path):
     """Each commit is a run of its records in one piece, whatever the others do."""
-    with Queue(tmp_path / "q", chunk_size=64, _files=Unsynced()) as q, ThreadPoolExecutor(6) as pool:
+    with Queue(tmp_path / "q", chunk_size=64, _files=NoSync()) as q, ThreadPoolExecutor(6) as pool:
 
         def work(me: int) -> None:
             with q.session() as session:
@@ -313,7 +313,7 @@ def test_s09_any_call_may_fail_and_what_is_left_is_whole(tmp_path, small_limits,
         if disk.failed is None:
             break
         what = f"{disk.failed}, change number {number}"
-        with Queue(folder / "q", chunk_size=64, _files=Unsynced()) as q:
+        with Queue(folder / "q", chunk_size=64, _files=NoSync()) as q:
             assert list(q) in script.may_be, what
             assert (q.verify().problems, q.verify().orphans) == ([], []), what
             seen = list(q)
@@ -369,7 +369,7 @@ def test_s11_a_torn_tail_is_cut_at_any_length_and_appends_go_on_behind_the_cut(t
         (path.parent / "q.log").write_bytes(whole[:end])
         expected = numbers(2, 8) if end == len(whole) else numbers(0, 5)
         for _ in range(2):
-            with Queue(path, chunk_size=4096, _files=Unsynced()) as q, q.session() as session:
+            with Queue(path, chunk_size=4096, _files=NoSync()) as q, q.session() as session:
                 assert list(q) == expected
                 session.put(b"new")
             expected.append(b"new")
@@ -396,7 +396,7 @@ def test_s13_gets_are_replayed_whatever_the_order_of_their_commits(tmp_path):
     for number, order in enumerate(itertools.permutations(range(3))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        q, _ = open_queue(folder, numbers(0, 7), _files=Unsynced())
+        q, _ = open_queue(folder, numbers(0, 7), _files=NoSync())
         with q:
             sessions = [q.session() for _ in range(3)]
             for session in sessions * 2:
@@ -404,7 +404,7 @@ def test_s13_gets_are_replayed_whatever_the_order_of_their_commits(tmp_path):
             for which in order[:2]:
                 sessions[which].commit()
             path = crashed(folder)
-        with Queue(path, _files=Unsynced()) as q:
+        with Queue(path, _files=NoSync()) as q:
             assert list(q) == [b"%d" % record for record in (order[2], order[2] + 3, 6)]
 
 
@@ -428,7 +428,7 @@ def test_s14_the_log_is_cut_back_while_sessions_hold_records_and_what_that_write
             assert [call.kind for call in calls].count("rename") > 2
             largest.append(max(len(call.data) for call in calls))
             assert list(q) == [*numbers(3, backlog), *[b"new"] * 200]
-            with Queue(crashed(folder), _files=Unsynced()) as dead:
+            with Queue(crashed(folder), _files=NoSync()) as dead:
                 assert list(dead) == [*numbers(0, backlog), *[b"new"] * 200], "what is held comes first"
     assert largest[1] <= largest[0] + 200
 
@@ -496,7 +496,7 @@ def test_s17_reading_makes_no_file_and_a_missing_or_short_one_is_named(tmp_path)
 
 def damaged_at(tmp_path: Path, chunk_id: int, offset: int, count: int) -> Path:
     """A closed queue of 40 records in chunks of 64 bytes (ten in each), with a bit flipped in so many bytes of a chunk."""
-    q, _ = open_queue(tmp_path, numbers(100, 140), _files=Unsynced())
+    q, _ = open_queue(tmp_path, numbers(100, 140), _files=NoSync())
     q._rotate()  # else the log has a copy of the records, from which they can be repaired
     q.close()
     data = bytearray((tmp_path / f"q.{chunk_id}").read_bytes())
@@ -508,7 +508,7 @@ def damaged_at(tmp_path: Path, chunk_id: int, offset: int, count: int) -> Path:
 
 def test_s18_a_bad_record_never_looks_like_an_empty_queue_and_can_be_set_aside(tmp_path):
     path = damaged_at(tmp_path, 1, 14, count=40)
-    with Queue(path, _files=Unsynced()) as q, q.session() as session:
+    with Queue(path, _files=NoSync()) as q, q.session() as session:
         for take in [session.get, lambda: session.get_many(3), q.get, q.peek, lambda: q.get_many(1)] * 2:
             with pytest.raises(CorruptQueue, match="do not have the checksum") as caught:
                 take()
@@ -518,7 +518,7 @@ def test_s18_a_bad_record_never_looks_like_an_empty_queue_and_can_be_set_aside(t
     report = repair(path)
     assert [(one.path, one.records) for one in report.damage] == [(f"{path}.1", 10)]
     assert Path(report.set_aside).is_dir()
-    with Queue(path, _files=Unsynced()) as q, q.session() as session:
+    with Queue(path, _files=NoSync()) as q, q.session() as session:
         assert session.get_many(100) == [*numbers(110, 140), b"new"]
 
 
@@ -591,7 +591,7 @@ def test_t01_what_was_taken_and_committed_does_not_come_back_after_a_crash(tmp_p
         assert held_by(session, 3) == numbers(1, 4)
         session.commit()
         path = crashed(tmp_path)
-    with Queue(path, _files=Unsynced()) as q:
+    with Queue(path, _files=NoSync()) as q:
         assert (len(q), list(q)) == (2, [b"4", b"5"])
 
 
@@ -639,7 +639,7 @@ def test_t03b_with_the_header_or_the_pointers_unreadable_live_records_are_not_ov
         else:
             file.write_bytes(damage + (content[file][10:] if len(damage) == 10 else b""))
         try:
-            with Queue(path, chunk_size=4096, _files=Unsynced()) as q:
+            with Queue(path, chunk_size=4096, _files=NoSync()) as q:
                 q.put(b"4")
                 assert list(q) == numbers(0, 5)
         except CorruptQueue as error:
@@ -670,7 +670,7 @@ def test_t05_a_crash_inside_the_replacement_of_the_log_loses_nothing(tmp_path, l
     log = (path.parent / "q.log").read_bytes()
     data = {"empty": b"", "half": log[: len(log) // 2], "garbage": b"\xff" * 500, "an older one": older}[leftover]
     (path.parent / "q.log.tmp").write_bytes(data)
-    with Queue(path, _files=Unsynced()) as q:
+    with Queue(path, _files=NoSync()) as q:
         assert list(q) == numbers(0, 30)
         assert not (path.parent / "q.log.tmp").exists()
 
@@ -689,9 +689,9 @@ def test_t06_a_torn_beginning_at_the_end_of_the_log_is_cut_and_the_next_commits_
         for file, data in content.items():
             file.write_bytes(data)
         (path.parent / "q.log").write_bytes(whole + frame[:size])
-        with Queue(path, _files=Unsynced()) as q:
+        with Queue(path, _files=NoSync()) as q:
             q.put(b"4")
-        with Queue(path, _files=Unsynced()) as q:
+        with Queue(path, _files=NoSync()) as q:
             assert list(q) == numbers(0, 5)
 
 
@@ -700,7 +700,7 @@ def test_t07_a_flipped_bit_and_zeros_in_the_log_are_reported_and_the_rest_can_be
         folder = tmp_path / str(number)
         folder.mkdir()
         path = damaged_at(folder, chunk_id, offset, count=1)
-        with Queue(path, _files=Unsynced()) as q, q.session() as session:
+        with Queue(path, _files=NoSync()) as q, q.session() as session:
             assert len(q.verify().problems) == 1
             good = session.get_many(10 * chunk_id - 10) if chunk_id > 1 else []
             assert good == numbers(100, 90 + 10 * chunk_id)
@@ -708,13 +708,13 @@ def test_t07_a_flipped_bit_and_zeros_in_the_log_are_reported_and_the_rest_can_be
                 session.get()
             session.rollback()
         repair(path)
-        with Queue(path, _files=Unsynced()) as q:
+        with Queue(path, _files=NoSync()) as q:
             others = [record for record in numbers(100, 140) if (int(record) - 90) // 10 != chunk_id]
             assert list(q) in (others, numbers(100, 140)), "repair may find the bit"
     for number, damage in enumerate(["bit at the front", "bit in the middle", "zeros"]):
         folder = tmp_path / f"log {number}"
         folder.mkdir()
-        q, session = open_queue(folder, numbers(100, 110), _files=Unsynced())
+        q, session = open_queue(folder, numbers(100, 110), _files=NoSync())
         with q:
             for record in numbers(200, 400):
                 session.put(record)
@@ -755,7 +755,7 @@ def test_t08_replay_stops_at_a_damaged_frame_and_applies_nothing_twice(tmp_path)
         damaged[offset] ^= 0xFF
         (path.parent / "q.log").write_bytes(damaged)
         try:
-            with Queue(path, chunk_size=4096, _files=Unsynced()) as q:
+            with Queue(path, chunk_size=4096, _files=NoSync()) as q:
                 assert list(q) in states
                 seen.add("a prefix")
         except CorruptQueue as error:
@@ -790,7 +790,7 @@ def test_t10_many_empty_records_are_counted_exactly(tmp_path):
         q._rotate()
         path = crashed(tmp_path)
     for where in (path, tmp_path / "q"):
-        with Queue(where, _files=Unsynced()) as q:
+        with Queue(where, _files=NoSync()) as q:
             assert (len(q), q.stats().records, len(q.get_many(1000))) == (280, 280, 280)
 
 
@@ -805,7 +805,7 @@ def test_t11_a_million_records_take_no_memory_while_a_session_works_at_both_ends
 
 
 def test_t12_opening_reads_the_log_since_its_last_snapshot_not_all_that_ever_happened(tmp_path, monkeypatch):
-    class Counting(Unsynced):
+    class Counting(NoSync):
         count = 0
 
         def read(self, fd: int, size: int, offset: int) -> bytes:
@@ -814,7 +814,7 @@ def test_t12_opening_reads_the_log_since_its_last_snapshot_not_all_that_ever_hap
             return data
 
     monkeypatch.setattr("qewqew_core.queue.LOG_BYTES", 8000)
-    q, session = open_queue(tmp_path, numbers(0, 50), chunk_size=4096, _files=Unsynced())
+    q, session = open_queue(tmp_path, numbers(0, 50), chunk_size=4096, _files=NoSync())
     with q:
         for number in range(2000):
             session.put(b"%d" % number)
@@ -860,14 +860,14 @@ def test_t13_what_a_commit_of_one_record_does_on_disk_does_not_depend_on_the_bac
 def test_t16_an_unreadable_record_at_the_head_is_an_error_each_time_until_it_is_set_aside(tmp_path):
     path = damaged_at(tmp_path, 1, 12, count=40)
     for _ in range(2):
-        with Queue(path, _files=Unsynced()) as q:
+        with Queue(path, _files=NoSync()) as q:
             for _ in range(3):
                 with pytest.raises(CorruptQueue) as caught:
                     q.get(timeout=0)
                 assert (caught.value.path, caught.value.offset) == (f"{path}.1", 10)
             assert (len(q), bool(q)) == (40, True)
     repair(path)
-    with Queue(path, _files=Unsynced()) as q:
+    with Queue(path, _files=NoSync()) as q:
         assert q.get() == b"110"
 
 
@@ -1082,7 +1082,7 @@ def test_t25_a_disk_that_is_full_three_times_leaves_nothing_half_committed(tmp_p
             with pytest.raises(DiskFull):
                 session.commit()
             disk.error = 0
-            with Queue(crashed(tmp_path), _files=Unsynced()) as dead:
+            with Queue(crashed(tmp_path), _files=NoSync()) as dead:
                 assert list(dead) == numbers(0, 9)
             disk.error = errno.ENOSPC
         assert q.peek() == b"1"

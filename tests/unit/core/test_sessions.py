@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from disk import NoSync
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -41,21 +42,11 @@ from qewqew_core.files import Files
 Make = Callable[..., Queue]
 
 
-class Unsynced(Files):
-    """Where a test does not depend on what is durable: an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
-
-
 @pytest.fixture(params=itertools.product([16, 40, 4096], ["commit", "never"]), ids=lambda param: "{}-{}".format(*param))
 def make(request, tmp_path) -> Make:
     """Opens the one queue of the test, each time with the same chunk size and sync mode unless told otherwise."""
     chunk_size, sync = request.param
-    return lambda **more: Queue(tmp_path / "q", **{"chunk_size": chunk_size, "sync": sync, "_files": Unsynced(), **more})
+    return lambda **more: Queue(tmp_path / "q", **{"chunk_size": chunk_size, "sync": sync, "_files": NoSync(), **more})
 
 
 def numbers(begin: int, end: int) -> list[bytes]:
@@ -102,13 +93,13 @@ def is_plain(path: Path, expected: list[bytes]) -> None:
     """A closed queue is these records in the plain format: with its log and without it, and an empty one is no file at all."""
     assert plain(path) == expected
     assert not path.with_name("q.spill").exists()
-    with Queue(path, _files=Unsynced()) as q:
+    with Queue(path, _files=NoSync()) as q:
         assert list(q) == expected
         assert q.verify().problems == q.verify().orphans == []
     assert plain(path) == expected
     without_log = crashed(path.parent, "nolog")
     without_log.with_name("q.log").unlink(missing_ok=True)
-    with Queue(without_log, _files=Unsynced()) as q:
+    with Queue(without_log, _files=NoSync()) as q:
         assert list(q) == expected
     shutil.rmtree(without_log.parent)
 
@@ -124,12 +115,12 @@ def test_puts_and_gets_over_many_chunks_happen_together_at_the_commit_and_not_be
         assert session.get_many(14) == numbers(1, 15)
         session.put(b"new")
         assert session.put_many(record for record in numbers(100, 130)) == 30
-        with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+        with Queue(crashed(tmp_path), _files=NoSync()) as image:
             assert list(image) == numbers(0, 40), "nothing has happened yet"
         assert session.commit() == 31
         expected = [*numbers(15, 40), b"new", *numbers(100, 130)]
         assert list(q) == expected
-        with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+        with Queue(crashed(tmp_path), _files=NoSync()) as image:
             assert list(image) == expected, "all of it has"
     is_plain(tmp_path / "q", expected)
 
@@ -145,7 +136,7 @@ def test_a_session_commits_several_times_and_each_is_a_transaction_of_its_own(ma
             session.put(b"lost")
             assert session.get() == b"%d" % (2 * turn)
             session.rollback()
-            with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+            with Queue(crashed(tmp_path), _files=NoSync()) as image:
                 assert list(image) == list(q) == numbers(2 * turn, 3 * turn)
 
 
@@ -298,7 +289,7 @@ def test_what_is_held_is_invisible_to_everybody_and_only_what_lies_behind_it_is_
 
 def is_plain_besides_batches(path: Path, expected: list[bytes]) -> None:
     assert plain(path) == expected
-    with Queue(path, _files=Unsynced()) as q:
+    with Queue(path, _files=NoSync()) as q:
         assert list(q) == expected
         assert q.verify().ok
 
@@ -306,7 +297,7 @@ def is_plain_besides_batches(path: Path, expected: list[bytes]) -> None:
 def test_threads_with_sessions_that_often_roll_back_get_each_record_once(tmp_path):
     """Four threads put, four take, and a third of the sessions give back what they have done."""
     threads, each, done = 4, 90, threading.Event()
-    with Queue(tmp_path / "q", chunk_size=200, _files=Unsynced()) as q, ThreadPoolExecutor(2 * threads) as pool:
+    with Queue(tmp_path / "q", chunk_size=200, _files=NoSync()) as q, ThreadPoolExecutor(2 * threads) as pool:
 
         def produce(me: int) -> None:
             with q.session() as session:
@@ -446,7 +437,7 @@ def test_sessions_end_in_any_order_with_any_outcome_and_after_a_crash_and_a_clos
     for number, (order, outcome) in enumerate(ENDS):
         folder = tmp_path / str(number)
         folder.mkdir()
-        q = Queue(folder / "q", chunk_size=chunk_size, _files=Unsynced())
+        q = Queue(folder / "q", chunk_size=chunk_size, _files=NoSync())
         q.put_many(numbers(0, 11))
         sessions = [q.session() for _ in range(3)]
         left = dict.fromkeys(range(11))
@@ -469,7 +460,7 @@ def test_sessions_end_in_any_order_with_any_outcome_and_after_a_crash_and_a_clos
             assert list(q) == visible, (order, outcome, end)
             assert len(q) == len(visible)
             assert q.verify().problems == []
-            with Queue(crashed(folder), _files=Unsynced()) as image:
+            with Queue(crashed(folder), _files=NoSync()) as image:
                 assert list(image) == expected, (order, outcome, end)
                 assert image.verify().problems == image.verify().orphans == []
             assert plain(tmp_path / f"{number}.image" / "q") == expected
@@ -589,7 +580,7 @@ def test_a_lease_takes_what_nobody_holds_and_ends_like_any_other(tmp_path, chunk
     for end, outcome in itertools.product(["ack", "put_back", "nack"], ["commit", "rollback"]):
         folder = tmp_path / f"{end} {outcome}"
         folder.mkdir()
-        with Queue(folder / "q", chunk_size=chunk_size, _files=Unsynced()) as q:
+        with Queue(folder / "q", chunk_size=chunk_size, _files=NoSync()) as q:
             q.put_many(numbers(10, 30))
             before, session = q.session(), q.session()
             if start:
@@ -607,7 +598,7 @@ def test_a_lease_takes_what_nobody_holds_and_ends_like_any_other(tmp_path, chunk
             again = q.lease("key", max_records=3)
             assert (again.id, again.attempt, list(again)) == (batch.id, 1, taken)
             there = sorted(holds + free[size:], key=int)
-            with Queue(crashed(folder), _files=Unsynced()) as image:
+            with Queue(crashed(folder), _files=NoSync()) as image:
                 assert (list(image), list(image.batch(batch.id))) == (there, taken)
                 assert image.verify().problems == image.verify().orphans == []
             getattr(session, outcome)()
@@ -622,7 +613,7 @@ def test_a_lease_takes_what_nobody_holds_and_ends_like_any_other(tmp_path, chunk
             assert list(q) == left
             assert q.verify().problems == q.verify().orphans == []
         assert plain(folder / "q") == left
-        with Queue(folder / "q", chunk_size=chunk_size, _files=Unsynced()) as q:
+        with Queue(folder / "q", chunk_size=chunk_size, _files=NoSync()) as q:
             assert list(q) == left
             if end == "nack":
                 assert list(q.batch(batch.id)) == taken
@@ -681,7 +672,7 @@ def test_clear_leaves_what_sessions_hold_and_those_are_there_after_a_rollback(ma
         assert q.clear() == 0
         q.put(b"new")
         assert list(q) == [b"new"]
-        with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+        with Queue(crashed(tmp_path), _files=NoSync()) as image:
             assert list(image) == [*numbers(10, 17), b"new"]
         session.rollback()
         assert list(q) == [*numbers(10, 17), b"new"]
@@ -731,7 +722,7 @@ def test_records_that_are_held_outlast_chunks_that_come_and_go_around_them(make,
                 assert other.get() == b"%d" % number
                 other.commit()
         assert (len(q), q.stats().records) == (0, 2)
-        with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+        with Queue(crashed(tmp_path), _files=NoSync()) as image:
             assert list(image) == numbers(0, 2)
         session.rollback()
         q.put(b"2")
@@ -829,7 +820,7 @@ def spilled(folder: Path) -> list[str]:
 @pytest.mark.parametrize("sync", ["commit", "never"])
 @pytest.mark.parametrize("chunk_size", [40, 100, 4096])
 def test_what_is_too_much_for_memory_goes_to_files_that_the_commit_moves_into_the_queue(tmp_path, small_spill, chunk_size, sync):
-    with Queue(tmp_path / "q", chunk_size=chunk_size, sync=sync, _files=Unsynced()) as q:
+    with Queue(tmp_path / "q", chunk_size=chunk_size, sync=sync, _files=NoSync()) as q:
         q.put_many(numbers(0, 5))
         with q.session() as session:
             session.get_many(2)
@@ -839,14 +830,14 @@ def test_what_is_too_much_for_memory_goes_to_files_that_the_commit_moves_into_th
             assert len(files) > (5 if chunk_size < 4096 else 0)
             inodes = {(tmp_path / "q.spill" / name).stat().st_ino for name in files}
             assert list(q) == numbers(2, 5)
-            with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+            with Queue(crashed(tmp_path), _files=NoSync()) as image:
                 assert list(image) == numbers(0, 5)
             assert not (tmp_path.with_name(f"{tmp_path.name}.image") / "q.spill").exists()
             assert session.commit() == 300
             assert spilled(tmp_path) == []
             assert inodes <= {path.stat().st_ino for path in tmp_path.glob("q.*")}, "moved, not written again"
             assert list(q) == [*numbers(2, 5), *numbers(100, 400)]
-            with Queue(crashed(tmp_path), _files=Unsynced()) as image:
+            with Queue(crashed(tmp_path), _files=NoSync()) as image:
                 assert list(image) == [*numbers(2, 5), *numbers(100, 400)]
                 assert image.verify().problems == []
         q.put(b"last")
@@ -1312,7 +1303,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @initialize(chunk_size=st.sampled_from([30, 64, 150, 1000]), sync=st.sampled_from(["commit", "never"]), looks=st.booleans())
     def begin(self, chunk_size, sync, looks):
-        self.settings = {"chunk_size": chunk_size, "sync": sync, "_files": Unsynced()}
+        self.settings = {"chunk_size": chunk_size, "sync": sync, "_files": NoSync()}
         self.looks = looks  # looking makes the queue write out what only the log has
         self.open()
 
@@ -1542,7 +1533,7 @@ def test_closing_leaves_the_id_after_the_last_chunk_free_for_the_original(tmp_pa
 
 
 def test_a_second_close_after_one_that_failed_closes_no_descriptor_of_others(tmp_path):
-    class Failing(Unsynced):
+    class Failing(NoSync):
         fails = False
 
         def sync(self, fd: int) -> None:
@@ -1636,7 +1627,7 @@ def test_many_small_records_are_spilled_too(tmp_path, monkeypatch):
 
 
 def test_no_room_even_for_the_directory_of_spilled_records_is_a_full_disk(tmp_path, monkeypatch):
-    class Full(Unsynced):
+    class Full(NoSync):
         full = True
 
         def make_directory(self, path: str) -> None:

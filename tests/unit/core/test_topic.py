@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from disk import NoSync
 
 from qewqew_core import (
     BadArgument,
@@ -37,19 +38,8 @@ from qewqew_core import (
     inspect_reader,
     zbus,
 )
-from qewqew_core.files import Files
 
 Make = Callable[..., Topic]
-
-
-class Unsynced(Files):
-    """What is durable is tested elsewhere; an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @pytest.fixture(params=itertools.product([500, 1 << 20], ["commit", "never"]), ids=lambda param: "{}-{}".format(*param))
@@ -59,7 +49,7 @@ def make(request, tmp_path) -> Iterator[Make]:
     opened: list[Topic] = []
 
     def one(**more: object) -> Topic:
-        opened.append(Topic(tmp_path / "t", **{"block_size": block_size, "sync": sync, "_files": Unsynced(), **more}))
+        opened.append(Topic(tmp_path / "t", **{"block_size": block_size, "sync": sync, "_files": NoSync(), **more}))
         return opened[-1]
 
     yield one
@@ -70,7 +60,7 @@ def make(request, tmp_path) -> Iterator[Make]:
 @pytest.fixture
 def topic(tmp_path) -> Iterator[Topic]:
     """For what does not depend on blocks and sync mode."""
-    with Topic(tmp_path / "t", block_size=500, _files=Unsynced()) as topic:
+    with Topic(tmp_path / "t", block_size=500, _files=NoSync()) as topic:
         yield topic
 
 
@@ -254,10 +244,10 @@ def test_a_bad_key_is_refused_by_appends_and_sessions(topic, key):
 
 
 def test_keys_are_forgotten_after_thirty_days_and_not_before(topic, monkeypatch):
-    start = appending.now()
+    start = appending.now_ms()
     day = 86_400_000
     topic.append_many([b"1"], key="k")
-    monkeypatch.setattr(appending, "now", lambda: start + 29 * day)
+    monkeypatch.setattr(appending, "now_ms", lambda: start + 29 * day)
     assert topic.append_many([b"2"], key="k") == 1
     topic.close()
     assert len(Topic(topic.path)) == 1
@@ -528,7 +518,7 @@ def test_what_is_appended_is_a_copy(make):
 @pytest.mark.parametrize("sync", ["commit", "never"])
 def test_a_session_of_large_bodies_keeps_them_on_disk_and_stores_them_right(tmp_path, sync):
     """Over 16 MiB, bodies go to a file without a name; memory does not grow with them."""
-    with Topic(tmp_path / "t", sync=sync, block_size=30 << 20, _files=Unsynced()) as topic, topic.session() as session:
+    with Topic(tmp_path / "t", sync=sync, block_size=30 << 20, _files=NoSync()) as topic, topic.session() as session:
         for run in (1, 2):
             tracemalloc.start()
             digests = []
@@ -1035,8 +1025,8 @@ def at(milliseconds: int) -> datetime:
 def test_seek_by_time_finds_the_first_message_since_then_in_the_first_block_that_was_written_since_then(tmp_path, monkeypatch):
     """What the original meant: blocks by the time of their last write, messages by their own time."""
     clock = 1_000_000
-    monkeypatch.setattr(appending, "now", lambda: clock)
-    with Topic(tmp_path / "t", block_size=408, _files=Unsynced()) as topic, topic.reader("r") as one:
+    monkeypatch.setattr(appending, "now_ms", lambda: clock)
+    with Topic(tmp_path / "t", block_size=408, _files=NoSync()) as topic, topic.reader("r") as one:
         for _ in range(6):  # blocks of two messages: 1,001,000 and 1,002,000; 1,003,000 …
             clock += 1000
             topic.append(b"")
@@ -1335,7 +1325,7 @@ def test_ids_and_tags_are_text_of_any_kind_up_to_their_limit_in_bytes(make, lett
 @pytest.mark.parametrize("sync", ["commit", "never"])
 def test_a_body_of_a_hundred_megabytes(tmp_path, sync):
     body = os.urandom(1 << 20) * 100
-    with Topic(tmp_path / "t", sync=sync, _files=Unsynced()) as topic:
+    with Topic(tmp_path / "t", sync=sync, _files=NoSync()) as topic:
         topic.append(b"before")
         topic.append(body, tag="big")
         topic.append(b"after")
@@ -1382,7 +1372,7 @@ def test_bodies_up_to_two_gibibytes_and_blocks_that_end_there(tmp_path):
 def test_what_does_not_fit_into_one_block_goes_to_several_and_is_still_one_commit(tmp_path, monkeypatch):
     """The limit of 2 GiB, made small."""
     monkeypatch.setattr(zbus, "LARGEST_BLOCK", 1000)
-    with Topic(tmp_path / "t", block_size=700, _files=Unsynced()) as topic:
+    with Topic(tmp_path / "t", block_size=700, _files=NoSync()) as topic:
         topic.append(b"first")
         assert topic.append_many([bytes([number]) * 100 for number in range(9)], key="k") == 9
         assert topic.append_many([], key="k") == 9

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from disk import NoSync
 
 from qewqew_core import (
     BadArgument,
@@ -31,20 +32,9 @@ from qewqew_core import (
     manifest,
     reader,
 )
-from qewqew_core.files import Files
 from qewqew_core.tags import Filter
 
 Make = Callable[..., Topic]
-
-
-class Unsynced(Files):
-    """What is durable is tested elsewhere; an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @pytest.fixture(
@@ -56,7 +46,7 @@ def make(request, tmp_path) -> Iterator[Make]:
     opened: list[Topic] = []
 
     def one(**more: object) -> Topic:
-        named = {"block_size": block_size, "sync": sync, "dialect": dialect, "_files": Unsynced()}
+        named = {"block_size": block_size, "sync": sync, "dialect": dialect, "_files": NoSync()}
         opened.append(Topic(tmp_path / "orders", **{**named, **more}))
         return opened[-1]
 
@@ -228,7 +218,7 @@ def test_what_a_consumer_has_in_flight_is_not_leased(make):
 
 
 def test_a_large_batch_has_boundaries_for_those_who_read_it_in_parts(tmp_path):
-    with Topic(tmp_path / "orders", _files=Unsynced()) as topic, topic.reader("r") as one:
+    with Topic(tmp_path / "orders", _files=NoSync()) as topic, topic.reader("r") as one:
         topic.append_many(Message(bytes(500), tag="ab"[number % 2]) for number in range(2000))
         batch = one.lease("k", max_records=1500)
         check_manifest(batch, topic, list(range(1500)))
@@ -501,7 +491,7 @@ def damage(topic: Topic, block: int, at: int) -> Path:
 
 def test_a_lease_of_damaged_messages_is_refused_and_takes_nothing(tmp_path):
     """Bodies have no checksum in the format; ours stands in the topic's log."""
-    with Topic(tmp_path / "orders", block_size=500, _files=Unsynced()) as topic:
+    with Topic(tmp_path / "orders", block_size=500, _files=NoSync()) as topic:
         filled(topic, 6).close()
     for at in (0, 100, 204):
         path = damage(topic, 1, at)
@@ -522,7 +512,7 @@ def test_a_lease_of_damaged_messages_is_refused_and_takes_nothing(tmp_path):
 
 def test_damage_behind_what_is_leased_is_found_too_if_it_is_in_the_same_piece(tmp_path):
     """A piece of about 64 KiB has one checksum: better no batch than one from a file that is known to be damaged."""
-    with Topic(tmp_path / "orders", _files=Unsynced()) as topic:
+    with Topic(tmp_path / "orders", _files=NoSync()) as topic:
         topic.append_many([bytes(1000)] * 200)
     damage(topic, 0, 150_000)
     with Topic(tmp_path / "orders") as again, again.reader("r") as one:
@@ -533,7 +523,7 @@ def test_damage_behind_what_is_leased_is_found_too_if_it_is_in_the_same_piece(tm
 
 
 def test_damage_that_comes_after_the_lease_is_found_by_reading_and_by_verify(tmp_path):
-    with Topic(tmp_path / "orders", block_size=500, _files=Unsynced()) as topic, filled(topic, 6).reader("r") as one:
+    with Topic(tmp_path / "orders", block_size=500, _files=NoSync()) as topic, filled(topic, 6).reader("r") as one:
         batch = one.lease("k")
         path = damage(topic, 1, 204)
         found: list[Message] = []
@@ -549,7 +539,7 @@ def test_damage_that_comes_after_the_lease_is_found_by_reading_and_by_verify(tmp
 
 
 def test_a_manifest_that_does_not_fit_its_batch_is_found_by_verify(tmp_path):
-    with Topic(tmp_path / "orders", _files=Unsynced()) as topic, filled(topic, 4).reader("r") as one:
+    with Topic(tmp_path / "orders", _files=NoSync()) as topic, filled(topic, 4).reader("r") as one:
         batch = one.lease("k")
         path = Path(batch.manifest_path)
         body = json.loads(path.read_bytes())
@@ -563,7 +553,7 @@ def test_a_manifest_that_does_not_fit_its_batch_is_found_by_verify(tmp_path):
 
 
 def test_readers_in_two_processes_lease_different_batches_until_nothing_is_left(tmp_path):
-    with Topic(tmp_path / "orders", block_size=2000, _files=Unsynced()) as topic:
+    with Topic(tmp_path / "orders", block_size=2000, _files=NoSync()) as topic:
         filled(topic, 300)
         work = """
         import sys

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from disk import JournalDisk, image
+from disk import JournalDisk, NoSync, image
 
 import qewqew_core.appending
 import qewqew_core.journal
@@ -33,16 +33,6 @@ from qewqew_core.tags import Filter
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.view import Found
 from qewqew_core.view import View as TopicView
-
-
-class NoSync(Files):
-    """The real disk, without waiting for it."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 class ReaderView(NamedTuple):
@@ -658,3 +648,25 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
         reader.close()
     with Topic(tmp_path / "killed" / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
         assert [one.body for one in reader.read_many(5)] == ([] if committed else [b"read"]) + [b"left"]
+
+
+def test_what_a_session_read_comes_again_if_a_power_cut_took_what_it_appended(tmp_path, monkeypatch):
+    """With "never" the commit may be on disk and its messages not: then it has not happened, for its readers neither."""
+    options: dict[str, Any] = {"sync": "never", "_files": NoSync()}
+    with Topic(tmp_path / "t", **options) as topic:
+        topic.append(b"read")
+    note = qewqew_core.topic_session._note
+
+    def note_later(reader, session):
+        shutil.copytree(tmp_path / "t", tmp_path / "cut" / "t")
+        return note(reader, session)
+
+    monkeypatch.setattr(qewqew_core.topic_session, "_note", note_later)
+    with Topic(tmp_path / "t", **options) as topic, topic.reader("r") as reader, topic.session() as session:
+        session.read(reader)
+        session.append(b"x" * 5000)  # too large for the log to carry it
+    (block,) = (tmp_path / "cut" / "t" / "data").glob("*.zbus")
+    block.write_bytes(block.read_bytes()[:-5000] + bytes(5000))
+    with Topic(tmp_path / "cut" / "t", **options) as topic, topic.reader("r") as reader:
+        assert [one.body for one in topic] == [b"read"]
+        assert [one.body for one in reader.read_many(5)] == [b"read"]

@@ -8,22 +8,12 @@ from typing import Any
 
 import pytest
 import zbus_cases
+from disk import NoSync
 from zbus_cases import cases, content
 
 from qewqew_core import Empty, Message, Reader, Topic, appending, reader, zbus
-from qewqew_core.files import Files
 
 CASES = cases()
-
-
-class Unsynced(Files):
-    """What is durable is tested elsewhere; an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @pytest.fixture(params=CASES)
@@ -32,7 +22,7 @@ def case(request, tmp_path):
 
 
 def opened(queue: Path, body: dict[str, Any], **more: Any) -> Topic:
-    return Topic(queue, dialect=body["dialect"], block_size=body["block_max_size"], _files=Unsynced(), **more)
+    return Topic(queue, dialect=body["dialect"], block_size=body["block_max_size"], _files=NoSync(), **more)
 
 
 def fields(message: Message) -> dict[str, Any]:
@@ -259,7 +249,7 @@ class Replay:
         self.readers: dict[str, Reader] = {}
         self.after: list[tuple[str, int, bytes]] = []  # what the API has no call for: file, place, bytes
         self.done: list[str] = []
-        monkeypatch.setattr(appending, "now", lambda: self.now)
+        monkeypatch.setattr(appending, "now_ms", lambda: self.now)
         monkeypatch.setattr(reader, "now_ms", lambda: self.now)
 
     def run(self) -> None:

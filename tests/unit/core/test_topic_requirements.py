@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 import zbus_cases
-from disk import JournalDisk, image
+from disk import JournalDisk, NoSync, image
 
 from qewqew_core import (
     BadArgument,
@@ -42,16 +42,6 @@ from qewqew_core.files import Files
 ROOT = Path(__file__).parents[3]
 HEAD = 204
 DIALECTS = ["B", "C"]
-
-
-class Unsynced(Files):
-    """What is durable is tested elsewhere; an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 class Recording(Files):
@@ -92,7 +82,7 @@ class Recording(Files):
 
 
 def topic_at(path: Path, **more: object) -> Topic:
-    return Topic(path, **{"block_size": 500, "_files": Unsynced(), **more})
+    return Topic(path, **{"block_size": 500, "_files": NoSync(), **more})
 
 
 def numbers(messages: object) -> list[int]:
@@ -244,7 +234,7 @@ def test_z05_length_bytes_count_bytes_and_what_is_too_long_is_refused_at_any_len
 
 def test_z06_seek_by_offset_by_time_and_by_number_works_and_is_kept(tmp_path, monkeypatch):
     clock = 10_000
-    monkeypatch.setattr(appending, "now", lambda: clock)
+    monkeypatch.setattr(appending, "now_ms", lambda: clock)
     with topic_at(tmp_path / "t") as topic:
         for number in range(8):
             clock += 1000
@@ -592,7 +582,7 @@ def test_zd02_nor_when_the_writer_goes_on_between_any_two_looks_at_the_index(tmp
     count = 3000
     found: list[bytes] = []
 
-    class Racing(Unsynced):
+    class Racing(NoSync):
         appended = 0
         busy = True
 
@@ -781,7 +771,7 @@ def test_zd10_a_cleared_filter_is_cleared_at_once_and_a_refused_text_changes_not
 
 def test_zd11_seek_is_stored_time_finds_its_message_and_places_out_of_bounds_are_refused(tmp_path, monkeypatch):
     clock = 0
-    monkeypatch.setattr(appending, "now", lambda: clock)
+    monkeypatch.setattr(appending, "now_ms", lambda: clock)
     with topic_at(tmp_path / "t", block_size=410) as topic, topic.reader("r") as one:
         for number in range(6):
             clock += 1000
@@ -884,7 +874,7 @@ def test_zd13_nothing_is_mapped_and_no_descriptor_stays_open(tmp_path):
 
 
 def test_zd14_a_failed_write_leaves_no_gap_in_the_numbers_and_a_copied_reader_has_the_offset(tmp_path):
-    class Failing(Unsynced):
+    class Failing(NoSync):
         full = False
 
         def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:

@@ -8,22 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from disk import NoSync
 
 from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, appending, inspect_reader, topic, zbus
-from qewqew_core.files import Files
 
 Make = Callable[..., Topic]
 BODY = b"x" * 46  # a message of 250 bytes: two fill a block
-
-
-class Unsynced(Files):
-    """What is durable is tested elsewhere; an fsync costs more than all the rest."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, path: str) -> None:
-        pass
 
 
 @pytest.fixture(params=["commit", "never"])
@@ -32,7 +22,7 @@ def make(request, tmp_path) -> Iterator[Make]:
     opened: list[Topic] = []
 
     def one(**more: object) -> Topic:
-        opened.append(Topic(tmp_path / "t", **{"block_size": 500, "sync": request.param, "_files": Unsynced(), **more}))
+        opened.append(Topic(tmp_path / "t", **{"block_size": 500, "sync": request.param, "_files": NoSync(), **more}))
         return opened[-1]
 
     yield one
@@ -96,8 +86,8 @@ def test_blocks_beyond_max_bytes_are_removed(make):
 def test_blocks_that_are_older_than_max_age_are_removed(make, monkeypatch):
     start = clock = 1_600_000_000_000
     hour = 3_600_000
-    monkeypatch.setattr(appending, "now", lambda: clock)
-    monkeypatch.setattr(topic, "now", lambda: clock)
+    monkeypatch.setattr(appending, "now_ms", lambda: clock)
+    monkeypatch.setattr(topic, "now_ms", lambda: clock)
     with make(max_age=timedelta(hours=1)) as one:
         for number in range(6):
             clock = start + 600_000 * number
@@ -410,7 +400,7 @@ def test_a_reader_that_lost_messages_leases_what_is_there(make):
 @pytest.fixture
 def full(tmp_path) -> Iterator[Topic]:
     """A topic with as many blocks as the index can name."""
-    with Topic(tmp_path / "t", block_size=1, sync="never", _files=Unsynced()) as one:
+    with Topic(tmp_path / "t", block_size=1, sync="never", _files=NoSync()) as one:
         for number in range(zbus.RING):
             one.append(b"%d" % number)
         yield one
@@ -466,7 +456,7 @@ def test_entries_of_the_index_are_used_again_past_the_ring(full):
     assert numbers(behind) == list(range(first, ring + more))
     behind.close()
     full.close()
-    with Topic(full.path, block_size=1, sync="never", _files=Unsynced()) as one, one.reader("r") as reader:
+    with Topic(full.path, block_size=1, sync="never", _files=NoSync()) as one, one.reader("r") as reader:
         assert [message.body for message in reader] == [b"%d" % number for number in range(first, ring + more)]
         for number in (first, ring + more - 1, ring + 500):
             reader.seek(number=number)
@@ -482,7 +472,7 @@ def test_entries_of_the_index_are_used_again_past_the_ring(full):
 
 
 def test_with_a_bound_a_topic_is_never_full(tmp_path):
-    with Topic(tmp_path / "t", block_size=1, sync="never", max_records=50, _files=Unsynced()) as one:
+    with Topic(tmp_path / "t", block_size=1, sync="never", max_records=50, _files=NoSync()) as one:
         for number in range(zbus.RING + 200):
             assert one.append(b"") == number
         assert len(one) == 50
