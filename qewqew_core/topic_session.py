@@ -136,24 +136,25 @@ class TopicSession:
         operations = b"" if hashed is None else topic_log.put_key(hashed, len(self._appends))
         if read:
             operations += topic_log.session({"id": session, "readers": [reader.name for reader in read]})
-        with writer._exclusive():
-            blocks = writer.state.last.block
-            if hashed is not None and hashed in writer.state.put_keys:
-                known, position = writer.state.put_keys[hashed][1], writer.log.position
-                self.rollback()
-            else:
-                known = None
-                position = self._commit(writer, session, read, operations)
-        if known is not None:
-            writer.durable(position)  # another thread may still be waiting for that commit
-            return known
+        position = None
         try:
+            with writer._exclusive():
+                blocks = writer.state.last.block
+                if hashed is not None and hashed in writer.state.put_keys:
+                    known, before = writer.state.put_keys[hashed][1], writer.log.position
+                    self.rollback()
+                else:
+                    position = self._commit(writer, session, read, operations)
+            if position is None:
+                writer.durable(before)  # another thread may still be waiting for that commit
+                return known
             writer.durable(position)
             noted = [_note(reader, session) for reader in read]
             if all(noted):
                 writer.noted(session)
         except BaseException:
-            self._leave_open(session)
+            if position is not None:  # else it has not happened, or `_commit` has seen to it
+                self._leave_open(session)
             raise
         count = len(self._appends)
         self._forget()
