@@ -14,12 +14,14 @@ from qewqew_core.errors import (
     CorruptQueue,
     DiskFull,
     Empty,
+    MessagesLost,
     QewQewError,
     QueueBroken,
     QueueClosed,
     QueueFull,
     QueueLocked,
     RecordTooLarge,
+    StoreError,
 )
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.orphans import Orphan
@@ -49,6 +51,7 @@ __all__ = [
     "DiskFull",
     "Empty",
     "Message",
+    "MessagesLost",
     "Orphan",
     "QewQewError",
     "Queue",
@@ -62,6 +65,7 @@ __all__ = [
     "RepairReport",
     "Report",
     "Session",
+    "StoreError",
     "Topic",
     "TopicRepair",
     "TopicReport",

@@ -7,14 +7,15 @@ the commit, `settle` moves them to where the log says, and recovery does the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from qewqew_core import chunk, layout, manifest
 from qewqew_core.errors import BadArgument, BadPath, BatchExpired
 from qewqew_core.files import Files, write_new
 from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.reading import crc_of_unread
+from qewqew_core.publishing import publish
+from qewqew_core.reading import crcs_of_unread
 from qewqew_core.state import BatchState
 from qewqew_core.zbus import Message
 
@@ -60,13 +61,26 @@ class Batch:
             yield one
 
     def _records(self) -> Iterator[bytes | Message]:
-        directory = os.path.dirname(self.manifest_path)
-        if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
-            raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
+        directory = self._directory()
         body = manifest.load(self.manifest_path)
         for segment in body.segments:
             for records in manifest.read_records(directory, body, segment):
                 yield from records
+
+    def _directory(self) -> str:
+        directory = os.path.dirname(self.manifest_path)
+        if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
+            raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
+        return directory
+
+    def publish(
+        self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> str:
+        """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
+
+        The batch stays where it is, in its state: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
+        """
+        return publish(self._directory(), url, options=options, progress=progress)
 
     def __len__(self) -> int:
         return self.records
@@ -129,17 +143,12 @@ def segment_file(path: str, chunk_id: int) -> str:
 
 def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
     """The manifest of a batch whose segments lie at these paths now; raises `CorruptQueue` as a reader does."""
-    segments = tuple(
-        Segment(
-            segment_file(path, one.id),
-            one.head,
-            one.tail,
-            one.records,
-            f"{crc_of_unread(files, where, one):08x}",
-            tuple((piece.offset, piece.records - one.taken) for piece in one.pieces if piece.offset > one.head),
-        )
-        for one, where in zip(batch.chunks, segment_paths, strict=True)
-    )
+    segments = []
+    for one, where in zip(batch.chunks, segment_paths, strict=True):
+        *inside, whole = manifest.checksums(crcs_of_unread(files, where, one))
+        boundaries = tuple((piece.offset, piece.records - one.taken) for piece in one.pieces if piece.offset > one.head)
+        name = segment_file(path, one.id)
+        segments.append(Segment(name, one.head, one.tail, one.records, whole, boundaries, tuple(inside)))
     return Manifest(
         batch.id,
         batch.keys[-1],
@@ -148,7 +157,7 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
         batch.attempt,
         batch.records,
         batch.bytes,
-        segments,
+        tuple(segments),
     )
 
 

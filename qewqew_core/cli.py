@@ -569,6 +569,43 @@ def nack(
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
 
 
+@app.command()
+def publish(
+    path: QueuePath,
+    batch_id: BatchId,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/batches.", show_default=False)
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the store. Others see it in the list of processes: no secrets."),
+    ] = None,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Copy a batch to URL/ID, where Spark on other machines reads it; again after an interruption, and it goes on.
+
+    The batch stays, in its state. The queue is not locked meanwhile: nobody else may end the batch.
+    """
+    options = dict(_option(one) for one in option or ())
+    with _leasing(path, reader, lock_timeout) as queue:
+        batch = queue.batch(batch_id)
+    with _topic_hint() if reader else contextlib.nullcontext(), _progress("publishing") as progress:
+        target = batch.publish(url, options=options, progress=progress)
+    if as_json:
+        _print_json({"id": batch.id, "url": target, "records": batch.records})
+    else:
+        _print(f"{target} has {_count(batch.records, 'record')}")
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter("an option is NAME=VALUE")
+    return name, value
+
+
 def _end(queue: Leasing, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
     ended: list[Batch] = []

@@ -95,5 +95,17 @@ class CommitConflict(QewQewError):
     """A message is no longer with this consumer: it was delivered again since, or the reader was moved. Nothing was committed."""
 
 
+class MessagesLost(QewQewError):
+    """Messages that were asked for have been removed from the topic, by its retention or with the whole topic."""
+
+
+class RecordsTaken(QewQewError):
+    """Records that a read without the queue's lock was about to deliver have been taken by somebody, and their file is gone."""
+
+
 class BadManifest(QewQewError, ValueError):
     """A manifest that cannot be read, or that does not describe the files beside it."""
+
+
+class StoreError(QewQewError, OSError):
+    """A store of files that is reached by URL did not do what it was asked for: no permission, no connection, a time-out."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError
 from qewqew_core.files import Files, read_whole
-from qewqew_core.state import State
+from qewqew_core.state import Chunk, State
 
 if TYPE_CHECKING:
     import pendulum
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,51 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     queue must the records be counted. Raises `BadPath`, `CorruptQueue`.
     """
     full = layout.check_path(path)
+    return _steady(full, lambda: stats_of(full, _look(full)[0]))
+
+
+class Snapshot(NamedTuple):
+    """The records of a queue as of a commit: where they lie in its chunk files, and what only the log has of them."""
+
+    chunks: list[Chunk]  # those with records, first to last
+    pending: dict[int, list[tuple[int, bytes]]]  # by chunk: offset, and the frames that belong there
+
+
+def snapshot(path: str) -> Snapshot:
+    """The records of a queue as of its last commit, those included that open sessions hold.
+
+    Takes no lock, waits for nobody, changes nothing: nothing keeps the records from being taken, and their files from being
+    removed or used again, while the snapshot is read; the checksums of the pieces tell. Empty for a queue that does not
+    exist, if its directory does. Raises `BadPath`, `CorruptQueue`.
+    """
+    full = layout.check_path(path)
+    return _steady(full, lambda: _snapshot(full))
+
+
+def _snapshot(path: str) -> Snapshot:
+    state, redo = _look(path)
+    chunks = [one for one in state.chain.values() if one.records]
+    return Snapshot(chunks, {one.id: _missing(chunk.chunk_path(path, one.id), redo[one.id]) for one in chunks if one.id in redo})
+
+
+def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
+    files = Files()
+    try:
+        fd = files.open_to_read(path)
+    except FileNotFoundError:
+        return runs
+    try:
+        return [(offset, frames) for offset, frames in runs if files.read(fd, len(frames), offset) != frames]
+    finally:
+        files.close(fd)
+
+
+def _steady(path: str, look: Callable[[], _T]) -> _T:
+    """What ``look`` finds; again, if the queue changed under its eyes."""
     for attempt in range(5):
         try:
-            return stats_of(full, _state(full))
+            return look()
         except (CorruptQueue, FileNotFoundError):
             # A queue in use changes between two looks at it; damage looks the same each time.
             if attempt == 4:
@@ -52,25 +97,26 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
             if isinstance(error, QewQewError):
                 raise
             what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
-            raise BadPath(f"{what}: {error.strerror}", path=error.filename or full) from error
+            raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
     raise AssertionError
 
 
-def _state(path: str) -> State:
+def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
+    """The state, and frames that may not have reached the chunk files yet."""
     files = Files()
     header = b""
     with contextlib.suppress(FileNotFoundError):
         header = read_whole(files, path, follow=True)
     found = recovery.look(files, path, header)
     if found.log is not None and (not found.log.clean or recovery.agree(files, found)):
-        return found.log.state
+        return found.log.state, found.log.redo
     if found.log is not None and _changed_since(files, path, found.log.generation, found.log.end):
         raise CorruptQueue("the queue changed while it was read", path=path)
     chain, _ = recovery.chain_of(files, found)
     state = State.of(chain)
     if found.log is not None:
         state.batches = found.log.state.batches
-    return state
+    return state, {}
 
 
 def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:

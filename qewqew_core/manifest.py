@@ -3,7 +3,7 @@
 A batch is a directory: `manifest.json` and the segment files it names, each a chunk file of a queue (see
 `chunk`) or a block of a topic (see `zbus`) of which the bytes from ``start`` to ``end`` are this batch's
 records; of a topic's, with a filter, those that match. Paths are relative to the manifest, so the
-directory can be copied as it is, manifest last, and read where it lies.
+directory can be copied as it is, manifest last (`publishing` does that), and read where it lies: in any `store`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import builtins
 import json
 import os
 import re
+import struct
 import zlib
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qewqew_core import chunk, zbus
-from qewqew_core.errors import BadArgument, BadManifest, CorruptQueue
+from qewqew_core.errors import BadArgument, BadManifest, CorruptQueue, StoreError
+from qewqew_core.store import Local, Read, Store, local_path, store_of
 from qewqew_core.tags import Filter
 
 MANIFEST = "manifest.json"
 VERSION = 1
 CHUNK, BLOCK = "chunk", "block"  # layouts: what the segment files are
+_STEP = 1 << 20
+_AT_ONCE = 2 << 20  # what is longer is read once to verify it, and once more to give it out
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,46 @@ class Segment:
     records: int
     crc32: str  # of the bytes from start to end, eight hex digits
     boundaries: tuple[tuple[int, int], ...]  # (offset of a record, records of this segment before it)
+    checksums: tuple[str, ...] = ()  # as crc32, of the bytes from start to each boundary; () in manifests of older releases
+    # Of a part that `split` cut off: the checksum of what lies before it. ``crc32`` and ``checksums`` go on from there.
+    seed: str = "00000000"
 
     @property
     def base(self) -> int:
         """Of a block: the offset in the topic at which the file begins."""
         return int(self.file[:20])
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a part can be verified by itself."""
+        return len(self.checksums) == len(self.boundaries)
+
+    def split(self, size: int) -> list[Segment]:
+        """Parts of at least ``size`` bytes, but for the last, cut at boundaries; the whole if it is not `splittable`."""
+        if not self.splittable:
+            return [self]
+        parts, seed = [], self.seed
+        start, before, first = self.start, 0, 0
+        places = (*self.boundaries, (self.end, self.records))
+        for number, ((end, records), crc32) in enumerate(zip(places, (*self.checksums, self.crc32), strict=True)):
+            if end - start >= size or end == self.end:
+                inside = tuple((offset, count - before) for offset, count in self.boundaries[first:number])
+                checksums = self.checksums[first:number]
+                parts.append(Segment(self.file, start, end, records - before, crc32, inside, checksums, seed))
+                start, before, first, seed = end, records, number + 1, crc32
+        return parts
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name != "seed"}
+        if not self.checksums:
+            del fields["checksums"]
+        return fields
+
+
+def checksums(crcs: Iterable[int]) -> tuple[str, ...]:
+    """Eight hex digits for each."""
+    values = tuple(crcs)
+    return tuple(struct.pack(f">{len(values)}I", *values).hex(" ", 4).split())
 
 
 @dataclass(frozen=True)
@@ -67,6 +106,13 @@ class Manifest:
     dialect: str | None = None  # "B" or "C"
     filter: str | None = None
 
+    def files(self) -> dict[str, int]:
+        """The names of the files, and where the last segment in each ends."""
+        ends: dict[str, int] = {}
+        for segment in self.segments:
+            ends[segment.file] = max(segment.end, ends.get(segment.file, 0))
+        return ends
+
     def to_json(self) -> builtins.bytes:
         topic = self.layout == BLOCK
         body: dict[str, Any] = {
@@ -81,34 +127,42 @@ class Manifest:
             "attempt": self.attempt,
             "records": self.records,
             "bytes": self.bytes,
-            "segments": [vars(segment) for segment in self.segments],
+            "segments": [segment._fields() for segment in self.segments],
         }
         return json.dumps(body).encode()
 
 
-def manifest_path(path: str) -> str:
-    """The manifest of a batch that is given by its directory or by its manifest."""
-    return os.path.join(path, MANIFEST) if os.path.isdir(path) else path
+def manifest_path(path: str | os.PathLike[str]) -> str:
+    """The manifest of a batch that is given by its directory or by its manifest: a path, or a URL."""
+    path = os.fspath(path)
+    local = local_path(path)
+    if local is None:
+        return path if path.endswith(".json") else f"{path.rstrip('/')}/{MANIFEST}"
+    return os.path.join(local, MANIFEST) if os.path.isdir(local) else local
 
 
-def load(path: str) -> Manifest:
+def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:
     """Read a manifest and check all that can be checked without reading the segments.
 
-    ``path`` is a batch directory or its manifest. Raises `BadManifest`, which names file and field.
+    ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). Raises
+    `BadManifest`, which names file and field, and `StoreError`, `BadArgument`.
     """
     path = manifest_path(path)
+    store = store_of(os.path.dirname(path), options)
     try:
-        with open(path, "rb") as file:
-            body = json.load(file)
+        text = store.read(os.path.basename(path))
     except FileNotFoundError as error:
         raise BadManifest("there is no manifest; give the directory of a batch or its manifest.json", path=path) from error
+    except StoreError:
+        raise
     except OSError as error:
         raise BadManifest(f"the manifest cannot be read: {error.strerror}", path=path) from error
+    try:
+        body = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise BadManifest(f"not JSON ({error}); give the directory of a batch or its manifest.json", path=path) from error
     manifest = parse(body, path)
-    for segment in manifest.segments:
-        _check_file(segment, path)
+    _check_files(store, manifest, path)
     return manifest
 
 
@@ -150,6 +204,7 @@ def parse(body: Any, path: str) -> Manifest:
             field(item, "records", int, where),
             field(item, "crc32", str, where),
             _pairs(item.get("boundaries", []), where, path),
+            tuple(field(item, "checksums", list, where) if "checksums" in item else ()),
         )
         _check_segment(segment, layout, partial, where, path)
         segments.append(segment)
@@ -188,6 +243,7 @@ def _pairs(value: Any, where: str, path: str) -> tuple[tuple[int, int], ...]:
     return tuple((offset, records) for offset, records in value)
 
 
+_CRC = re.compile("[0-9a-f]{8}")
 _OVERHEAD = {CHUNK: chunk.LENGTH.size, BLOCK: zbus.HEAD}  # bytes of a record beside its payload
 _RANGES = {CHUNK: (chunk.BEGIN, chunk.MAX_CHUNK_SIZE), BLOCK: (0, zbus.LARGEST_BLOCK)}
 
@@ -207,8 +263,15 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
     size = segment.end - segment.start
     if size < _OVERHEAD[layout] * segment.records or (not partial and (size > 0) != (segment.records > 0)):
         raise BadManifest(f"{where}{segment.records} records do not fit into {size} bytes", path=path)
-    if len(segment.crc32) != 8 or not set(segment.crc32) <= set("0123456789abcdef"):
+    if _CRC.fullmatch(segment.crc32) is None:
         raise BadManifest(f"{where}crc32 {segment.crc32!r} is not eight hex digits", path=path)
+    if segment.checksums and len(segment.checksums) != len(segment.boundaries):
+        raise BadManifest(
+            f"{where}there are {len(segment.checksums)} checksums for {len(segment.boundaries)} boundaries", path=path
+        )
+    for one in segment.checksums:
+        if not isinstance(one, str) or _CRC.fullmatch(one) is None:
+            raise BadManifest(f"{where}checksum {one!r:.80} is not eight hex digits", path=path)
     before, counted = segment.start, 0
     for offset, records in segment.boundaries:
         rises = counted <= records <= segment.records if partial else counted < records < segment.records
@@ -217,50 +280,58 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
         before, counted = offset, records
 
 
-def _check_file(segment: Segment, path: str) -> None:
-    file = os.path.join(os.path.dirname(path), segment.file)
-    try:
-        status = os.lstat(file)
-    except (OSError, UnicodeEncodeError) as error:  # JSON can name what no file can be named
-        raise BadManifest(f"segment file {segment.file!r} cannot be read: {error}", path=path) from error
-    if not os.path.isfile(file) or os.path.islink(file):
-        raise BadManifest(f"segment file {segment.file!r} is not a regular file", path=path)
-    if status.st_size < segment.end:
-        raise BadManifest(
-            f"segment file {segment.file!r} has {status.st_size} bytes, the segment ends at {segment.end}", path=path
-        )
+def _check_files(store: Store, manifest: Manifest, path: str) -> None:
+    """Raise `BadManifest` if a segment's file is not there, is no plain file, or is too short."""
+    ends = manifest.files()
+    sizes = store.sizes(list(ends))
+    for name, end in ends.items():
+        try:
+            size = sizes[name] if name in sizes else store.size(name)
+        except StoreError:
+            raise
+        except (OSError, UnicodeEncodeError) as error:  # JSON can name what no file can be named
+            raise BadManifest(f"segment file {name!r} cannot be read: {error}", path=path) from error
+        if size < end:
+            raise BadManifest(f"segment file {name!r} has {size} bytes, the segment ends at {end}", path=path)
 
 
-def read_records(directory: str, manifest: Manifest, segment: Segment) -> Iterator[list[bytes] | list[zbus.Message]]:
+def read_records(
+    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment
+) -> Iterator[list[bytes] | list[zbus.Message]]:
     """The records of a segment, in order, some 1 MiB at a time: bytes, or the messages of a topic.
 
-    Raises `CorruptQueue` and `BadManifest`; before the first record if the segment is not what its checksum says.
+    ``store``: where its file is; a directory's path will do. Raises `CorruptQueue` and `BadManifest`, and `StoreError`;
+    before it gives out a record of a run that is not what its checksum says.
     """
     if manifest.layout == BLOCK:
-        for run in read_messages(directory, manifest, segment):
+        for run in read_messages(store, manifest, segment):
             yield run.messages(manifest)
         return
-    for count, frames in read_segment(directory, segment):
+    for count, frames in read_segment(store, segment):
         try:
             records = chunk.split(frames)[0]
         except ValueError:
             records = []
         if len(records) != count:
-            raise _wrong_count(directory, segment)
+            raise _wrong_count(store, segment)
         yield records
 
 
-def read_segment(directory: str, segment: Segment, run_bytes: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
+def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_bytes: int = _STEP) -> Iterator[tuple[int, bytes]]:
     """The segment of a queue as runs of whole frames: (number of records, bytes for `chunk.split`).
 
-    Runs end at boundaries, so each has about ``run_bytes``, or the whole segment where it has none.
-    The checksum of the whole segment is verified before the first run is given out (the file is
-    read twice, so memory does not grow with the segment). Raises `CorruptQueue`.
+    Runs end at boundaries, so each has about ``run_bytes``, or the whole segment where it has none. Each is given out only
+    if its checksum is right; where the manifest has only that of the whole segment, this is verified before the first
+    run (the file is read twice, so memory does not grow with the segment). Raises `CorruptQueue`, and `StoreError`.
     """
-    path = os.path.join(directory, segment.file)
-    with _verified(path, segment) as fd:
-        for start, end, records in _spans(segment, run_bytes):
-            yield records, _read(fd, start, end, path)
+    with _opened(store, segment) as file:
+        crc = int(segment.seed, 16)
+        for start, end, records, crc32 in _spans(segment, run_bytes):
+            data = file.read(start, end)
+            if crc32 is not None:
+                crc = zlib.crc32(data, crc)
+                file.check(start, end, crc, crc32)
+            yield records, data
 
 
 class Run(NamedTuple):
@@ -275,21 +346,27 @@ class Run(NamedTuple):
         return [zbus.unpack_message(self.data, at, self.offset, dialect, attempt) for at in self.bounds[::2]]
 
 
-def read_messages(directory: str, manifest: Manifest, segment: Segment, run_bytes: int = 1 << 20) -> Iterator[Run]:
+def read_messages(
+    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
+) -> Iterator[Run]:
     """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
 
-    The checksum is verified as in `read_segment`. Raises `CorruptQueue` if the bytes are not whole messages with numbers that
+    Checksums are verified as in `read_segment`. Raises `CorruptQueue` if the bytes are not whole messages with numbers that
     follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
     """
-    path = os.path.join(directory, segment.file)
     chosen = Filter(manifest.filter)
     next_number = None
-    with _verified(path, segment) as fd:
+    with _opened(store, segment) as file:
+        path = file.path
+        crc = int(segment.seed, 16)
         # Half of it, so that what lies between two boundaries is rarely more than is read at once.
-        for start, end, records in _spans(segment, run_bytes // 2):
+        for start, end, records, crc32 in _spans(segment, run_bytes // 2):
+            read: Read = file.read
+            if crc32 is not None:
+                read, crc = file.verified(start, end, crc, crc32)
             found = 0
             while start < end:
-                data = _read(fd, start, min(start + max(run_bytes, zbus.HEAD), end), path)
+                data = read(start, min(start + max(run_bytes, zbus.HEAD), end))
                 at, bounds = 0, array("i")
                 while at + zbus.HEAD <= len(data):
                     length = zbus.length_at(data, at)
@@ -310,7 +387,7 @@ def read_messages(directory: str, manifest: Manifest, segment: Segment, run_byte
                     next_number = number + 1
                     if not chosen or chosen.matches_slot(data[at + zbus.TAG_AT : at + zbus.LENGTH_AT]):
                         if stop > len(data):
-                            data = _read(fd, start, start + stop, path)
+                            data = read(start, start + stop)
                         bounds.extend((at, stop))
                     at = stop
                 if not at:
@@ -322,53 +399,95 @@ def read_messages(directory: str, manifest: Manifest, segment: Segment, run_byte
                 found += len(bounds) // 2
                 start += at
                 if start == end and found != records:
-                    raise _wrong_count(directory, segment)
+                    raise _wrong_count(store, segment)
                 if bounds:
                     yield Run(segment.base + start - at, data, bounds)
 
 
-def _wrong_count(directory: str, segment: Segment) -> BadManifest:
+def _wrong_count(store: Store | str | os.PathLike[str], segment: Segment) -> BadManifest:
     return BadManifest(
         f"boundaries or number of records of segment {segment.file} are not those of its records",
-        path=os.path.join(directory, MANIFEST),
+        path=_store(store).locate(MANIFEST),
     )
 
 
-@contextmanager
-def _verified(path: str, segment: Segment) -> Iterator[int]:
-    """The descriptor of the segment's file, with the bytes that the checksum says; else `CorruptQueue`."""
-    try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - the with below closes it
-    except OSError as error:
-        raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=path) from error
-    with file:
-        crc = 0
-        for at in range(segment.start, segment.end, 1 << 20):
-            crc = zlib.crc32(_read(file.fileno(), at, min(at + (1 << 20), segment.end), path), crc)
-        if f"{crc:08x}" != segment.crc32:
+def _store(store: Store | str | os.PathLike[str]) -> Store:
+    return store if isinstance(store, Store) else Local(os.fspath(store))
+
+
+class SegmentFile(NamedTuple):
+    """A file of segments, open."""
+
+    path: str
+    pread: Read
+
+    def read(self, start: int, end: int) -> bytes:
+        """All of these bytes; raises `CorruptQueue` if they are not there."""
+        try:
+            data = self.pread(start, end)
+        except FileNotFoundError as error:  # other stores say so when it is read
+            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=self.path, offset=start) from error
+        if len(data) < end - start:
+            raise CorruptQueue(f"the file ends before offset {end}", path=self.path, offset=start + len(data))
+        return data
+
+    def check(self, start: int, end: int, crc: int, crc32: str) -> None:
+        """Raise `CorruptQueue`, which names the bytes, if their checksum is not what the manifest says."""
+        if f"{crc:08x}" != crc32:
             raise CorruptQueue(
-                f"the checksum of the bytes up to {segment.end} is {crc:08x}, the manifest says {segment.crc32}: "
+                f"the checksum of the bytes up to {end} is {crc:08x}, the manifest says {crc32}: "
                 "the file was damaged after it was written",
-                path=path,
-                offset=segment.start,
+                path=self.path,
+                offset=start,
             )
-        yield file.fileno()
+
+    def verified(self, start: int, end: int, crc: int, crc32: str) -> tuple[Read, int]:
+        """What reads parts of start..end, now that it has the right checksum, which goes on from ``crc``; and that checksum."""
+        if end - start <= _AT_ONCE:
+            data = self.read(start, end)
+            crc = zlib.crc32(data, crc)
+            self.check(start, end, crc, crc32)
+            return lambda first, last: data[first - start : last - start], crc
+        return self.read, self.verify(start, end, crc, crc32)
+
+    def verify(self, start: int, end: int, crc: int, crc32: str) -> int:
+        for at in range(start, end, _STEP):
+            crc = zlib.crc32(self.read(at, min(at + _STEP, end)), crc)
+        self.check(start, end, crc, crc32)
+        return crc
 
 
-def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int]]:
-    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the last: (start, end, records)."""
+@contextmanager
+def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
+    """Raises `CorruptQueue` if it cannot be read."""
+    path = store.locate(name)
+    with ExitStack() as stack:
+        try:
+            read = stack.enter_context(store.open(name))
+        except StoreError:
+            raise
+        except OSError as error:
+            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=path) from error
+        yield SegmentFile(path, read)
+
+
+@contextmanager
+def _opened(store: Store | str | os.PathLike[str], segment: Segment) -> Iterator[SegmentFile]:
+    """The file of a segment, which was read already if only the whole has a checksum."""
+    with open_file(_store(store), segment.file) as file:
+        if not segment.splittable or segment.start == segment.end:
+            file.verify(segment.start, segment.end, int(segment.seed, 16), segment.crc32)
+        yield file
+
+
+def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | None]]:
+    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the last: start, end, records, and the
+    checksum of the bytes from the segment's start to end, where it is known.
+    """
+    places = (*segment.boundaries, (segment.end, segment.records))
+    known = (*segment.checksums, segment.crc32) if segment.splittable else (None,) * len(places)
     start, before = segment.start, 0
-    for end, records in (*segment.boundaries, (segment.end, segment.records)):
+    for (end, records), crc32 in zip(places, known, strict=True):
         if end - start >= size or (end == segment.end and end > start):
-            yield start, end, records - before
+            yield start, end, records - before, crc32
             start, before = end, records
-
-
-def _read(fd: int, start: int, end: int, path: str) -> bytes:
-    data = os.pread(fd, end - start, start)
-    while len(data) < end - start:
-        more = os.pread(fd, end - start - len(data), start + len(data))
-        if not more:
-            raise CorruptQueue(f"the file ends before offset {end}", path=path, offset=start + len(data))
-        data += more
-    return data

@@ -710,6 +710,36 @@ class Reader(Guard, Leasing):
             self._refresh_mine()
         self._durable(position)
 
+    def move_to(self, place: Position, expected: Position | None = None) -> None:
+        """Go on at a place that `position` or a `View` has given: what lies before it counts as committed. Durable.
+
+        For who keeps account of messages elsewhere, and has the reader hold them back from removal. Raises `CommitConflict`,
+        and changes nothing, if the reader is used otherwise: if messages are in flight or leased, or if it does not stand at
+        ``expected`` (unless what was there has been removed).
+        """
+        with self._exclusive():
+            state, found = self._state, self._state.floor()
+            living = [one.id for one in state.batches.values() if one.state in ("leased", "returned")]
+            if state.flight or living:
+                raise CommitConflict(
+                    f"the reader is in use: {len(state.flight)} of its messages are in flight, and {len(living)} batches leased",
+                    path=self.path,
+                )
+            if expected is not None and found[:2] != expected[:2] and expected.block >= self._view.index().start:
+                raise CommitConflict(
+                    f"the reader was moved by somebody else: it stands at message {found.number}, not at {expected.number}",
+                    path=self.path,
+                )
+            position = self._append("move", [Range(place, None)], 0)
+        self._durable(position)
+
+    def keep(self) -> None:
+        """Let the reader stay when its last consumer has gone, although it was made as a temporary one. Durable."""
+        with self._exclusive():
+            if self._is_temporary():
+                self._write_rdx(*zbus.mask_patch(0))
+                self._files.sync(self._rdx_fd)
+
     def _seek(self, number: int | None, offset: int | None, time: datetime | None) -> Position:
         start = self._view.index().start
         try:
@@ -971,12 +1001,13 @@ class Reader(Guard, Leasing):
         number = view.mended(number, head, begin, entry.base, begin, end)
         for place, found, data, first in view._heads(entry, number, begin, end):
             length = zbus.length_at(data, place - first)
+            # Also at messages that a filter holds back: else what must be read to verify one that it lets through has no bound.
+            if place - boundary >= PIECE_BYTES:
+                boundaries.append((place, records))
+                boundary = place
             if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
                 if records >= max_records or (size + length > max_bytes and (records or more)):
                     break
-                if place - boundary >= PIECE_BYTES:
-                    boundaries.append((place, records))
-                    boundary = place
                 records, size = records + 1, size + length
                 last = place + HEAD + length
             at, number = place + HEAD + length, found + 1
@@ -984,28 +1015,47 @@ class Reader(Guard, Leasing):
         if not records:
             return None, 0, after
         kept = tuple(one for one in boundaries if one[0] < last)
-        crc = self._checksum(entry, begin, last)
-        return Segment(zbus.block_name(entry.base), begin, last, records, f"{crc:08x}", kept), size, after
+        *inside, whole = manifest.checksums(self._checksums(entry, begin, [*(offset for offset, _ in kept), last]))
+        return Segment(zbus.block_name(entry.base), begin, last, records, whole, kept, tuple(inside)), size, after
 
-    def _checksum(self, entry: Entry, begin: int, end: int) -> int:
-        """The crc32 of the bytes begin..end of a block; raises `CorruptQueue` if they are not what was committed."""
-        pieces = self._pieces(entry)
-        crc = 0
+    def _checksums(self, entry: Entry, begin: int, ends: list[int]) -> list[int]:
+        """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `CorruptQueue` if the bytes
+        are not what was committed.
+        """
+        result: list[int] = []
+        crc, at = 0, begin
+        for data in self._checked(entry, begin, ends[-1]):
+            done = 0
+            while len(result) < len(ends) and ends[len(result)] <= at + len(data):
+                stop = ends[len(result)] - at
+                crc, done = zlib.crc32(data[done:stop], crc), stop
+                result.append(crc)
+            crc, at = zlib.crc32(data[done:], crc), at + len(data)
+        return result
+
+    def _checked(self, entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
+        """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `CorruptQueue` if they are
+        not what was committed, at the latest when it has given out the last.
+        """
         at = begin
-        for one, following in pairwise(pieces):
+        for one, following in pairwise(self._pieces(entry)):
             if following.offset <= begin or one.offset >= end:
                 continue
             if at < one.offset:
-                crc, at = crc_of(self._view, entry.base, at, one.offset, crc), one.offset
-            found = one.crc
+                yield from self._bytes(entry.base, at, one.offset)
+            crc = one.crc
             for place in range(one.offset, following.offset, SCAN):
                 data = self._view.read(entry.base, place, min(SCAN, following.offset - place))
-                found = zlib.crc32(data, found)
-                crc = zlib.crc32(data[max(0, begin - place) : max(0, end - place)], crc)
+                crc = zlib.crc32(data, crc)
+                yield memoryview(data)[max(0, begin - place) : max(0, end - place)]
             at = min(end, following.offset)
-            if found != following.crc:
+            if crc != following.crc:
                 raise damaged(self._view.block_path(entry.base), one, following)
-        return crc_of(self._view, entry.base, at, end, crc)
+        yield from self._bytes(entry.base, at, end)
+
+    def _bytes(self, base: int, start: int, end: int) -> Iterator[memoryview]:
+        for place in range(start, end, SCAN):
+            yield memoryview(self._view.read(base, place, min(SCAN, end - place)))
 
     def _pieces(self, entry: Entry) -> list[Piece]:
         pieces = self._pieces_of.get(entry.base)
@@ -1262,7 +1312,10 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
                     return one.sums()
             if attempt:
                 return []  # else they may have been stored between the two looks
-        except (CorruptQueue, FileNotFoundError):  # the log of a topic in use changes between two looks at it
+        except FileNotFoundError:  # there is no log: a zbus server made the topic
+            if attempt:
+                return []
+        except CorruptQueue:  # the log of a topic in use changes between two looks at it
             if attempt == 4:
                 raise
             clock.sleep(0.01 * attempt)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from qewqew_core import chunk
-from qewqew_core.checksum import crc_of_rest
+from qewqew_core.checksum import crcs_of_rest
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.state import PIECE_BYTES, Chunk, Piece
@@ -77,10 +77,14 @@ def unread(files: Files, fd: int, path: str, one: Chunk) -> Iterator[tuple[Piece
         yield Piece(run.start + skip, before, 0, one.pieces[index].time), run.data[skip:]
 
 
-def crc_of_unread(files: Files, path: str, one: Chunk) -> int:
-    """The crc32 of the bytes head..tail: reads one piece at most, and only if the chunk is partly read."""
+def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
+    """The crc32 of the bytes from head to each boundary behind it, and to tail.
+
+    Reads one piece at most, and only if the chunk is partly read.
+    """
+    inside = [piece for piece in one.pieces if piece.offset > one.head]
     if one.head == one.base:
-        return one.crc
+        return [*(piece.crc for piece in inside), one.crc]
     fd = files.open_to_read(path)
     try:
         index = one.piece_of(one.head)
@@ -88,7 +92,7 @@ def crc_of_unread(files: Files, path: str, one: Chunk) -> int:
     finally:
         files.close(fd)
     front = zlib.crc32(run.data[: one.head - run.start], one.pieces[index].crc)
-    return crc_of_rest(one.crc, front, one.tail - one.head)
+    return crcs_of_rest(front, one.head, [*((piece.offset, piece.crc) for piece in inside), (one.tail, one.crc)])
 
 
 def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:

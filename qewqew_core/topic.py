@@ -306,7 +306,7 @@ class Topic:
         self,
         name: str,
         filter: str | None = None,
-        start: Literal["oldest", "latest"] | int | datetime = "oldest",
+        start: Literal["oldest", "latest"] | int | datetime | Position = "oldest",
         *,
         window: int = 10_000,
         redeliver_after: float | None = 60.0,
@@ -314,25 +314,13 @@ class Topic:
         temporary: bool = False,
     ) -> Reader:
         """The reader with this name; made if it is not there, at ``start``: the oldest message, the next one to come, the message
-        with this number, or the first since a time. Close it, or use it in a ``with`` statement.
+        with this number, the first since a time, or the place of another reader. Close it, or use it in a ``with`` statement.
 
         ``filter``: which tags it delivers, see `Reader.set_filter`; None leaves what it has. ``window``: how many messages may be
         delivered and not committed; ``redeliver_after``: seconds after which such a message is delivered again (None: only when
         its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
         when its last consumer closes it, or has died. Raises `BadPath` for a name that cannot be one, `BadArgument`.
         """
-        return self._reader(name, filter, start, window, redeliver_after, auto_commit, temporary)
-
-    def _reader(
-        self,
-        name: str,
-        filter: str | None = None,
-        start: str | int | datetime | Position = "oldest",
-        window: int = 10_000,
-        redeliver_after: float | None = 60.0,
-        auto_commit: bool = False,
-        temporary: bool = False,
-    ) -> Reader:
         self._usable()
         return Reader(
             self,
@@ -357,7 +345,7 @@ class Topic:
             raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
         with self.reader(source) as one:
             place = one.position()
-        with self._reader(target, start=place) as other, other._exclusive():
+        with self.reader(target, start=place) as other, other._exclusive():
             other._durable(other._append("move", [Range(place, None)], 0))
 
     def delete_reader(self, name: str) -> None:
@@ -702,13 +690,7 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
     files = Files()
     if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
-    dialect = "B"
-    try:
-        log = os.path.join(directory, os.path.basename(directory) + ".log")
-        dialect = topic_log.replay(read_whole(files, log), log).state.dialect
-    except FileNotFoundError:
-        pass
-    view = View(files, directory, dialect)
+    view = View.of(files, directory)
     try:
         state = reader.foresee(files, view, name) or ReaderState(todo=[Range(view.oldest(), None)])
         return reader.stats_of(state, view, os.path.join(directory, "state", name))

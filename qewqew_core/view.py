@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import time as clock
-from bisect import bisect_right
-from collections.abc import Iterator
-from typing import NamedTuple
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
 
-from qewqew_core import zbus
+from qewqew_core import topic_log, zbus
 from qewqew_core.errors import BadPath, CorruptQueue
-from qewqew_core.files import Files
+from qewqew_core.files import Files, read_whole
+from qewqew_core.manifest import Run
 from qewqew_core.tags import Filter
 from qewqew_core.zbus import HEAD, NUMBER_AT, Entry, Index, Message
 
@@ -41,8 +43,21 @@ class Found(NamedTuple):
     after: Position
 
 
+Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
+
+
 class View:
     """Reads the topic in ``directory``; see the module. Raises `BadPath`, `CorruptQueue`."""
+
+    @classmethod
+    def of(cls, files: Files, directory: str) -> Self:
+        """The topic that is there. Its log says in which dialect; without one a zbus server has made it, and B is assumed."""
+        log = os.path.join(directory, os.path.basename(directory) + ".log")
+        try:
+            dialect = topic_log.replay(read_whole(files, log), log).state.dialect
+        except FileNotFoundError:
+            dialect = "B"
+        return cls(files, directory, dialect)
 
     def __init__(self, files: Files, directory: str, dialect: str) -> None:
         self._files = files
@@ -119,14 +134,14 @@ class View:
             block += 1
         return self.latest()
 
-    def number_of(self, entry: Entry) -> int:
-        """The number of the first message of a block that is not empty."""
-        head = self.read(entry.base, 0, min(HEAD, entry.end))
+    def number_of(self, entry: Entry, at: int = 0) -> int:
+        """The number of the message that begins at a place of a block: the first, if the block is not empty."""
+        head = self.read(entry.base, at, min(HEAD, entry.end - at))
         if len(head) < HEAD:
-            raise CorruptQueue("the block is shorter than its first message", path=self.block_path(entry.base), offset=0)
+            raise CorruptQueue("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
-    def by_number(self, number: int) -> Position | None:
+    def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
         """Where the message is, or will be if it is the next one; None if it is not there."""
         index = self.index()
         if number == index.number:
@@ -138,7 +153,10 @@ class View:
         if place < 0 or number > index.number:
             return None
         block, entry = blocks[place]
-        for at, found in self.heads(entry, self.number_of(entry)):
+        known = [0, *(at for at in marks(entry) if 0 < at < entry.end)]
+        # Not at a mark with that very number: a zbus server that was killed gives a number twice.
+        begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
+        for at, found in self.heads(entry, self.number_of(entry, begin), begin):
             if found == number:
                 return Position(block, at, number)
         return None
@@ -188,6 +206,14 @@ class View:
             after, number = self.check(entry.base, data, start, at, end, number)
             yield at, number, data, start
             at, number = after, number + 1
+
+    def mend(self, place: Position) -> Position:
+        """A place that `latest` may have given, with the number of the message that begins there by now; see `mended`."""
+        entry = self.entry(place.block)
+        if place.offset >= entry.end:
+            return place
+        head = self.read(entry.base, place.offset, min(HEAD, entry.end - place.offset)).ljust(HEAD, b"\0")
+        return place._replace(number=self.mended(place.number, head, place.offset, entry.base, place.offset, entry.end))
 
     def mended(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
         """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low.
@@ -286,6 +312,31 @@ class View:
             else:
                 if filter is not None:
                     yield Position(block, at, number)
+
+    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[Run]:
+        """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.
+
+        A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.
+        """
+        for end in ends:
+            while at < end:
+                data = self.read(base, at, min(SCAN, end - at))
+                begin, bounds = 0, array("i")
+                while begin + HEAD <= len(data):
+                    after, number = self.check(base, data, at, at + begin, end, number)
+                    stop = after - at
+                    if begin and stop > len(data):
+                        break  # the next run begins with it
+                    if filter is None or filter.matches_slot(data[begin + zbus.TAG_AT : begin + zbus.LENGTH_AT]):
+                        if stop > len(data):
+                            data = self.read(base, at, stop)
+                        bounds.extend((begin, stop))
+                    begin, number = stop, number + 1
+                if not begin:
+                    raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
+                if bounds:
+                    yield Run(base + at, data, bounds)
+                at += begin
 
     def _load(self, base: int, at: int, end: int, window: int) -> tuple[int, bytes]:
         """Bytes of the block around ``at``: (where they begin, bytes); the whole head at least, and as a rule the message."""

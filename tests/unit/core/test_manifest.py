@@ -6,9 +6,12 @@ import json
 import struct
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import zbus_cases
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest, zbus
 from qewqew_core.chunk import split
 from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.store import Local
 from qewqew_core.tags import Filter
 from qewqew_core.zbus import HEAD, Message
 
@@ -171,6 +175,9 @@ def test_a_field_of_the_wrong_type_is_named(folder, field, value):
         ("segments/1/boundaries", [[20, 99]]),
         ("segments/1/boundaries", [[30, 3], [20, 4]]),
         ("segments/1/boundaries", [[20, 3], [30, 3]]),
+        ("segments/1/checksums", None),
+        ("segments/1/checksums", {}),
+        ("segments/1/checksums", ["00000000"]),  # for no boundary
         ("segments/1/file", "q.99"),
         ("segments/1/file", ""),
         ("segments/1/file", "."),
@@ -245,13 +252,134 @@ def test_without_boundaries_a_segment_is_one_run(long):
     assert (count, len(data)) == (len(records), segment.end - segment.start)
 
 
-def test_damage_anywhere_in_a_long_segment_is_found_before_its_first_record(long):
-    folder, segment, _ = long
+def damage(folder: str, segment: Segment, at: int) -> None:
     with (Path(folder) / segment.file).open("r+b") as file:
-        file.seek(segment.end - 1)
-        file.write(b"X")
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("place", [0, 1_000_000, -1])
+def test_damage_in_a_long_segment_is_found_before_a_record_of_its_run_is_given_out(long, place):
+    folder, segment, records = long
+    at = segment.start + place if place >= 0 else segment.end + place
+    damage(folder, segment, at)
+    given: list[bytes] = []
+    with pytest.raises(CorruptQueue, match="damaged after it was written") as caught:
+        given.extend(one for _, data in manifest.read_segment(folder, segment, 100_000) for one in split(data)[0])
+    assert given == records[: len(given)]
+    assert caught.value.offset == segment.start + 122 * len(given), "of the run"
+    assert caught.value.offset <= at < caught.value.offset + 100_000 + 2 * 65536
+
+
+def test_without_checksums_of_its_boundaries_it_is_found_before_the_first_record(long):
+    """As older releases wrote manifests: they still read, and what is read is right."""
+    folder, segment, records = long
+    changed(Path(folder), "segments/0/checksums", DROP)
+    (old,) = manifest.load(folder).segments
+    assert old == replace(segment, checksums=())
+    assert [one for _, data in manifest.read_segment(folder, old) for one in split(data)[0]] == records
+    damage(folder, segment, segment.end - 1)
     with pytest.raises(CorruptQueue, match="damaged after it was written"):
-        next(manifest.read_segment(folder, segment))
+        next(manifest.read_segment(folder, old))
+
+
+def test_each_checksum_is_that_of_the_bytes_up_to_its_boundary(long):
+    folder, segment, _ = long
+    data = (Path(folder) / segment.file).read_bytes()
+    assert len(segment.checksums) == len(segment.boundaries) > 40
+    for (offset, _), crc32 in zip(segment.boundaries, segment.checksums, strict=True):
+        assert crc32 == f"{zlib.crc32(data[segment.start : offset]):08x}"
+
+
+@pytest.mark.parametrize("wrong", ["", "0000000g", "ABCDEF00", 7, None, "fewer", "more"])
+def test_checksums_of_another_form_or_number_are_refused(long, wrong):
+    folder, segment, _ = long
+    lying = [*segment.checksums[:-1], *{"fewer": [], "more": ["00000000"] * 2}.get(wrong, [wrong])]
+    changed(Path(folder), "segments/0/checksums", lying)
+    with pytest.raises(
+        BadManifest, match=r"segment 0: (checksum .* is not eight hex digits|there are \d+ checksums for \d+ bound)"
+    ):
+        manifest.load(folder)
+
+
+@pytest.mark.parametrize("place", [0, 20, -1])
+def test_a_checksum_that_lies_is_damage_although_that_of_the_whole_is_right(long, place):
+    folder, segment, _ = long
+    lying = list(segment.checksums)
+    lying[place] = "00000000"
+    changed(Path(folder), "segments/0/checksums", lying)
+    (segment,) = manifest.load(folder).segments
+    with pytest.raises(CorruptQueue, match="the manifest says 00000000"):
+        list(manifest.read_segment(folder, segment, 1))
+
+
+def test_a_checksum_of_the_whole_that_lies_is_damage_although_all_others_are_right(long):
+    folder, segment, _ = long
+    with pytest.raises(CorruptQueue, match="the manifest says 12345678"):
+        list(manifest.read_segment(folder, replace(segment, crc32="12345678")))
+
+
+class Counting(Local):
+    """Remembers what was read."""
+
+    read_from: ClassVar[list[tuple[int, int]]] = []
+
+    @contextmanager
+    def open(self, name):
+        with super().open(name) as read:
+            yield lambda start, end: self.read_from.append((start, end)) or read(start, end)
+
+
+@pytest.fixture
+def counting(monkeypatch) -> Iterator[type[Counting]]:
+    Counting.read_from.clear()
+    return Counting
+
+
+def test_a_segment_with_checksums_is_read_once(long, counting):
+    folder, segment, _ = long
+    list(manifest.read_segment(counting(folder), segment))
+    assert [start for start, _ in counting.read_from[1:]] == [end for _, end in counting.read_from[:-1]]
+    assert (counting.read_from[0][0], counting.read_from[-1][1]) == (segment.start, segment.end)
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 1 << 20, 1 << 30])
+def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, size):
+    folder, segment, records = long
+    data = (Path(folder) / segment.file).read_bytes()
+    parts = segment.split(size)
+    assert len(parts) >= (segment.end - segment.start) // (size + 2 * 65536)
+    assert all(part.end - part.start >= size for part in parts[:-1])
+    assert (parts[0].start, parts[-1].end) == (segment.start, segment.end)
+    assert all(one.end == other.start for one, other in pairwise(parts))
+    assert sum(part.records for part in parts) == len(records)
+    at = 0
+    for part in parts:
+        assert f"{zlib.crc32(data[part.start : part.end], int(part.seed, 16)):08x}" == part.crc32
+        found = [one for _, run in manifest.read_segment(folder, part, 1) for one in split(run)[0]]
+        assert found == records[at : at + part.records]
+        assert [part] == part.split(1 << 31)
+        at += part.records
+    assert [one for part in parts for one in part.split(1)] == segment.split(1), "a part can be cut again"
+    last = parts[-1]
+    damage(folder, segment, last.start)
+    with pytest.raises(CorruptQueue, match="damaged after it was written"):
+        list(manifest.read_segment(folder, last))
+
+
+def test_a_segment_without_checksums_cannot_be_cut(long):
+    _, segment, _ = long
+    old = replace(segment, checksums=())
+    assert old.split(1) == [old]
+
+
+def test_the_parts_of_a_segment_never_stand_in_a_manifest(long):
+    folder, segment, _ = long
+    body = manifest.load(folder)
+    text = replace(body, segments=tuple(segment.split(1 << 20))).to_json()
+    assert b"seed" not in text
 
 
 def batch_of(tmp_path: Path) -> tuple[Queue, Batch]:
@@ -397,12 +525,12 @@ def test_a_long_segment_of_a_topic_is_never_read_in_one_piece(tmp_path, boundari
     assert len(runs) < 12
 
 
-def test_a_large_message_that_the_filter_holds_back_is_not_read(tmp_path, monkeypatch):
+def test_a_large_message_that_the_filter_holds_back_is_never_in_memory(tmp_path, counting):
     write_block(tmp_path, [Message(b"a", "a"), Message(b"y" * 3_000_000, "b"), Message(b"c", "a")], boundaries=False, filter="a")
-    read, most = manifest._read, []
-    monkeypatch.setattr(manifest, "_read", lambda fd, start, end, path: most.append(end - start) or read(fd, start, end, path))
-    assert [one.body for one in messages_of(tmp_path)] == [b"a", b"c"]
-    assert max(most) == 1 << 20
+    body = manifest.load(tmp_path)
+    runs = manifest.read_messages(counting(str(tmp_path)), body, body.segments[0])
+    assert [one.body for run in runs for one in run.messages(body)] == [b"a", b"c"]
+    assert max(end - start for start, end in counting.read_from) == 1 << 20
 
 
 def test_records_of_both_layouts_are_read_by_one_function(folder, topic):

@@ -1,0 +1,202 @@
+"""Batches in an object store: moto's S3 server answers on 127.0.0.1, and s3fs speaks to it as to any other."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic, manifest
+from qewqew_core.store import store_of
+
+BUCKET = "s3://batches/at/some/depth"
+RECORDS = [b"%06d" % number * 20 for number in range(100_000)]  # 12 MB: one file is sent in parts
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch) -> Iterator[Any]:
+    """A client of the server, whose only bucket is new; the environment has the credentials."""
+    for name, value in {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("s3", config=Config(retries={"max_attempts": 1}))
+    client.create_bucket(Bucket="batches")
+    yield client
+    for upload in client.list_multipart_uploads(Bucket="batches").get("Uploads", []):
+        client.abort_multipart_upload(Bucket="batches", Key=upload["Key"], UploadId=upload["UploadId"])
+    for one in objects(client):
+        client.delete_object(Bucket="batches", Key=one)
+    client.delete_bucket(Bucket="batches")
+
+
+def objects(s3: Any) -> dict[str, Any]:
+    """When each object was written."""
+    return {one["Key"]: one["LastModified"] for one in s3.list_objects_v2(Bucket="batches").get("Contents", [])}
+
+
+@pytest.fixture
+def batch(tmp_path) -> Batch:
+    with Queue(tmp_path / "q", chunk_size=10 << 20, sync="never") as q:
+        q.put_many(RECORDS)
+        return q.lease("key")
+
+
+def records_of(url: str, options: dict[str, Any] | None = None) -> list[bytes]:
+    body = manifest.load(url, options)
+    store = pickle.loads(pickle.dumps(store_of(url, options)))  # noqa: S301 - as Spark does
+    return [one for segment in body.segments for some in manifest.read_records(store, body, segment) for one in some]
+
+
+def test_a_published_batch_is_read_where_it_lies(s3, batch):
+    told: list[tuple[int, int]] = []
+    url = batch.publish(BUCKET, progress=lambda *both: told.append(both))
+    assert url == f"{BUCKET}/{batch.id}"
+    assert records_of(url) == RECORDS
+    assert manifest.load(url) == manifest.load(f"{url}/manifest.json") == manifest.load(batch.manifest_path)
+    body = manifest.load(url)
+    for part in (part for segment in body.segments for part in segment.split(3 << 20)):
+        list(manifest.read_segment(store_of(url), part))
+    total = sum(body.files().values())
+    assert told == sorted(told)
+    assert len(told) > 3
+    assert told[-1] == (total, total)
+
+
+def test_options_are_those_of_s3fs(s3, batch, endpoint, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name)
+    options = {"key": "somebody", "secret": "hushhush", "endpoint_url": endpoint, "client_kwargs": '{"region_name": "us-east-1"}'}
+    assert records_of(batch.publish(BUCKET, options=options), options) == RECORDS
+    assert "hushhush" not in repr(store_of(BUCKET, options))
+
+
+def test_published_again_nothing_is_sent_but_the_manifest(s3, batch):
+    batch.publish(BUCKET)
+    before = objects(s3)
+    time.sleep(1.1)  # S3 has whole seconds
+    batch.publish(BUCKET)
+    changed = [key.rpartition("/")[2] for key, when in objects(s3).items() if before[key] != when]
+    assert changed == ["manifest.json"]
+
+
+def test_an_object_of_the_right_size_with_other_bytes_is_sent_again(s3, batch):
+    url = batch.publish(BUCKET)
+    key = next(key for key in objects(s3) if key.endswith(".1"))
+    data = bytearray(s3.get_object(Bucket="batches", Key=key)["Body"].read())
+    data[5_000_000] ^= 1
+    s3.put_object(Bucket="batches", Key=key, Body=bytes(data))
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.1, offset \d+: the checksum"):
+        records_of(url)
+    batch.publish(BUCKET)
+    assert records_of(url) == RECORDS
+
+
+def test_a_damaged_segment_is_never_published(s3, batch):
+    file = Path(batch.manifest_path).parent / "q.1"
+    data = bytearray(file.read_bytes())
+    data[9_000_000] ^= 1  # behind the first part, which is sent by then
+    file.write_bytes(data)
+    with pytest.raises(CorruptQueue, match=r"q\.1, offset \d+: the checksum"):
+        batch.publish(BUCKET)
+    assert objects(s3) == {}, "not even the object that was begun"
+    assert s3.list_multipart_uploads(Bucket="batches").get("Uploads", []) == []
+
+
+def test_a_kill_while_it_is_published_leaves_no_batch_and_the_next_call_goes_on(s3, batch):
+    program = (
+        "import sys, time\n"
+        "from qewqew_core.publishing import publish\n"
+        "def progress(done, total):\n"
+        "    if done > 11_000_000:\n"
+        "        print('sent', flush=True)\n"
+        "        time.sleep(60)\n"
+        "publish(sys.argv[1], sys.argv[2], progress=progress)\n"
+    )
+    folder = str(Path(batch.manifest_path).parent)
+    process = subprocess.Popen([sys.executable, "-c", program, folder, BUCKET], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"sent\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = objects(s3)
+    assert [key.rpartition("/")[2] for key in before] == ["q.1"], "whole, and the second is not begun"
+    url = f"{BUCKET}/{batch.id}"
+    with pytest.raises(BadManifest, match="there is no manifest"):
+        manifest.load(url)
+    time.sleep(1.1)
+    assert batch.publish(BUCKET) == url
+    assert records_of(url) == RECORDS
+    (key,) = before
+    assert objects(s3)[key] == before[key], "what was there is not sent again"
+
+
+def test_a_batch_of_a_topic_is_published_too(s3, tmp_path):
+    with Topic(tmp_path / "t", block_size=1 << 20) as topic:
+        reader = topic.reader("loader", start="oldest", filter="a")
+        topic.append_many([Message(b"%d" % number * 100, "a") for number in range(10_000)])
+        batch = reader.lease("key")
+        url = batch.publish(BUCKET)
+        assert records_of(url) == list(batch.messages())
+    assert manifest.load(url).filter == "a"
+
+
+def test_what_is_missing_or_too_short_is_named(s3, batch):
+    url = batch.publish(BUCKET)
+    body = manifest.load(url)
+    with pytest.raises(BadManifest, match=r"s3://batches/none/manifest\.json: there is no manifest"):
+        manifest.load("s3://batches/none")
+    with pytest.raises(BadManifest, match=r"s3://nobody/manifest\.json: there is no manifest"):
+        manifest.load("s3://nobody")
+    s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.2", Body=b"short")
+    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.2' has 5 bytes"):
+        manifest.load(url)
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.2, offset \d+: the file ends before offset"):
+        list(manifest.read_segment(store_of(url), body.segments[1]))
+    s3.delete_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.2")
+    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.2' cannot be read"):
+        manifest.load(url)
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.2, offset 10: the segment cannot be read"):
+        list(manifest.read_segment(store_of(url), body.segments[1]))
+    s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/manifest.json", Body=b"{")
+    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: not JSON"):
+        manifest.load(url)
+
+
+def test_a_bucket_that_is_not_there_is_not_made(s3, batch):
+    with pytest.raises((StoreError, FileNotFoundError), match=r"s3://nobody/"):
+        batch.publish("s3://nobody/x")
+    assert [one["Name"] for one in s3.list_buckets()["Buckets"]] == ["batches"]
+
+
+def test_a_server_that_is_not_there_is_an_error_of_the_store_without_secrets(batch):
+    options = {
+        "key": "somebody",
+        "secret": "hushhush",
+        "endpoint_url": "http://127.0.0.1:9",
+        "config_kwargs": json.dumps({"retries": {"max_attempts": 0}, "connect_timeout": 1}),
+    }
+    with pytest.raises(StoreError, match=rf"{BUCKET}/{batch.id}/manifest\.json: .*127\.0\.0\.1:9") as caught:
+        batch.publish(BUCKET, options=options)
+    assert "hushhush" not in str(caught.value)
+    with pytest.raises(StoreError, match=rf"{BUCKET}/manifest\.json: "):
+        manifest.load(BUCKET, options)
