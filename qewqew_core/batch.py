@@ -46,7 +46,7 @@ class Batch:
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The records in order (of a topic: the bodies), each segment's checksum verified before its first record is given out.
+        """The records in order (of a topic: the bodies), some 1 MiB at a time: none is given out before its checksum is verified.
 
         Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -200,3 +201,16 @@ def test_a_server_that_is_not_there_is_an_error_of_the_store_without_secrets(bat
     assert "hushhush" not in str(caught.value)
     with pytest.raises(StoreError, match=rf"{BUCKET}/manifest\.json: "):
         manifest.load(BUCKET, options)
+
+
+def test_a_store_that_was_used_is_used_in_a_forked_process_too(s3, batch):
+    """As Spark's Python workers are: connections, and the thread that has them, do not survive a fork."""
+    url = batch.publish(BUCKET)
+    store, body = store_of(url), manifest.load(url)
+    first = next(manifest.read_records(store, body, body.segments[0]))
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os._exit(0 if next(manifest.read_records(store, body, body.segments[0])) == first else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert next(manifest.read_records(store, body, body.segments[0])) == first
