@@ -40,7 +40,7 @@ from qewqew_core import (
     QueueLocked,
     Reader,
 )
-from qewqew_spark.output import Output, check_outputs
+from qewqew_spark.output import Output, check_arguments
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -105,8 +105,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     batch id. The ready-made job does.
 
     Returns (XCom) batch_id, attempt, records, bytes, and what the job reported: for the ready-made job
-    read, good, bad, outputs, quarantine, note and seconds (not in cluster mode, where the driver's
-    files are elsewhere).
+    codec, read, good, bad, reasons, outputs (of each: written), quarantine, note and seconds (not in cluster
+    mode, where the driver's files are elsewhere).
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
@@ -120,14 +120,17 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives it is
         extended every third of that. Without it a lease lasts until the task returns or acknowledges it.
         At least twice the pause before a retry, or another run may get the batch first; 1800 suits most.
-    :param outputs: what the ready-made job writes: a list of dicts with ``path`` and, as needed,
-        ``sql`` (over the view ``batch``), ``format`` (default parquet), ``partition_by`` (list of
-        columns), ``options`` (dict of the format's options) (templated). A table goes to
-        ``path/batch=ID``; a format that has no path (jdbc) is appended to.
-    :param schema: of the JSON records, as Spark DDL; without it Spark infers it (templated)
+    :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
+        ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
+        ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
+        ``{"env": NAME}`` or ``{"file": PATH}``) (templated). Each is overwritten under the batch's id.
+    :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
+    :param schema: of the records, as Spark DDL; without it Spark infers that of JSON records (templated)
+    :param read_options: dict of options of the data source, like a codec's (templated)
     :param quarantine: path where records go that do not decode (templated); without it the path of the
         first output with ``-quarantine`` appended
     :param max_bad_records: the job fails when more records do not decode
+    :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
     :param application: your own job instead of the ready-made one (templated); its
         ``application_args`` must then hold ``{manifest}`` (path of the batch's manifest) and may hold
         ``{batch_id}`` and ``{result}`` (a file on this worker into which it may write a JSON object for
@@ -150,10 +153,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         "filter",
         "qewqew_conn_id",
         "outputs",
+        "codec",
         "schema",
+        "read_options",
         "quarantine",
     )
-    template_fields_renderers = {"outputs": "json", "schema": "sql"}  # noqa: RUF012  (as Airflow declares it)
+    template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
 
     def __init__(
         self,
@@ -168,9 +173,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         max_bytes: int | None = None,
         lease_timeout: timedelta | float | None = None,
         outputs: Sequence[Mapping[str, Any]] | None = None,
+        codec: str | None = None,
         schema: str | None = None,
+        read_options: Mapping[str, Any] | None = None,
         quarantine: str | None = None,
         max_bad_records: int | None = None,
+        schema_evolution: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -184,9 +192,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
         self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
         self.outputs = outputs
+        self.codec = codec
         self.schema = schema
+        self.read_options = read_options
         self.quarantine = quarantine
         self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
+        self.schema_evolution = schema_evolution
         self._lease_ends = 0.0  # by the monotonic clock
         self._killed = False
         self._driver_is_here = True
@@ -240,15 +251,15 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _check_job(self) -> None:
         if not self._ready_made:
-            for name in ("outputs", "schema", "quarantine", "max_bad_records"):
+            for name in ("outputs", *JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
                     raise BadArgument(f"{name} is for the ready-made job; pass it to your application in application_args")
             if not any("{manifest}" in str(argument) for argument in self.application_args or ["{manifest}"]):
                 raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs")
-        elif not is_rendered_later(self.outputs):
-            check_job(self.outputs, self.quarantine, self.max_bad_records)
+        elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
+            check_job(self.outputs, **{name: getattr(self, name) for name in JOB_ARGUMENTS})
 
     def _check_worker(self) -> None:
         try:
@@ -428,12 +439,13 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         arguments = [manifest]
         for output in self.outputs or ():
             arguments += ["--output", json.dumps(output)]
-        if self.schema is not None:
-            arguments += ["--schema", self.schema]
-        if self.quarantine is not None:
-            arguments += ["--quarantine", self.quarantine]
-        if self.max_bad_records is not None:
-            arguments += ["--max-bad-records", str(self.max_bad_records)]
+        for name in JOB_ARGUMENTS:
+            value = getattr(self, name)
+            if name == "read_options":
+                for option, text in (value or {}).items():
+                    arguments += ["--read-option", f"{option}={text}"]
+            elif value is not None:
+                arguments += [f"--{name.replace('_', '-')}", str(value)]
         if result is not None:
             arguments += ["--result", result]
         return arguments
@@ -492,11 +504,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return bool(decision.action == RetryAction.FAIL)
 
 
-def check_job(outputs: Any, quarantine: str | None, max_bad_records: int | None) -> None:
+# Of the ready-made job, beside its outputs: parameters here, and arguments there.
+JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"
+
+
+def check_job(outputs: Any, **arguments: Any) -> None:
     """Raise `BadArgument` unless the ready-made job would take these."""
     if not isinstance(outputs, Sequence) or isinstance(outputs, str):
-        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {outputs!r:.80}")
-    check_outputs([Output.from_fields(output) for output in outputs], quarantine, max_bad_records)
+        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {type(outputs).__name__}")
+    parsed = [Output.from_fields(output) for output in outputs]
+    check_arguments(parsed, **{name: value for name, value in arguments.items() if value is not None})
     try:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:

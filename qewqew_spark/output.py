@@ -1,32 +1,47 @@
-"""What the batch job is to write, checked without Spark: by the job itself, and by Airflow before it leases a batch."""
+"""What the batch job is to do, checked without Spark: by the job itself, and by Airflow before it leases a batch."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from qewqew_core.errors import BadArgument
 
-ROW_FORMATS = {"noop", "console", "jdbc"}  # write somewhere else than into a directory
-FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark, and need a path
+BATCH = "batch"  # the view, the column, and the level of directories that have a batch's records under its id
+
+CODECS = ("json", "csv", "avro", "msgpack", "text", "bytes")
+WHOLE = {"text", "bytes"}  # the codecs without fields, and so without a schema
+# Options of the data source that the job sets, so that each record is either good or bad.
+OWN_OPTIONS = {"codec", "mode", "strict", "columnnameofcorruptrecord", "path", "paths"}
+SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
+
+SHOWN_FORMATS = {"noop", "console"}  # keep nothing
+FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
 
 
 @dataclass(frozen=True)
 class Output:
-    """One table that the job writes.
+    """One table that the job writes, under the batch's id.
 
-    ``path``: where a file format goes, to ``<path>/batch=<id>``; None for a format that has no path
-    (`noop`, `console`, `jdbc`), which is appended to. ``sql``: a query over the view ``batch``; None: all of it.
-    ``format``: any that this Spark can write. ``partition_by``: columns, as directories below the
-    batch's. ``options``: the writer's. Raises `BadArgument`.
+    ``path``: a directory; the rows go to ``<path>/batch=<id>``, or with the format `delta` into the Delta table there.
+    ``table``: instead, a table of Spark's catalog. Neither: a format that has its own place (`jdbc`, `noop`, `console` ...).
+    ``sql``: a query over the view ``batch``; ``transform``: instead, ``module:function``, which is given the view as a
+    DataFrame, and the batch's `Manifest` if it takes two arguments, and returns a DataFrame; neither: all of the view.
+    ``format``: any that this Spark can write. ``partition_by``: columns, as directories below the batch's. ``options``:
+    the writer's; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. Raises `BadArgument`.
     """
 
     path: str | None = None
+    table: str | None = None
     sql: str | None = None
+    transform: str | None = None
     format: str = "parquet"
     partition_by: Sequence[str] = ()
-    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    # Not in the repr: whoever passes a password from Python would find it in a log.
+    options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -34,70 +49,160 @@ class Output:
                 raise BadArgument(f"output: {name!r} must be {must}, not {getattr(self, name)!r:.200}")
 
         check(self.path is None or _is_text(self.path), "path", "a path")
+        check(self.table is None or _is_text(self.table), "table", "the name of a table")
         check(self.sql is None or _is_text(self.sql), "sql", "a query")
+        check(
+            self.transform is None or (_is_text(self.transform) and bool(re.fullmatch(r"[\w.]+:[\w.]+", self.transform))),
+            "transform",
+            "'module:function'",
+        )
         check(_is_text(self.format), "format", "the name of a format")
         check(
             isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
             "partition_by",
             "a list of column names",
         )
-        check(
-            isinstance(self.options, Mapping)
-            and all(_is_text(key) and isinstance(value, (str, int, float)) for key, value in self.options.items()),
-            "options",
-            "an object of texts, numbers and booleans",
-        )
-        if "path" in map(str.lower, self.options):
+        if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
+            raise BadArgument("output: 'options' must be an object of texts, numbers and booleans")
+        for name, value in self.options.items():
+            if not isinstance(value, (str, int, float)) and not _is_reference(value):
+                raise BadArgument(
+                    f"output: the option {name!r} must be a text, a number, a boolean, "
+                    'or {"env": "NAME"} or {"file": "PATH"}, where the value is read from'
+                )
+        self._check_place()
+
+    def _check_place(self) -> None:
+        kind, options = self.format.lower(), {name.lower() for name in self.options}
+        if self.sql is not None and self.transform is not None:
+            raise BadArgument("output: give 'sql' or 'transform', not both; the transform can call spark.sql")
+        if self.path is not None and self.table is not None:
+            raise BadArgument("output: give 'path' or 'table', not both")
+        if "path" in options:
             raise BadArgument("output: give 'path' beside 'options', not in it")
-        if self.path is None and self.format.lower() in FILE_FORMATS:
-            raise BadArgument(f"output: the format {self.format!r} needs a 'path'")
-        if self.path is not None and self.format.lower() in ROW_FORMATS:
-            raise BadArgument(f"output: the format {self.format!r} takes no 'path'")
+        if kind in SHOWN_FORMATS | {"jdbc"}:
+            if self.path is not None or self.table is not None:
+                raise BadArgument(f"output: the format {self.format!r} takes no 'path' and no 'table'")
+            if self.partition_by:
+                raise BadArgument(f"output: the format {self.format!r} takes no 'partition_by'")
+        if kind in FILE_FORMATS | {"delta"} and self.path is None and self.table is None:
+            raise BadArgument(f"output: the format {self.format!r} needs a 'path' or a 'table'")
+        if kind == "iceberg" and self.table is None:
+            raise BadArgument("output: the format 'iceberg' needs a 'table', like 'lake.db.orders'")
+        if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
+            raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
             raise BadArgument("output: 'path' is the root directory")
 
     @classmethod
     def from_json(cls, text: str) -> Output:
-        """The output in a JSON object with the fields of this class; raises `BadArgument`."""
+        """The output in a JSON object with the fields of this class, as `from_fields`; raises `BadArgument`."""
         try:
             return cls.from_fields(json.loads(text))
         except (ValueError, RecursionError) as error:
             if isinstance(error, BadArgument):
                 raise
-            raise BadArgument(f"output: not JSON ({error}): {text:.200}") from error
+            raise BadArgument(f"output: not JSON ({error})") from error  # without the text, which may hold a password
 
     @classmethod
     def from_fields(cls, body: object) -> Output:
-        """The output in a mapping with the fields of this class; raises `BadArgument`."""
+        """The output in a mapping with the fields of this class, which is or will be part of a command line.
+
+        Raises `BadArgument`, also for a password in clear text: every user of the machine can read a command line.
+        """
         if not isinstance(body, Mapping):
-            raise BadArgument(f"output: not an object with fields: {body!r:.200}")
+            raise BadArgument(f"output: not an object with fields, but of type {type(body).__name__}")
         names = [each.name for each in fields(cls)]
-        if unknown := sorted(set(body) - set(names)):
+        if unknown := sorted(map(str, set(body) - set(names))):
             raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
-        return cls(**body)
+        output = cls(**body)
+        for name, value in output.options.items():
+            if isinstance(value, str) and (name.lower() == "password" or re.search(r"(?i)\bpassword=|://[^/@]*:[^/@]*@", value)):
+                raise BadArgument(
+                    f"output: the option {name!r} has a password in clear text, and a command line is no secret; write "
+                    '"password": {"env": "NAME"} or {"file": "PATH"}, and the job reads it there'
+                )
+        return output
+
+    def resolved_options(self) -> dict[str, str | int | float | bool]:
+        """The options with the values that they refer to; raises `BadArgument`, which names no value."""
+        return {name: _resolved(name, value) if isinstance(value, Mapping) else value for name, value in self.options.items()}
+
+    @property
+    def place(self) -> str | None:
+        """What no other output may write to; None where nothing is kept."""
+        if self.path is not None:
+            return self.path.rstrip("/")
+        if self.table is not None:
+            return f"table {self.table.lower()}"
+        options = {name.lower(): value for name, value in self.options.items()}
+        return f"table {options['dbtable']} of {options['url']}" if self.format.lower() == "jdbc" else None
 
 
-def check_outputs(outputs: Sequence[Output], quarantine: str | None, max_bad_records: int | None) -> str:
-    """The directory of the quarantine; raises `BadArgument` if outputs or quarantine would overwrite each other."""
+def check_arguments(
+    outputs: Sequence[Output],
+    *,
+    codec: str = "json",
+    schema: str | None = None,
+    read_options: Mapping[str, str] | None = None,
+    quarantine: str | None = None,
+    max_bad_records: int | None = None,
+    schema_evolution: str = "merge",
+) -> str:
+    """The directory of the quarantine; raises `BadArgument` if the arguments contradict each other."""
     if not outputs:
         raise BadArgument("no output; give at least one")
+    if codec not in CODECS:
+        raise BadArgument(f"codec must be one of {', '.join(CODECS)}, not {codec!r:.80}")
+    if codec in WHOLE and schema is not None:
+        raise BadArgument(f"the codec {codec!r} takes no schema: its records have no fields")
+    if codec not in WHOLE and codec != "json" and schema is None:
+        raise BadArgument(f"the codec {codec!r} needs a schema; only that of JSON records can be inferred")
+    read_options = {} if read_options is None else read_options
+    if not isinstance(read_options, Mapping) or not all(isinstance(text, str) for pair in read_options.items() for text in pair):
+        raise BadArgument("read_options must be an object of texts")
+    for name in read_options:
+        if name.lower() in OWN_OPTIONS:
+            raise BadArgument(f"the read option {name!r} is the job's own")
+    if schema_evolution not in SCHEMA_EVOLUTIONS:
+        raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {schema_evolution!r:.80}")
     if max_bad_records is not None and max_bad_records < 0:
         raise BadArgument(f"max_bad_records is negative: {max_bad_records}")
-    paths = [output.path.rstrip("/") for output in outputs if output.path is not None]
     if quarantine is None:
-        if not paths:
+        path = next((output.path for output in outputs if output.path is not None), None)
+        if path is None:
             raise BadArgument("no output has a path, so say with quarantine where records go that do not decode")
-        quarantine = f"{paths[0]}-quarantine"
+        quarantine = f"{path.rstrip('/')}-quarantine"
     quarantine = quarantine.rstrip("/")
     if not quarantine:
         raise BadArgument("the quarantine is no directory, or the root")
-    for path in paths:
-        if [*paths, quarantine].count(path) > 1:
-            raise BadArgument(
-                f"two outputs, or an output and the quarantine, have the path {path!r} and would overwrite each other"
-            )
+    places = [quarantine, *filter(None, [output.place for output in outputs])]
+    for place in places:
+        if places.count(place) > 1:
+            raise BadArgument(f"two outputs, or an output and the quarantine, go to {place!r} and would overwrite each other")
     return quarantine
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _is_reference(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) == 1 and set(value) <= {"env", "file"} and all(map(_is_text, value.values()))
+
+
+def _resolved(name: str, reference: Mapping[str, str]) -> str:
+    # What is raised must not show the value.
+    [(kind, where)] = reference.items()
+    try:
+        if kind == "env":
+            return os.environ[where]
+        with open(where, encoding="utf-8") as file:
+            return file.read().rstrip("\r\n")
+    except KeyError as error:
+        raise BadArgument(
+            f"output: the option {name!r} refers to the environment variable {where!r}, which is not set"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise BadArgument(f"output: the option {name!r} refers to the file {where!r}, which cannot be read: {reason}") from error

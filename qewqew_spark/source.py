@@ -1,155 +1,66 @@
-"""The Spark data source `qewqew`: a batch as a DataFrame.
+"""The Spark data source `qewqew`: batches, queues and topics as DataFrames and streams, and both ways.
 
-``spark.read.format("qewqew").load(PATH)`` reads a batch; PATH is its directory or its manifest. One
-row per record, one input partition per segment:
+``spark.read.format("qewqew").load(PATH)`` reads what PATH is:
 
-| column    | type   |                                                              |
-|-----------|--------|--------------------------------------------------------------|
-| `value`   | BINARY | the record                                                   |
-| `offset`  | LONG   | number of the record in the batch, from 0, over all segments |
-| `segment` | STRING | name of the segment file                                     |
+* a batch, which is its directory, its `manifest.json`, or the URL of either on an object store: see `batches`;
+* a queue, which is its header file (`/data/orders.qew`): see `queues`;
+* a topic, which is its directory: see `topics`.
 
-A batch of a topic has a row per message:
-
-| column        | type      |                                         |
-|---------------|-----------|-----------------------------------------|
-| `value`       | BINARY    | the body                                |
-| `tag`, `id`   | STRING    | null where there is none                |
-| `offset`      | LONG      | where the message begins in the topic   |
-| `number`      | LONG      | of the message in the topic, from 0     |
-| `corr_offset` | LONG      | the application's                       |
-| `timestamp`   | TIMESTAMP | when it was appended, to a millisecond  |
-| `topic`       | STRING    | name of the topic                       |
-
-The checksum of a segment is verified before any record of it is delivered.
+``spark.readStream`` reads a topic (`stream`), ``df.write`` and ``df.writeStream`` append to a queue or topic (`sink`). `rows` has
+the columns.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
-from qewqew_core import manifest
-from qewqew_core.errors import BadArgument
+from qewqew_core import layout, manifest, store
+from qewqew_core.errors import BadArgument, BadManifest
+from qewqew_spark import batches, queues
+from qewqew_spark.options import Options
+from qewqew_spark.rows import TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-
-SCHEMA = StructType(
-    [
-        StructField("value", BinaryType()),
-        StructField("offset", LongType()),
-        StructField("segment", StringType()),
-    ]
-)
-TOPIC_SCHEMA = StructType(
-    [
-        StructField("value", BinaryType()),
-        StructField("tag", StringType()),
-        StructField("id", StringType()),
-        StructField("offset", LongType()),
-        StructField("number", LongType()),
-        StructField("corr_offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("topic", StringType()),
-    ]
-)
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 
 
 def local_path(path: str) -> str:
-    """The absolute path of a file that is given by path or `file:` URI, as spark-submit's users write it.
+    """The absolute path of what is given by path or `file:` URI, as spark-submit's users write it; another URL as it is.
 
-    Raises `BadArgument` for any other scheme.
+    Raises `BadArgument` for a `file:` URI of another host.
     """
-    scheme, colon, rest = path.partition(":")
-    if not colon or os.path.exists(path) or not scheme.isalnum() or len(scheme) < 2:
-        return os.path.abspath(path)
-    host = ""
-    if rest.startswith("//"):
-        host, slash, rest = rest[2:].partition("/")
-        rest = slash + rest
-    if scheme.lower() != "file" or host not in ("", "localhost") or not rest.startswith("/"):
-        raise BadArgument(
-            f"the path {path!r} is not on a local file system; copy the batch directory to one that this Spark's driver and "
-            "executors mount, and give its absolute path or a file: URI"
-        )
-    # Hadoop takes what follows file: literally, a proper URI escapes it.
-    return rest if os.path.exists(rest) else unquote(rest)
+    local = store.local_path(path)
+    return path if local is None else os.path.abspath(local)
 
 
-@dataclass(frozen=True)
-class SegmentPartition(InputPartition):
-    """All that reading one segment needs; it travels from the driver to an executor."""
-
-    directory: str
-    batch: manifest.Manifest  # without segments
-    segment: manifest.Segment
-    first: int  # number in the batch of the segment's first record
-
-
-class BatchReader(DataSourceReader):
-    """Reads the batch whose manifest is at ``path``."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def partitions(self) -> list[InputPartition]:
-        """One per segment; raises `BadManifest`."""
-        directory = os.path.dirname(manifest.manifest_path(self.path))
-        result: list[InputPartition] = []
-        first = 0
-        loaded = manifest.load(self.path)
-        batch = replace(loaded, segments=())
-        for segment in loaded.segments:
-            result.append(SegmentPartition(directory, batch, segment, first))
-            first += segment.records
-        return result
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one segment; raises `CorruptQueue`, which names file and offset."""
-        # Spark makes one empty partition of its own where there are none: a batch without segments.
-        if isinstance(partition, SegmentPartition):
-            yield from read_messages(partition) if partition.batch.layout == manifest.BLOCK else read_segment(partition)
-
-
-def read_segment(partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a segment as Arrow batches of about 1 MiB; raises `CorruptQueue`."""
-    import pyarrow as pa  # late: the driver plans reads without it
-
-    from qewqew_spark.frames import payloads
-
-    segment, number = partition.segment, partition.first
-    path = os.path.join(partition.directory, segment.file)
-    name = pa.scalar(segment.file, pa.string())
-    at = segment.start
-    for records, run in manifest.read_segment(partition.directory, segment):
-        for values in payloads(run, records, path=path, offset=at):
-            rows = len(values)
-            numbers = pa.py_buffer(array("q", range(number, number + rows)))
-            offsets = pa.Array.from_buffers(pa.int64(), rows, [None, numbers])
-            yield pa.RecordBatch.from_arrays([values, offsets, pa.repeat(name, rows)], names=SCHEMA.names)
-            number += rows
-        at += len(run)
-
-
-def read_messages(partition: SegmentPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of a segment as Arrow batches of at most 1 MiB or one message; raises `CorruptQueue`, `BadManifest`."""
-    import pyarrow as pa  # late: the driver plans reads without it
-
-    from qewqew_spark.frames import columns
-
-    batch = partition.batch
-    topic = pa.scalar(batch.queue, pa.string())
-    for run in manifest.read_messages(partition.directory, batch, partition.segment):
-        found = columns(run, str(batch.dialect))
-        yield pa.RecordBatch.from_arrays([*found, pa.repeat(topic, len(found[0]))], names=TOPIC_SCHEMA.names)
+def kind_of(path: str) -> str:
+    """Whether ``path``, from `local_path`, is a "batch", a "queue" or a "topic"; raises `BadManifest` if it is nothing."""
+    if store.local_path(path) is None or os.path.isfile(os.path.join(path, manifest.MANIFEST)) or path.endswith(".json"):
+        return "batch"
+    directory, name = os.path.split(path)
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, name + ".idx")):
+            return "topic"
+        what = f"this directory has neither a {manifest.MANIFEST}, as a batch has, nor a {name}.idx, as a topic of that name has"
+    elif os.path.isfile(path):
+        # The header of a queue has two bytes; no name is asked for.
+        if os.path.getsize(path) <= 2 or os.path.exists(path + layout.LOG) or layout.chunk_ids(path, os.listdir(directory)):
+            return "queue"
+        what = "this file is neither a manifest.json nor the header file of a queue"
+    elif path.endswith(".qew") and os.path.isdir(directory):
+        return "queue"  # an empty one, when it is closed, leaves no files
+    else:
+        what = "there is nothing here"
+    raise BadManifest(
+        f"{what}; give the directory of a batch or its manifest.json, the header file of a queue (/data/orders.qew), or the "
+        "directory of a topic",
+        path=path,
+    )
 
 
 class QewqewDataSource(DataSource):
@@ -160,30 +71,52 @@ class QewqewDataSource(DataSource):
         return "qewqew"
 
     def schema(self) -> StructType:
-        """The columns; looks at the manifest, so that a wrong path fails in `load` and not in the first action."""
-        return TOPIC_SCHEMA if manifest.load(_path(self.options)).layout == manifest.BLOCK else SCHEMA
+        """The columns; looks at what the path is, so that a wrong one fails in `load` and not in the first action."""
+        path, options = _path(self.options), Options(self.options)
+        match kind_of(path):
+            case "batch":
+                return batches.schema(path, options)
+            case "queue":
+                return queues.schema(path, options)
+            case _:  # its options are those of a read or those of a stream, as will turn out
+                return schema_of(TOPIC_SCHEMA, options)
 
-    def reader(self, schema: StructType) -> BatchReader:
-        ours = self.schema()
-        if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in ours]:
-            raise BadArgument(
-                f"the format 'qewqew' has the columns {_ddl(ours)}, not {_ddl(schema)}; leave .schema(...) out, "
-                "and decode the column value"
-            )
-        return BatchReader(_path(self.options))
+    def reader(self, schema: StructType) -> DataSourceReader:
+        path, options = _path(self.options), Options(self.options)
+        match kind_of(path):
+            case "batch":
+                return batches.reader(path, options, schema)
+            case "queue":
+                return queues.reader(path, options, schema)
+            case _:
+                from qewqew_spark import topics
+
+                return topics.reader(path, options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        path = _path(self.options)
+        kind = kind_of(path)
+        if kind != "topic":
+            raise BadArgument(f"{path} is a {kind}, and a stream reads topics; read a {kind} with spark.read")
+        from qewqew_spark import stream
+
+        return stream.stream_reader(Options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from qewqew_spark import sink
+
+        return sink.writer(Options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from qewqew_spark import sink
+
+        return sink.stream_writer(Options(self.options), schema, overwrite)
 
 
 def _path(options: Mapping[str, str]) -> str:
-    unknown = sorted(set(options) - {"path"})
-    if unknown == ["paths"]:
-        raise BadArgument("the format 'qewqew' reads one batch at a time; load each and unite them with unionAll")
-    if unknown:
-        raise BadArgument(f"the format 'qewqew' has no option {', '.join(map(repr, unknown))}; the only one is 'path'")
+    if "paths" in options:
+        raise BadArgument("the format 'qewqew' reads one path at a time; load each and unite them with unionAll")
     path = options.get("path", "")
     if not path:
-        raise BadArgument("no path; give load() the directory of a batch or its manifest.json")
+        raise BadArgument("no path; give load() a batch, a queue or a topic")
     return local_path(path)
-
-
-def _ddl(schema: StructType) -> str:
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema) or "none"

@@ -1,4 +1,4 @@
-"""The application that `spark-submit` runs: one batch of JSON records in, tables out.
+"""The application that `spark-submit` runs: one batch of records in, tables out.
 
 ::
 
@@ -12,6 +12,8 @@ batch's id, so a job that runs again on the same batch leaves one result. See do
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import logging
 import os
@@ -20,21 +22,24 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
-from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, IntegerType, MapType, StringType, StructField, StructType
-from pyspark.storagelevel import StorageLevel
 
 try:
     from qewqew_core import manifest
     from qewqew_core.errors import BadArgument, CorruptQueue, QewQewError
-    from qewqew_spark.output import FILE_FORMATS, ROW_FORMATS, Output, check_outputs
+    from qewqew_spark.jobs import records
+    from qewqew_spark.jobs.explaining import blamed, explain
+    from qewqew_spark.jobs.records import check_names
+    from qewqew_spark.jobs.writing import Files, Sink, delete, folding, sink_of
+    from qewqew_spark.options import Options
+    from qewqew_spark.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.source import QewqewDataSource, local_path
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
@@ -43,11 +48,13 @@ except ModuleNotFoundError as error:
         "or give spark-submit its packages as a zip with --py-files"
     )
 
-VIEW = "batch"  # the name of the view, and of the directory level and partition column made of the batch's id
-
 
 class TooManyBadRecords(QewQewError):
     """More records do not decode than ``max_bad_records`` allows. They are in the quarantine; no output was written."""
+
+
+class TransformFailed(BadArgument):
+    """The function of a transform raised, which is its ``__cause__``. Nothing was written."""
 
 
 def run(
@@ -55,276 +62,162 @@ def run(
     batch: str,
     outputs: Sequence[Output],
     *,
+    codec: str = "json",
     schema: str | None = None,
+    read_options: Mapping[str, str] | None = None,
     quarantine: str | None = None,
     max_bad_records: int | None = None,
+    schema_evolution: str = "merge",
 ) -> dict[str, Any]:
     """Decode the batch and write the outputs; returns what the result file holds.
 
-    ``batch``: its directory or manifest. ``schema``: of the records, as DDL; None: inferred from
-    them. ``quarantine``: where the records go that do not decode, to ``<quarantine>/batch=<id>``; None:
-    beside the first output that has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not
-    decode, nothing but the quarantine is written; None: any number.
+    ``batch``: its directory, manifest or URL. ``codec``: what the records are, one of `CODECS`. ``schema``: of the
+    records, as DDL; None: inferred from JSON records. ``read_options``: of the data source. ``quarantine``: where the
+    records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that has a path, with
+    ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is written; None:
+    any number. ``schema_evolution``: see `evolution.new_columns`.
 
     Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`,
     and what Spark raises when a write fails (then the same call may be made again).
     """
     began = time.monotonic()
-    batch = local_path(batch)
-    description = manifest.load(batch)
-    if not re.fullmatch(r"[\w.-]+", description.id):
-        raise BadArgument(f"{batch}: the id {description.id!r} cannot be the name of a directory")
-    under = f"{VIEW}={description.id}"
-    targets = [None if output.path is None else f"{output.path.rstrip('/')}/{under}" for output in outputs]
-    quarantine = check_outputs(outputs, quarantine, max_bad_records)
-    quarantined = f"{quarantine}/{under}"
-    for output in outputs:
-        if output.format.lower() not in ROW_FORMATS | FILE_FORMATS:
-            _check_format(spark, output.format)
-    given = None if schema is None else _parse(schema)
-
+    quarantine = check_arguments(
+        outputs,
+        codec=codec,
+        schema=schema,
+        read_options=read_options,
+        quarantine=quarantine,
+        max_bad_records=max_bad_records,
+        schema_evolution=schema_evolution,
+    )
+    batch, options = local_path(batch), dict(read_options or {})
+    description = _manifest(batch, options)
+    quarantined = f"{quarantine}/{BATCH}={description.id}"
+    sinks = [sink_of(spark, output, description.id, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
     spark.dataSource.register(QewqewDataSource)
-    raw = spark.read.format("qewqew").load(batch)
-    record = infer(spark, raw) if given is None else given
-    for struct in _structs(record):
-        _check_names(spark, struct.names, "the records have fields", "give a schema")
-    with _blamed("the schema"):
-        decoded, bad = decode(raw, record)
-    # The decoded rows serve the count, the quarantine and every output, so they are kept rather than
-    # read and parsed each time: in memory as far as it goes, then on the executors' disks.
-    decoded.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        decoded.where(F.col(bad).isNull()).drop(bad).createOrReplaceTempView(VIEW)
-        writable = given is not None or bool(record.names)
-        tables = [_table(spark, output) for output in outputs] if writable else []
+    given = None if schema is None else records.parsed(schema)
+    found = records.read(spark, batch, description, codec, given, options)
 
-        counts = {
-            row["reason"]: int(row["count"]) for row in decoded.groupBy(F.col(bad)["reason"].alias("reason")).count().collect()
-        }
-        good = counts.pop(None, 0)
-        failed = sum(counts.values())
-        if good + failed != description.records:
-            raise CorruptQueue(f"{good + failed} records were read, the manifest says {description.records}", path=batch)
-        if failed:
-            rows = decoded.where(F.col(bad).isNotNull()).select(f"{bad}.*")
-            rows.write.mode("overwrite").parquet(quarantined)
+    written: list[int] = []
+    try:
+        tables = []
+        if found.good is not None:
+            found.good.createOrReplaceTempView(BATCH)
+            tables = [_table(spark, output, description) for output in outputs]
+        for sink, table in zip(sinks, tables, strict=False):
+            sink.check(table)
+
+        # One table of all good records tells by its rows whether there are bad ones, and those are looked for only then: one
+        # pass instead of two. But not where Spark would first remove what an earlier run wrote, which a damaged batch could
+        # not replace; and only with Spark's own file formats: others may shuffle, and count rows of a lost task twice.
+        whole = len(outputs) == 1 and outputs[0].sql is None and outputs[0].transform is None
+        if whole and tables and max_bad_records is None and isinstance(sinks[0], Files) and sinks[0].is_new():
+            written = [_write(sinks[0], tables[0])]
+        if written == [description.records]:
+            reasons: dict[str, int] = {}
+            delete(spark, quarantined)  # of an earlier run, under another schema
         else:
-            _delete(spark, quarantined)  # of an earlier run, under another schema
-        if max_bad_records is not None and failed > max_bad_records:
-            listed = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+            reasons = found.set_aside(spark, quarantined)
+        bad = sum(reasons.values())
+        if written and written != [description.records - bad]:
+            raise CorruptQueue(f"{written[0]} good and {bad} bad records, the manifest says {description.records}", path=batch)
+        if max_bad_records is not None and bad > max_bad_records:
+            listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             raise TooManyBadRecords(
-                f"{failed} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
+                f"{bad} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
                 f"they are in {quarantined}, no output was written"
             )
-        if writable:
-            written = [_write(table, output, target) for table, output, target in zip(tables, outputs, targets, strict=True)]
-        else:
-            written = [0] * len(outputs)
-            for target in filter(None, targets):
-                _delete(spark, target)
+        if found.good is None:
+            for sink in sinks:
+                sink.clear()
+        elif not written:
+            written = [_write(sink, table) for sink, table in zip(sinks, tables, strict=True)]
     finally:
-        spark.catalog.dropTempView(VIEW)
-        decoded.unpersist()
+        spark.catalog.dropTempView(BATCH)
     return {
         "batch": description.id,
         "attempt": description.attempt,
+        "codec": codec,
         "read": description.records,
-        "good": good,
-        "bad": failed,
+        "bytes": description.bytes,
+        "good": description.records - bad,
+        "bad": bad,
+        "reasons": reasons,
         "outputs": [
-            {"path": target, "format": output.format, "written": rows}
-            for output, target, rows in zip(outputs, targets, written, strict=True)
+            {**sink.place, "format": sink.output.format, "written": rows, "left_out": sink.left_out}
+            for sink, rows in zip(sinks, written or [0] * len(sinks), strict=True)
         ],
-        "quarantine": quarantined if failed else None,
-        "note": None if writable else "no schema was given and no record has a field to infer one from: no output was written",
+        "quarantine": quarantined if bad else None,
+        "note": None if tables else "no schema was given and no record has a field to infer one from: no output was written",
         "seconds": round(time.monotonic() - began, 3),
     }
 
 
-# A record is parsed as the only element of an array, with something behind it. Spark's parser ignores
-# whatever follows the first value, so of a record with two JSON objects, or with one and garbage, the rest
-# would vanish silently; wrapped, it breaks the array, makes it longer, or hides what is behind it.
-# Names of fields of the records cannot collide with the wrapper's either.
-_BEFORE, _BEHIND = '{"record":[', '],"behind":1}'
+def _manifest(batch: str, options: Mapping[str, str]) -> manifest.Manifest:
+    found = manifest.load(batch, Options(options).under("fs."))
+    if not re.fullmatch(r"[\w.-]+", found.id):
+        raise BadArgument(f"{batch}: the id {found.id!r} cannot be the name of a directory")
+    return found
 
 
-def _wrapped() -> Column:
-    return F.concat(F.lit(_BEFORE), F.col("value").cast("string"), F.lit(_BEHIND))
-
-
-def infer(spark: SparkSession, raw: DataFrame) -> StructType:
-    """The schema of the JSON objects in ``value``, as `spark.read.json` infers it; no fields if there are none."""
-    text = F.col("value").cast("string")
-    objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(_wrapped())
-    sensitive = spark.conf.get("spark.sql.caseSensitive")
-    # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        inferred = spark.read.json(objects, mode="DROPMALFORMED").schema
-    finally:
-        spark.conf.set("spark.sql.caseSensitive", str(sensitive))
-    kind = inferred["record"].dataType if "record" in inferred.names else None
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
-        return kind.elementType
-    return StructType()
-
-
-def decode(raw: DataFrame, schema: StructType) -> tuple[DataFrame, str]:
-    """The records with their fields as columns, and the name of one more column: null where the record is good.
-
-    Where it is bad, that column holds the columns of ``raw`` and ``reason``.
-    """
-    wrapper = StructType(
-        [
-            StructField("record", ArrayType(schema)),
-            StructField("behind", IntegerType()),
-            StructField("corrupt", StringType()),
-        ]
-    )
-    text = F.col("value").cast("string")
-    records, behind, corrupt = F.col("json.record"), F.col("json.behind"), F.col("json.corrupt")
-    record = F.get(records, F.lit(0))
-    is_object = text.rlike(r"^[ \t\r\n]*\{")
-    reason = (
-        F.when(F.length("value") == 0, "empty record")
-        .when(~F.is_valid_utf8(text), "not valid UTF-8")
-        .when(corrupt.isNull() & behind.isNotNull() & (F.size(records) == 1) & record.isNotNull(), F.lit(None))
-        .when(~is_object, "not a JSON object")
-        .when(corrupt.isNull() & (F.size(records) > 1), "more than one JSON value")
-        .when(behind.isNull() | records.isNull(), "malformed JSON")
-        .otherwise("a value does not fit the schema")
-    )
-    bad = "bad"
-    while bad in map(str.lower, schema.names):
-        bad += "_"
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
-    parsed = raw.select("*", F.from_json(_wrapped(), wrapper, options).alias("json"))
-    judged = parsed.select(*raw.columns, record.alias("record"), reason.alias("reason"))
-    details = F.struct(*raw.columns, "reason")
-    columns = ["record.*"] if schema.names else []
-    return judged.select(*columns, F.when(F.col("reason").isNotNull(), details).alias(bad)), bad
-
-
-def _check_format(spark: SparkSession, name: str) -> None:
-    """Raise `BadArgument` if this Spark does not know the format: it would be found out only after other outputs were written."""
-    try:
-        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
-        spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
-    except (PySparkException, Py4JJavaError) as error:
-        if re.search("Failed to find (the )?data source", explain(error)):
-            raise BadArgument(f"output: format {name!r}: {explain(error)}") from error
-
-
-def _parse(schema: str) -> StructType:
-    with _blamed("the schema"):
-        parsed = StructType.fromDDL(schema)
-    if not isinstance(parsed, StructType) or not parsed.names:
-        raise BadArgument(f"the schema {schema!r:.200} has no columns; write it like 'id BIGINT, name STRING'")
-    return parsed
-
-
-def _table(spark: SparkSession, output: Output) -> DataFrame:
+def _table(spark: SparkSession, output: Output, description: manifest.Manifest) -> DataFrame:
     """What the output writes, analysed but not computed; raises `BadArgument`."""
-    if output.sql is None:
-        table = spark.table(VIEW)
-    else:
-        with _blamed(f"the query {output.sql!r:.200}"):
+    if output.transform is not None:
+        table = _transformed(spark, output.transform, description)
+    elif output.sql is not None:
+        with blamed(f"the query {output.sql!r:.200}"):
             # spark.sql would execute a command (INSERT, DROP ...) at once: only a query may pass.
             spark._jsparkSession.sessionState().sqlParser().parseQuery(output.sql)
             table = spark.sql(output.sql)
-    _check_names(spark, table.columns, "an output has columns", "rename or drop one with 'sql'")
-    if output.path is not None and _named(spark, VIEW, table.columns):
-        # It would be hidden by the partition column when the table is read.
+    else:
+        table = spark.table(BATCH)
+    check_names(spark, table.columns, "an output has columns", "rename or drop one with 'sql'")
+    fold = folding(spark)
+    names = set(map(fold, table.columns))
+    if output.place is not None and BATCH in names:
+        # It would be hidden by the one that has the batch's id.
         raise BadArgument(
-            "output: the column 'batch' collides with the directory level batch=<id>; rename it with 'sql': "
+            "output: the column 'batch' collides with the one that has the batch's id; rename it with 'sql': "
             "SELECT * EXCEPT (batch), batch AS other FROM batch"
         )
-    _check_names(spark, output.partition_by, "an output has columns in 'partition_by'", "name each once")
+    check_names(spark, [*output.partition_by], "an output has columns in 'partition_by'", "name each once")
     for column in output.partition_by:
-        if not _named(spark, column, table.columns):
+        if fold(column) not in names:
             raise BadArgument(f"output: no column {column!r} to partition by; there are {', '.join(table.columns)}")
     if output.partition_by and len(output.partition_by) >= len(table.columns):
         raise BadArgument("output: 'partition_by' has every column, so none is left to be written")
     return table
 
 
-def _write(table: DataFrame, output: Output, target: str | None) -> int:
-    """Write the output and return how many rows went into it."""
-    observation = Observation()
-    writer = table.observe(observation, F.count(F.lit(1)).alias("rows")).write.format(output.format)
-    for name, value in output.options.items():
-        writer = writer.option(name, value)
-    if output.partition_by:
-        writer = writer.partitionBy(*output.partition_by)
-    if target is None:
-        writer.mode("append").save()
-    else:
-        # In the mode "dynamic" a partition that this run no longer has would survive from the last one.
-        writer.mode("overwrite").option("partitionOverwriteMode", "static").save(target)
-    return int(observation.get["rows"])
-
-
-def _delete(spark: SparkSession, path: str) -> None:
-    """Remove a directory in whatever file system Spark writes to; it need not exist."""
-    jvm: Any = spark.sparkContext._jvm  # the only way to Hadoop's file systems from Python
-    target = jvm.org.apache.hadoop.fs.Path(path)
-    target.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).delete(target, True)
-
-
-def _named(spark: SparkSession, name: str, columns: Sequence[str]) -> bool:
-    """Is it a column, in the sense of this session?"""
-    if spark.conf.get("spark.sql.caseSensitive") == "true":
-        return name in columns
-    return name.lower() in map(str.lower, columns)
-
-
-def _check_names(spark: SparkSession, names: Sequence[str], where: str, cure: str) -> None:
-    seen: list[str] = []
-    for name in names:
-        if _named(spark, name, seen):
-            same = next(other for other in seen if other.lower() == name.lower())
-            raise BadArgument(f"{where} that Spark takes for one: {same!r} and {name!r}; {cure}")
-        seen.append(name)
-
-
-def _structs(kind: DataType) -> Iterator[StructType]:
-    """The structs in a type, itself included."""
-    if isinstance(kind, StructType):
-        yield kind
-        for each in kind:
-            yield from _structs(each.dataType)
-    elif isinstance(kind, ArrayType):
-        yield from _structs(kind.elementType)
-    elif isinstance(kind, MapType):
-        yield from _structs(kind.valueType)
-
-
-@contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """What does not pass Spark's parser or analysis within is the fault of ``what``: raise `BadArgument`."""
+def _transformed(spark: SparkSession, name: str, description: manifest.Manifest) -> DataFrame:
+    """What the function ``name``, `module:function`, makes of the view; raises `BadArgument` and `TransformFailed`."""
+    module, _, path = name.partition(":")
     try:
-        yield
-    except AnalysisException as error:
-        raise BadArgument(f"{what}: {explain(error)}") from error
+        function: Any = importlib.import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+        parameters = inspect.signature(function)
+    except Exception as error:  # the module is the user's, and may raise whatever it likes
+        raise TransformFailed(f"the transform {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    arguments = [spark.table(BATCH), description]
+    with suppress(TypeError):
+        parameters.bind(arguments[0])
+        arguments.pop()
+    try:
+        table = function(*arguments)
+    except Exception as error:
+        raise TransformFailed(f"the transform {name!r} failed: {type(error).__name__}: {explain(error)}") from error
+    if not isinstance(table, DataFrame):
+        raise BadArgument(f"the transform {name!r} must return a DataFrame, not {type(table).__name__}")
+    return table
 
 
-def explain(error: BaseException) -> str:
-    """The one line of an error that says what happened, out of the traces around it."""
-    text = str(error).strip()
-    if isinstance(error, Py4JJavaError):
-        text = text.partition("\n: ")[2] or text
-    if isinstance(error, QewQewError) or not text:
-        return " ".join((text or repr(error)).split("\n"))
-    if ours := re.findall(r"qewqew_core\.errors\.\w+: (.+)", text):  # raised in one of Spark's Python processes
-        return str(ours[-1])
-    head, mark, trace = text.partition("Traceback (most recent call last):")
-    if mark:
-        lines = [line for line in trace.partition("\n\tat ")[0].split("\n") if line.strip() and "SQLSTATE" not in line]
-        return f"{' '.join(head.split())} {lines[-1].strip()}".strip() if lines else text.split("\n")[0]
-    causes = re.findall(r"^Caused by: (.+)", text, re.MULTILINE)
-    first = text.split("\n")[0].rstrip(";")
-    return first if not causes or causes[-1] in first else f"{first} (caused by {causes[-1]})"
+def _write(sink: Sink, table: DataFrame) -> int:
+    """Write the output and return how many rows went into it."""
+    seen = Observation()
+    sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
+    return int(seen.get["rows"])
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -334,26 +227,47 @@ class _Arguments(argparse.ArgumentParser):
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line, checked as far as it can be without Spark; raises `BadArgument`."""
-    parser = _Arguments(prog="batch.py", description="Decode a batch of JSON records and write it as tables.", allow_abbrev=False)
-    parser.add_argument("batch", metavar="BATCH", help="directory or manifest.json of the batch")
+    parser = _Arguments(prog="batch.py", description="Decode a batch of records and write it as tables.", allow_abbrev=False)
+    parser.add_argument("batch", metavar="BATCH", help="directory, manifest.json or URL of the batch")
     parser.add_argument(
         "--output",
+        dest="outputs",
         action="append",
         required=True,
         metavar="JSON",
-        help='{"path": ..., "sql": ..., "format": ..., "partition_by": [...], "options": {...}}; may be repeated',
+        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}}; '
+        "may be repeated",
     )
-    parser.add_argument("--schema", metavar="DDL", help="of the records, like 'id BIGINT, name STRING'; default: inferred")
+    parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
+    parser.add_argument(
+        "--schema", metavar="DDL", help="of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
+    )
+    parser.add_argument(
+        "--read-option",
+        dest="read_options",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the data source, like a codec's delimiter; may be repeated",
+    )
     parser.add_argument(
         "--quarantine", metavar="PATH", help="for records that do not decode; default: first output's path + '-quarantine'"
     )
     parser.add_argument("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
+    parser.add_argument(
+        "--schema-evolution",
+        default="merge",
+        metavar="POLICY",
+        help=f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge",
+    )
     parser.add_argument("--result", metavar="FILE", help="where to write what was done, as JSON, when all is done")
     found = parser.parse_args(argv)
-    found.output = [Output.from_json(text) for text in found.output]
-    check_outputs(found.output, found.quarantine, found.max_bad_records)
-    found.batch = local_path(found.batch)
-    manifest.load(found.batch)
+    found.outputs = [Output.from_json(text) for text in found.outputs]
+    pairs = [pair.partition("=") for pair in found.read_options]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {name!r:.80}")
+    found.read_options = {name: value for name, _, value in pairs}
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):
         raise BadArgument(f"the directory of the result file {found.result!r} does not exist")
     return found
@@ -382,22 +296,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     spark: SparkSession | None = None
     try:
-        found = arguments(argv)
+        found = vars(arguments(argv))
+        batch, outputs, result_file = (found.pop(name) for name in ("batch", "outputs", "result"))
+        check_arguments(outputs, **found)
+        _manifest(local_path(batch), found["read_options"])
         spark = SparkSession.builder.appName("qewqew batch").getOrCreate()
-        result = run(
-            spark,
-            found.batch,
-            found.output,
-            schema=found.schema,
-            quarantine=found.quarantine,
-            max_bad_records=found.max_bad_records,
-        )
-        if found.result is not None:
-            write_result(found.result, result)
+        _check_catalog(spark, outputs)
+        result = run(spark, batch, outputs, **found)
+        if result_file is not None:
+            write_result(result_file, result)
         status, stream, line = 0, sys.stdout, f"qewqew result: {json.dumps(result)}"
     except Exception as error:
-        if not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
-            traceback.print_exc()  # not a mistake of the user's but one of ours
+        # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
+        if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
+            traceback.print_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
         status, stream, line = 2 if isinstance(error, BadArgument) else 1, sys.stderr, f"qewqew: error: {explain(error)}"
     if spark is not None:
         # Stopped before the last line is printed, and silently, so that it is the last.
@@ -409,5 +321,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _check_catalog(spark: SparkSession, outputs: Sequence[Output]) -> None:
+    """Raise `BadArgument` for a table of a catalog that is forgotten when this application ends."""
+    if spark.conf.get("spark.sql.catalogImplementation") != "in-memory" or spark.conf.get(
+        "spark.sql.catalog.spark_catalog", None
+    ):
+        return
+    for output in outputs:
+        if output.table is not None and not spark.conf.get(f"spark.sql.catalog.{output.table.partition('.')[0]}", None):
+            raise BadArgument(
+                f"output: table {output.table}: the catalog of this Spark is forgotten when the job ends; configure one, for "
+                "example Hive's with --conf spark.sql.catalogImplementation=hive"
+            )
+
+
 if __name__ == "__main__":
+    # Spark's Python puts this directory first, where a user's transform module `batch` or `records` would be ours.
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     sys.exit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from qewqew_core import chunk, zbus
@@ -14,9 +14,19 @@ from qewqew_core.zbus import Message
 
 
 def write_segment(
-    directory: Path, name: str, records: Sequence[bytes], *, start: int = chunk.BEGIN, every: int = 0, tail: bytes = b""
+    directory: Path,
+    name: str,
+    records: Sequence[bytes],
+    *,
+    start: int = chunk.BEGIN,
+    every: int = 0,
+    tail: bytes = b"",
+    checksums: bool = True,
 ) -> Segment:
-    """Write a chunk file and describe it: records from ``start`` on, a boundary each ``every`` records, then ``tail``."""
+    """Write a chunk file and describe it: records from ``start`` on, a boundary each ``every`` records, then ``tail``.
+
+    ``checksums``: of the boundaries, which manifests of older releases lack.
+    """
     frames = chunk.frame(records)
     filler = b"\xff" * (start - chunk.BEGIN)  # records consumed before the lease: no frames as far as the reader knows
     end = start + len(frames)
@@ -26,7 +36,13 @@ def write_segment(
         if every and number and number % every == 0:
             boundaries.append((at, number))
         at += 2 + len(record)
-    return Segment(name, start, end, len(records), f"{zlib.crc32(frames):08x}", tuple(boundaries))
+    known = _checksums(frames, [offset - start for offset, _ in boundaries]) if checksums else ()
+    return Segment(name, start, end, len(records), f"{zlib.crc32(frames):08x}", tuple(boundaries), known)
+
+
+def _checksums(data: bytes, ends: Sequence[int]) -> tuple[str, ...]:
+    crcs = accumulate(pairwise([0, *ends]), lambda crc, piece: zlib.crc32(data[slice(*piece)], crc), initial=0)
+    return tuple(f"{crc:08x}" for crc in crcs)[1:]
 
 
 def write_manifest(directory: Path, segments: Sequence[Segment], batch_id: str = "orders-1a2b") -> Path:
@@ -70,7 +86,8 @@ def write_block(
         (start, before), (end, until) = places[first], places[last]
         boundaries = tuple((at, count - before) for at, count in places[first + 1 : last])
         crc32 = f"{zlib.crc32(data[start:end]):08x}"
-        described.append(Segment(zbus.block_name(base), start, end, until - before, crc32, boundaries))
+        known = _checksums(data[start:end], [at - start for at, _ in boundaries])
+        described.append(Segment(zbus.block_name(base), start, end, until - before, crc32, boundaries, known))
     return described
 
 

@@ -54,10 +54,15 @@ def test_a_batch_becomes_a_table_under_its_id(spark, tmp_path):
     assert result == {
         "batch": "orders-1a2b",
         "attempt": 1,
+        "codec": "json",
         "read": 3,
+        "bytes": 59,
         "good": 3,
         "bad": 0,
-        "outputs": [{"path": f"{tmp_path}/out/batch=orders-1a2b", "format": "parquet", "written": 3}],
+        "reasons": {},
+        "outputs": [
+            {"path": f"{tmp_path}/out/batch=orders-1a2b", "table": None, "format": "parquet", "written": 3, "left_out": []}
+        ],
         "quarantine": None,
         "note": None,
     }
@@ -338,7 +343,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_
         ({"sql": "SELEKT 1"}, "[PARSE_SYNTAX_ERROR]"),
         ({"sql": "CREATE TABLE t(a INT) USING parquet"}, "[PARSE_SYNTAX_ERROR]"),
         ({"sql": "SELECT id, month AS ID FROM batch"}, "an output has columns that Spark takes for one: 'id' and 'ID'"),
-        ({"sql": "SELECT id AS batch FROM batch"}, "the column 'batch' collides with the directory level batch=<id>"),
+        ({"sql": "SELECT id AS batch FROM batch"}, "the column 'batch' collides with the one that has the batch's id"),
         ({"partition_by": ["day"]}, "no column 'day' to partition by; there are id, month"),
         ({"partition_by": ["id", "month"]}, "has every column"),
         ({"partition_by": ["id", "id"]}, "name each once"),
@@ -464,13 +469,16 @@ def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):
         (
             ["{batch}", "--output", '{{"path": "x", "mode": "append"}}'],
             2,
-            "output: unknown field 'mode'; there are path, sql, format",
+            "output: unknown field 'mode'; there are path, table, sql, transform, format",
         ),
         (["{batch}", "--output", '{{"path": "x"}}', "--max-bad-records", "few"], 2, "invalid int value: 'few'"),
         (["{batch}", "--output", '{{"path": "x"}}', "--result", "{batch}/none/r"], 2, "the directory of the result file"),
         (["{batch}", "--output", '{{"path": "x"}}', "--outptu", "y"], 2, "unrecognized arguments: --outptu y"),
         (["{batch}/no", "--output", '{{"path": "x"}}'], 1, "/no: there is no manifest; give the directory"),
-        (["hdfs://h/b", "--output", '{{"path": "x"}}'], 2, "'hdfs://h/b' is not on a local file system"),
+        (["file://h/b", "--output", '{{"path": "x"}}'], 2, "'file://h/b' is on host 'h'"),
+        (["{batch}", "--output", '{{"path": "x"}}', "--codec", "xml"], 2, "codec must be one of json, csv, avro"),
+        (["{batch}", "--output", '{{"path": "x"}}', "--read-option", "sep"], 2, "--read-option: write it like NAME=VALUE"),
+        (["{batch}", "--output", '{{"path": "x", "options": {{"password": "pst"}}}}'], 2, "a password in clear text"),
     ],
 )
 def test_mistakes_in_the_arguments_are_one_line_and_need_no_spark(tmp_path, capsys, arguments, status, message):

@@ -86,7 +86,7 @@ def test_the_columns_may_be_given_but_no_others(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"a"])
     reader = spark.read.format("qewqew")
     assert reader.schema("value BINARY, offset LONG, segment STRING").load(str(batch)).count() == 1
-    with pytest.raises(PySparkException, match="has the columns value binary, offset bigint, segment string, not id int; leave"):
+    with pytest.raises(PySparkException, match=r"has the columns value binary, .* segment string, or some of them, not id int"):
         reader.schema("id INT").load(str(batch)).count()
 
 
@@ -160,29 +160,48 @@ def test_a_checksum_that_the_manifest_has_wrong_fails(spark, tmp_path):
     assert "the manifest says 00000000" in failure(spark, batch)
 
 
-def test_a_wrong_path_fails_in_load(spark, tmp_path):
-    (tmp_path / "orders.qew").write_bytes(b"\x00\x01")
+def test_a_wrong_path_fails_in_load_and_is_told_what_could_be_given(spark, tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"nothing of the kind")
+    (tmp_path / "manifest.json").write_bytes(b"\x00\x01")
+    (tmp_path / "empty").mkdir()
+    what = "; give the directory of a batch or its manifest.json, the header file of a queue .*, or the directory of a topic"
     for path, message in [
-        (tmp_path / "nothing", "there is no manifest; give the directory of a batch or its manifest.json"),
-        (tmp_path, "there is no manifest"),
-        (tmp_path / "orders.qew", "not JSON"),
-        (tmp_path / "orders.qew" / "x", "cannot be read: Not a directory"),
-        ("s3a://bucket/batch", "not on a local file system"),
-        ("file://elsewhere/batch", "not on a local file system"),
+        (tmp_path / "nothing", f"there is nothing here{what}"),
+        (tmp_path / "empty", f"this directory has neither a manifest.json.* nor a empty.idx.*{what}"),
+        (tmp_path / "text.txt", f"this file is neither a manifest.json nor the header file of a queue{what}"),
+        (tmp_path / "manifest.json", "not JSON"),
+        (tmp_path / "text.txt" / "manifest.json", "cannot be read: Not a directory"),
+        ("file://elsewhere/batch", "is on host 'elsewhere'"),
+        ("memory://nothing/here", "memory://nothing/here/manifest.json: there is no manifest"),
+        ("nosuchscheme://x/y", "nosuchscheme"),
     ]:
         with pytest.raises(PySparkException, match=message):
             spark.read.format("qewqew").load(str(path))
 
 
-def test_unknown_options_several_paths_and_no_path_are_refused(spark, tmp_path):
+def test_unknown_options_several_paths_and_no_path_are_refused_in_load(spark, tmp_path):
     batch = str(make_batch(tmp_path / "b", [b"a"]))
     reader = spark.read.format("qewqew")
-    with pytest.raises(PySparkException, match="has no option 'startingoffsets'; the only one is 'path'"):
-        reader.option("startingOffsets", "earliest").load(batch)
-    with pytest.raises(PySparkException, match="one batch at a time"):
-        spark.read.format("qewqew").load([batch, batch])
+    for options, message in [
+        ({"startingOffsets": "earliest"}, "a batch has no option 'startingoffsets'; there are "),
+        ({"minPartition": "2"}, "a batch has no option 'minpartition'; did you mean 'minPartitions'"),
+        ({"minPartitions": "many"}, "'minPartitions' must be a whole number, 1 or more, not 'many'"),
+        ({"codec": "json"}, "the fields of the records must be given; say .schema"),
+    ]:
+        with pytest.raises(PySparkException, match=message):
+            spark.read.format("qewqew").options(**options).load(batch)
+    with pytest.raises(PySparkException, match="'mode' goes with the option 'codec'"):
+        spark.read.format("qewqew").option("mode", "FAILFAST").load(batch).collect()
+    with pytest.raises(PySparkException, match="one path at a time"):
+        reader.load([batch, batch])
     with pytest.raises(PySparkException, match="no path"):
-        spark.read.format("qewqew").load()
+        reader.load()
+
+
+def test_a_stream_of_what_is_no_topic_is_refused(spark, tmp_path):
+    batch = str(make_batch(tmp_path / "b", [b"a"]))
+    with pytest.raises(PySparkException, match="is a batch, and a stream reads topics"):
+        spark.readStream.format("qewqew").load(batch).writeStream.format("noop").start().processAllAvailable()
 
 
 def test_a_copied_batch_directory_is_read_where_it_lies(spark, tmp_path):
@@ -190,3 +209,12 @@ def test_a_copied_batch_directory_is_read_where_it_lies(spark, tmp_path):
     shutil.copytree(batch, tmp_path / "copy")
     shutil.rmtree(batch)
     assert [value for value, *_ in rows(spark, tmp_path / "copy")] == [b"a", b"b"]
+
+
+def test_a_batch_is_read_through_the_file_system_of_its_url(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"a"], [b"b"])  # local: is fsspec's name for what needs no server
+    for path in (f"local://{batch}", f"local://{batch}/manifest.json"):
+        assert rows(spark, path) == [(b"a", 0, "orders.qew.17"), (b"b", 1, "orders.qew.18")]
+    assert spark.read.format("qewqew").option("fs.auto_mkdir", "false").load(f"local://{batch}").count() == 2
+    (batch / "orders.qew.18").write_bytes(b"\x00" * 100)
+    assert f"CorruptQueue: local://{batch}/orders.qew.18, offset 10: the checksum" in failure(spark, f"local://{batch}")

@@ -33,6 +33,8 @@ from qewqew_airflow.spark_submit import (
     ready_made_job,
 )
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
+from qewqew_spark.jobs.batch import arguments
+from qewqew_spark.output import Output
 
 OUTPUTS = [{"path": "/nowhere"}]
 
@@ -52,13 +54,14 @@ def operator(**arguments: Any) -> QewQewSparkSubmitOperator:
         [{"path": "/a"}, {"path": "/b"}],
         [
             {"path": "/a"},
-            {"format": "jdbc", "options": {"dbtable": "orders"}},
-            {"format": "jdbc", "options": {"dbtable": "sums"}},
+            {"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders", "password": {"env": "DB_PASSWORD"}}},
+            {"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "sums", "password": {"file": "/run/secrets/db"}}},
         ],
+        [{"path": "/a", "transform": "shop.orders:clean"}, {"table": "lake.db.orders", "format": "iceberg"}],
     ],
 )
 def test_outputs_that_the_job_can_write(outputs: Any) -> None:
-    check_job(outputs, None, 0)
+    check_job(outputs, max_bad_records=0)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,9 @@ def test_outputs_that_the_job_can_write(outputs: Any) -> None:
         ([{"path": "/a", "partition_by": [""]}], "list of column names"),
         ([{"path": "/a", "partition_by": [1]}], "list of column names"),
         ([{"path": "/a", "options": ["x"]}], "'options' must be an object"),
-        ([{"path": "/a", "options": {"x": object()}}], "'options' must be an object"),
-        ([{"format": "jdbc", "options": {"dbtable": "orders"}}], "say with quarantine where records go"),
+        ([{"path": "/a", "options": {"x": object()}}], "the option 'x' must be a text, a number"),
+        ([{"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders"}}], "say with quarantine where records go"),
+        ([{"format": "jdbc", "options": {"url": "x", "dbtable": "y", "password": "z"}}], "a password in clear text"),
     ],
 )
 def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, message: str) -> None:
@@ -102,6 +106,11 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
             for value in (0, -1, 1.5, True, "x")
         ],
         ({"outputs": OUTPUTS, "max_bad_records": -1}, "max_bad_records"),
+        ({"outputs": OUTPUTS, "codec": "xml"}, "codec must be one of json, csv"),
+        ({"outputs": OUTPUTS, "codec": "avro"}, "the codec 'avro' needs a schema"),
+        ({"outputs": OUTPUTS, "schema_evolution": "rescue"}, "schema_evolution must be one of"),
+        ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is the job's own"),
+        ({"application": "mine.py", "codec": "csv"}, "codec is for the ready-made job"),
         *[
             ({"outputs": OUTPUTS, "lease_timeout": value}, "lease_timeout")
             for value in (0, -1, 0.9, timedelta(0), True, float("nan"), float("inf"), "soon")
@@ -400,14 +409,25 @@ def test_the_result_of_a_job_is_an_object_or_nothing(tmp_path: Path) -> None:
             read_result(str(path))
 
 
-def test_a_password_in_an_output_is_masked_in_the_log_of_the_command(connect: Any) -> None:
+def test_all_that_is_said_of_the_job_is_on_its_command_line(connect: Any) -> None:
     connect("spark_default", "spark", "local[1]")
-    outputs = [{"format": "jdbc", "options": {"password": "hidden", "dbtable": "orders"}}]
-    submit = operator(outputs=outputs, quarantine="/quarantine")
-    hook = submit._get_hook()
-    command = ["spark-submit", *submit._job_arguments("/batch/manifest.json", "/tmp/result.json")]
-    assert "hidden" in " ".join(command)
-    assert "hidden" not in hook._mask_cmd(command)
+    said = {
+        "codec": "csv",
+        "schema": "id INT",
+        "read_options": {"sep": ";", "fs.endpoint_url": "http://minio:9000/?a=b"},
+        "quarantine": "/quarantine",
+        "max_bad_records": 0,
+        "schema_evolution": "fail",
+    }
+    submit = operator(outputs=[{"table": "db.orders", "transform": "a:b"}], **said)
+    command = submit._job_arguments("/batch/manifest.json", None)
+    parsed = vars(arguments(command))
+    assert [parsed.pop(name) for name in ("batch", "outputs", "result")] == [
+        "/batch/manifest.json",
+        [Output(table="db.orders", transform="a:b")],
+        None,
+    ]
+    assert parsed == said
 
 
 @pytest.mark.parametrize(("mode", "here"), [("client", True), ("cluster", False)])

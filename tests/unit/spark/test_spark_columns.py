@@ -7,27 +7,32 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qewqew_core import zbus
 from qewqew_core.manifest import Run
 from qewqew_core.zbus import Message
-from qewqew_spark.frames import columns
+from qewqew_spark.frames import messages
+from qewqew_spark.rows import TOPIC_SCHEMA
 
 BASE = 7_000_000_000
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
-def run_of(messages: list[tuple[Message, bool]], dialect: str) -> Run:
+def run_of(listed: list[tuple[Message, bool]], dialect: str) -> Run:
     """The messages, and whether they belong to the batch."""
     data, bounds = b"", array("i")
-    for one, matches in messages:
+    for one, matches in listed:
         at, id, tag = len(data), (one.id or "").encode(), (one.tag or "").encode()
         data += zbus.pack_head(dialect, BASE + at, one.timestamp, id, one.corr_offset, one.number, tag, len(one.body)) + one.body
         if matches:
             bounds.extend((at, len(data)))
     return Run(BASE, data, bounds)
+
+
+def columns(run: Run, dialect: str) -> list[pa.Array]:
+    return messages(run, dialect, "orders", TOPIC_SCHEMA.names).columns
 
 
 def moment(milliseconds: int) -> int | None:
@@ -47,14 +52,15 @@ MESSAGE = st.builds(
 EARLIEST = Message(b"", timestamp=-(1 << 63), number=1)
 
 
+@settings(deadline=None)  # the first call imports half of Arrow
 @given(st.lists(st.tuples(MESSAGE, st.booleans()), min_size=1, max_size=12), st.sampled_from("BC"))
 @example([(EARLIEST, True), (EARLIEST._replace(timestamp=9223372036854775, tag="t" * 127, id="i" * 39), True)], "B")
-def test_columns_have_what_the_messages_have(messages, dialect):
-    run = run_of(messages, dialect)
+def test_columns_have_what_the_messages_have(listed, dialect):
+    run = run_of(listed, dialect)
     if not run.bounds:
         return
     found = columns(run, dialect)
-    assert [str(one.type) for one in found] == ["binary", "string", "string", *["int64"] * 3, "timestamp[us, tz=UTC]"]
+    assert [str(one.type) for one in found] == ["binary", "string", "string", *["int64"] * 3, "timestamp[us, tz=UTC]", "string"]
     for one in found:
         one.validate(full=True)
     expected = [zbus.unpack_message(run.data, at, BASE, dialect) for at in run.bounds[::2]]
@@ -65,6 +71,12 @@ def test_columns_have_what_the_messages_have(messages, dialect):
     assert found[4].to_pylist() == [one.number for one in expected]
     assert found[5].to_pylist() == [one.corr_offset for one in expected]
     assert found[6].cast(pa.int64()).to_pylist() == [moment(one.timestamp) for one in expected]
+    assert set(found[7].to_pylist()) == {"orders"}
+
+
+def test_only_the_columns_that_are_needed_are_built():
+    run = run_of([(Message(b"x", timestamp=0, number=7), True)] * 2, "B")
+    assert messages(run, "B", "orders", {"number", "topic"}).to_pydict() == {"number": [7, 7], "topic": ["orders"] * 2}
 
 
 def test_a_time_is_utc():

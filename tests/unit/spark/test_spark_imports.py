@@ -21,6 +21,11 @@ def test_importing_the_package_is_cheap():
     assert python("import sys, qewqew_spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])") == "[]"
 
 
+def test_importing_the_source_needs_neither_arrow_nor_numpy():
+    """Spark imports it whenever any data source is looked up."""
+    assert python("import sys, qewqew_spark.source; print([m for m in ('pyarrow', 'numpy') if m in sys.modules])") == "[]"
+
+
 def test_neither_the_source_nor_the_job_imports_airflow_or_pandas():
     code = (
         "import sys, qewqew_spark.source, qewqew_spark.jobs.batch; print([m for m in ('airflow', 'pandas') if m in sys.modules])"

@@ -1,0 +1,166 @@
+"""Batch reads of a batch: its segments, divided into the partitions of a DataFrame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from qewqew_core import manifest
+from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.store import Store, store_of
+from qewqew_spark.options import Options
+from qewqew_spark.pushdown import PrunedReader
+from qewqew_spark.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+
+SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
+PARTITION_BYTES = 8 << 20
+RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
+
+
+def schema(path: str, options: Options) -> StructType:
+    """The columns of a batch. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+    options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
+    Split(options)
+    return schema_of(_source(manifest.load(path, options.under("fs."))), options)
+
+
+def reader(path: str, options: Options, schema: StructType) -> BatchReader:
+    """Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+    options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
+    batch = manifest.load(path, options.under("fs."))
+    store = store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs."))
+    return BatchReader(store, batch, Split(options), Rows(_source(batch), schema, options))
+
+
+def _source(batch: Manifest) -> StructType:
+    return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
+
+
+class Split:
+    """Into how many parts a read divides segments: of about ``maxPartitionBytes``, and ``minPartitions`` at least if boundaries
+    allow it. Raises `BadArgument`.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.least = options.whole("minPartitions") or 1
+        self.size = options.whole("maxPartitionBytes") or PARTITION_BYTES
+
+    def __call__(self, segments: Sequence[Segment], may: Sequence[bool] | None = None) -> list[list[Segment]]:
+        """The parts of each segment; of those that ``may`` not be divided, themselves."""
+        size = min(self.size, max(1, sum(one.end - one.start for one in segments) // self.least))
+        while True:
+            parts = [one.split(size) if may is None or may[at] else [one] for at, one in enumerate(segments)]
+            if sum(map(len, parts)) >= self.least or size == 1:
+                return parts
+            size //= 2
+
+
+@dataclass(frozen=True)
+class SegmentPartition(InputPartition):
+    """All that reading a part of a segment needs; it travels from the driver to an executor."""
+
+    store: Store
+    batch: Manifest  # without segments
+    segment: Segment
+    first: int  # number in the batch of its first record
+
+
+class BatchReader(PrunedReader):
+    """Reads a batch, from its directory or URL ``store``."""
+
+    def __init__(self, store: Store, batch: Manifest, split: Split, rows: Rows) -> None:
+        super().__init__(rows)
+        self.store = store
+        self.batch = batch
+        self.split = split
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rows": self.rows}  # what `read` needs; all else is in the partitions
+
+    def partitions(self) -> list[InputPartition]:
+        batch = replace(self.batch, segments=())
+        result: list[InputPartition] = []
+        first = 0
+        for parts in self.split(self.batch.segments):
+            for part in parts:
+                if self._may_hold(part, first):
+                    result.append(SegmentPartition(self.store, batch, part, first))
+                first += part.records
+        return result
+
+    def _may_hold(self, part: Segment, first: int) -> bool:
+        if self.batch.layout == manifest.BLOCK:
+            topic = self.batch.queue
+            return self.may_hold(offset=(part.base + part.start, part.base + part.end - 1), topic=(topic, topic))
+        return self.may_hold(offset=(first, first + part.records - 1), segment=(part.file, part.file))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, which names file and offset."""
+        if not isinstance(partition, SegmentPartition):
+            return  # Spark makes one of its own where there are none: a batch without segments
+        store, batch, segment = partition.store, partition.batch, partition.segment
+        path = store.locate(segment.file)
+        if batch.layout == manifest.BLOCK:
+            from qewqew_spark.frames import messages
+
+            for run in manifest.read_messages(store, batch, segment):
+                raw = messages(run, str(batch.dialect), batch.queue, self.rows.needs)
+                at, bounds = run.offset - segment.base, run.bounds
+                yield self.rows.batch(raw, path, lambda row, at=at, bounds=bounds: at + bounds[2 * row])  # type: ignore[misc]
+        else:
+            for _, raw, place in records(store, segment, partition.first, self.rows.needs):
+                yield self.rows.batch(raw, path, place)
+
+
+def records(
+    store: Store,
+    segment: Segment,
+    number: int,
+    needs: Collection[str],
+    *,
+    skip: Sequence[tuple[int, int]] = (),
+    stop: int | None = None,
+) -> Iterator[tuple[int, pa.RecordBatch, Callable[[int], int]]]:
+    """The records of a segment in batches of about 1 MiB, with their columns ``needs``.
+
+    With each batch come the number of the record behind it, and what tells where in the file its i-th record begins.
+    ``number`` is that of the first record; those in the regions ``skip`` of the file have none and are left out, as are those
+    from number ``stop`` on. Raises `CorruptQueue`.
+    """
+    import numpy as np  # late, as Arrow: the driver plans reads without them
+    import pyarrow as pa
+
+    from qewqew_spark.frames import payloads
+
+    path = store.locate(segment.file)
+    at, before = segment.start, 0
+    for count, run in manifest.read_segment(store, segment, RUN_BYTES):
+        end = at + len(run)
+        inside = [(offset - at, known - before) for offset, known in segment.boundaries if at < offset < end]
+        for values, places in payloads(run, count, path=path, offset=at, boundaries=inside):
+            for gone, back in skip:
+                there = (places < gone - at) | (places >= back - at)
+                if not there.all():
+                    values, places = values.filter(pa.array(there)), places[there]
+            if stop is not None:
+                values = values[: stop - number]
+            first, number = number, number + len(values)
+            if len(values):
+                columns = {
+                    "value": values,
+                    "offset": np.arange(first, number),
+                    "segment": pa.repeat(pa.scalar(segment.file, pa.string()), len(values)),
+                }
+                raw = pa.RecordBatch.from_pydict({name: columns[name] for name in needs})
+                yield number, raw, lambda row, at=at, places=places: at + int(places[row])  # type: ignore[misc]
+            if number == stop:
+                return
+        at, before = end, before + count

@@ -1,0 +1,45 @@
+"""What the bytes of a record become: one module per codec, and what several of them share. See `qewqew_spark.decoding`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+
+# Why a record is corrupt.
+EMPTY = "empty record"
+NOT_UTF8 = "not valid UTF-8"
+NO_OBJECT = "not a JSON object"
+MALFORMED = "malformed JSON"
+SEVERAL = "more than one JSON value"
+MISFIT = "a value does not fit the schema"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The rows that some records have become, in the order of the records."""
+
+    columns: list[pa.Array]  # the fields, in the order of the schema
+    records: npt.NDArray[np.int64] | None = None  # of each row the number of its record; None: each record is one row
+    reasons: dict[int, str] = field(default_factory=dict)  # of rows of corrupt records: why they are
+
+
+class Codec(Protocol):
+    """Made of the fields to decode and the options, it raises `BadArgument`."""
+
+    def decode(self, values: pa.Array) -> Decoded:
+        """The rows of records, a binary array without nulls."""
+
+
+def merged(pieces: list[list[pa.Array]], numbers: list[npt.NDArray[np.int64]], bad: dict[int, str]) -> Decoded:
+    """The rows of several pieces in the order of their records; ``bad``: reasons, by the number of a row in the last piece."""
+    records = np.concatenate(numbers)
+    order = np.argsort(records, kind="stable")
+    columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in zip(*pieces, strict=True)]
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    before = len(records) - len(numbers[-1])
+    return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in bad.items()})

@@ -1,0 +1,72 @@
+"""From Spark's types and from Python's values to Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+from pyspark.sql import types
+
+from qewqew_core.errors import BadArgument
+
+_SIMPLE: dict[type[types.DataType], pa.DataType] = {
+    types.BooleanType: pa.bool_(),
+    types.ByteType: pa.int8(),
+    types.ShortType: pa.int16(),
+    types.IntegerType: pa.int32(),
+    types.LongType: pa.int64(),
+    types.FloatType: pa.float32(),
+    types.DoubleType: pa.float64(),
+    types.StringType: pa.string(),
+    types.BinaryType: pa.binary(),
+    types.DateType: pa.date32(),
+    types.TimestampType: pa.timestamp("us", "UTC"),
+    types.TimestampNTZType: pa.timestamp("us"),
+}
+
+
+def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
+    """The Arrow type in which Spark takes a column; ``where`` names the field. Raises `BadArgument` if nothing decodes to it."""
+    if type(kind) in _SIMPLE:
+        return _SIMPLE[type(kind)]
+    if isinstance(kind, types.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, types.ArrayType):
+        _check_nullable(kind.containsNull, f"an element of {where}")
+        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{where}[]")))
+    if isinstance(kind, types.MapType):
+        _check_nullable(kind.valueContainsNull, f"a value of {where}")
+        if not isinstance(kind.keyType, types.StringType):
+            raise BadArgument(f"the field {where}: keys of a map are STRING, not {kind.keyType.simpleString().upper()}")
+        return pa.map_(pa.string(), arrow_type(kind.valueType, f"{where}{{}}"))
+    if isinstance(kind, types.StructType):
+        return pa.struct(arrow_fields(kind, where))
+    raise BadArgument(
+        f"the field {where} is of the type {kind.simpleString().upper()}, which is not decoded; read it as STRING, and convert it"
+    )
+
+
+def arrow_fields(struct: types.StructType, where: str = "") -> list[pa.Field]:
+    """The fields of a struct; raises `BadArgument` for what cannot be decoded."""
+    fields: dict[str, pa.Field] = {}
+    for field in struct:
+        name = f"{where}.{field.name}" if where else field.name
+        _check_nullable(field.nullable, name)
+        if field.name in fields:
+            raise BadArgument(f"the schema has two fields {name!r}; name each once")
+        fields[field.name] = pa.field(field.name, arrow_type(field.dataType, name))
+    return list(fields.values())
+
+
+def _check_nullable(nullable: bool, where: str) -> None:
+    if not nullable:
+        raise BadArgument(
+            f"the schema says NOT NULL of {where}, but any record may lack any value; leave it out, and filter what is null"
+        )
+
+
+def arrays(rows: Sequence[Sequence[Any]], fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """Columns of rows, whose values are as Arrow stores them: dates are days, timestamps microseconds, structs dictionaries."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
+    return [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)]

@@ -1,0 +1,133 @@
+"""The typed read: records, in one of several codecs, as the columns of a schema that the user gives.
+
+The driver plans with a `Decoding`, and the executors decode with it. How a record becomes a row is a codec's business
+(`qewqew_spark.codecs`); what happens to a record that does not, and the columns beside its fields, is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+from pyspark.sql import types
+
+from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_spark.codecs import Codec, Decoded, from_avro, from_csv, from_json, from_msgpack
+from qewqew_spark.codecs.columns import arrow_type
+from qewqew_spark.codecs.texts import java_text
+from qewqew_spark.options import Options
+
+# Of each codec its class, and the options that only it has.
+CODECS: dict[str, tuple[type[Any], frozenset[str]]] = {
+    "json": (from_json.JsonCodec, from_json.OPTIONS),
+    "csv": (from_csv.CsvCodec, from_csv.OPTIONS),
+    "avro": (from_avro.AvroCodec, from_avro.OPTIONS),
+    "msgpack": (from_msgpack.MsgpackCodec, frozenset()),
+}
+MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+COMMON = frozenset(["codec", "mode", "columnNameOfCorruptRecord"])
+OPTIONS = COMMON.union(*(own for _, own in CODECS.values()))
+REASON, METADATA = "_corrupt_reason", "_metadata"
+# The types that the columns beside the fields may have.
+_CORRUPT: list[type[types.DataType]] = [types.StringType, types.BinaryType]
+_BESIDE: dict[str, list[type[types.DataType]]] = {REASON: [types.StringType], METADATA: [types.StructType]}
+
+
+class Decoding:
+    """Decodes records to the rows of ``schema``; see docs/spark.md for its columns and the options.
+
+    Raises `BadArgument` for whatever cannot be decoded. It can be pickled.
+    """
+
+    def __init__(self, schema: types.StructType, options: Options) -> None:
+        self._given = schema, options
+        codec = options.choice("codec", CODECS, "json")
+        self._mode = options.choice("mode", MODES, "PERMISSIVE")
+        self._record = options.text("columnNameOfCorruptRecord") or "_corrupt_record"
+        beside = {self._record, REASON, METADATA}
+        fields = [field for field in schema if field.name not in beside]
+        made, own = CODECS[codec]
+        for name in sorted(OPTIONS - COMMON - own):
+            if name in options:
+                raise BadArgument(f"the codec {codec} has no option {name!r}")
+        self._codec: Codec = made(types.StructType(fields), options)
+        self.schema = pa.schema([pa.field(field.name, arrow_type(field.dataType, field.name)) for field in schema])
+        if len(set(schema.names)) < len(schema.names):
+            raise BadArgument(f"the schema names a column twice: {', '.join(schema.names)}")
+        for field in schema:
+            if field.name in beside:
+                wanted = _BESIDE.get(field.name, _CORRUPT)
+                if type(field.dataType) not in wanted:
+                    names = " or ".join(kind.typeName().upper() for kind in wanted)
+                    raise BadArgument(f"the column {field.name!r} must be {names}, not {field.dataType.simpleString().upper()}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoding, self._given
+
+    def batch(self, raw: pa.RecordBatch, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
+        """The rows of raw records, in the layout of the schema.
+
+        ``raw``: the column ``value``, and those that the column ``_metadata`` has as its fields. ``place(i)``: the offset in
+        ``path`` of the i-th raw row. Raises `CorruptQueue` in the mode FAILFAST, for the first record that is corrupt.
+        """
+        values = raw.column("value")
+        decoded = self._codec.decode(values)
+        if decoded.reasons and self._mode == "FAILFAST":
+            row = min(decoded.reasons)
+            record = row if decoded.records is None else int(decoded.records[row])
+            raise CorruptQueue(
+                f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE makes rows of such records",
+                path=path,
+                offset=place(record),
+            )
+        if decoded.reasons and self._mode == "DROPMALFORMED":
+            decoded = _without(decoded, len(raw))
+        fields = iter(decoded.columns)
+        columns = []
+        for field in self.schema:
+            if field.name == self._record:
+                columns.append(self._corrupt(values, decoded, field.type))
+            elif field.name == REASON:
+                columns.append(_sparse(decoded.reasons, _rows(decoded, len(raw)), field.type))
+            elif field.name == METADATA:
+                columns.append(_metadata(raw, decoded, field.type))
+            else:
+                columns.append(next(fields))
+        if not columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * _rows(decoded, len(raw)), pa.struct([])))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _corrupt(self, values: pa.Array, decoded: Decoded, kind: pa.DataType) -> pa.Array:
+        """The bytes of each corrupt record, in its rows; as a text what is not UTF-8 becomes U+FFFD."""
+        found: dict[int, Any] = {}
+        for row in decoded.reasons:
+            data = values[row if decoded.records is None else int(decoded.records[row])].as_py()
+            found[row] = data if pa.types.is_binary(kind) else java_text(data)
+        return _sparse(found, _rows(decoded, len(values)), kind)
+
+
+def _rows(decoded: Decoded, records: int) -> int:
+    return records if decoded.records is None else len(decoded.records)
+
+
+def _without(decoded: Decoded, records: int) -> Decoded:
+    """Only the rows of records that are not corrupt."""
+    good = np.ones(_rows(decoded, records), bool)
+    good[list(decoded.reasons)] = False
+    numbers = np.arange(records) if decoded.records is None else decoded.records
+    return Decoded([column.filter(pa.array(good)) for column in decoded.columns], numbers[good])
+
+
+def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
+    if not values:
+        return pa.nulls(rows, kind)
+    return pa.array([values.get(row) for row in range(rows)], kind)
+
+
+def _metadata(raw: pa.RecordBatch, decoded: Decoded, kind: pa.StructType) -> pa.Array:
+    columns = [raw.column(field.name) for field in kind]
+    if decoded.records is not None:
+        columns = [column.take(pa.array(decoded.records)) for column in columns]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))

@@ -1,0 +1,80 @@
+"""How the columns of a batch may differ from those of the table that it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    MapType,
+    NumericType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from qewqew_core.errors import BadArgument
+
+Fold = Callable[[str], str]  # makes names equal that are one for Spark
+Same = Callable[[DataType, DataType], bool]
+Difference = tuple[str, DataType | None, DataType | None]  # column, type in the table, type in the batch
+
+
+def new_columns(
+    there: StructType,
+    batch: StructType,
+    policy: str,
+    what: str,
+    fold: Fold,
+    same: Same = DataType.__eq__,
+    *,
+    into_structs: bool = False,
+) -> list[StructField]:
+    """The columns of the batch that the table ``what`` lacks, to be added or left out.
+
+    Raises `BadArgument` for a column of another type (of which ``same`` decides), and under the policy "fail" for one that only
+    the table or only the batch has. ``into_structs``: this may also be true of a field of a struct, which else is another type.
+    """
+    found = list(differences(there, batch, fold, same, into_structs=into_structs))
+    for name, old, now in found:
+        if old is not None and now is not None:
+            raise BadArgument(
+                f"{what}: the column {name!r} is {old.simpleString()} there and {now.simpleString()} in this batch; "
+                "cast it with 'sql', or write to another place"
+            )
+    if policy == "fail" and found:
+        told = ", ".join(f"{name!r} is {'new' if old is None else 'missing'}" for name, old, _ in found)
+        raise BadArgument(f"{what}: this batch has other columns than the table, and schema_evolution is 'fail': {told}")
+    known = {fold(field.name) for field in there}
+    return [field for field in batch if fold(field.name) not in known]
+
+
+def differences(
+    there: DataType, batch: DataType, fold: Fold, same: Same, at: str = "", *, into_structs: bool
+) -> Iterator[Difference]:
+    """The columns, and fields of columns, by which two types differ. Nullability does not count."""
+    match there, batch:
+        case (StructType(), StructType()) if into_structs or not at:
+            old, now = ({fold(field.name): field for field in struct} for struct in (there, batch))
+            for key, field in (old | now).items():
+                where = f"{at}.{field.name}" if at else field.name
+                if key in old and key in now:
+                    yield from differences(old[key].dataType, field.dataType, fold, same, where, into_structs=into_structs)
+                else:
+                    yield where, old[key].dataType if key in old else None, field.dataType if key in now else None
+        case ArrayType(), ArrayType():
+            yield from differences(there.elementType, batch.elementType, fold, same, f"{at}.element", into_structs=into_structs)
+        case MapType(), MapType():
+            yield from differences(there.keyType, batch.keyType, fold, same, f"{at}.key", into_structs=into_structs)
+            yield from differences(there.valueType, batch.valueType, fold, same, f"{at}.value", into_structs=into_structs)
+        case _ if not same(there, batch):
+            yield at, there, batch
+
+
+def same_in_a_database(there: DataType, batch: DataType) -> bool:
+    """Do both hold the same kind of value? Each database has types of its own: a BIGINT of Spark is a NUMBER(19) of Oracle."""
+    kinds = (NumericType, BooleanType), (TimestampType, TimestampNTZType)
+    return type(there) is type(batch) or any(isinstance(there, kind) and isinstance(batch, kind) for kind in kinds)

@@ -1,0 +1,39 @@
+"""What an error of Spark, of the JVM or of a Python worker says, in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+from pyspark.errors import AnalysisException
+
+from qewqew_core.errors import BadArgument, QewQewError
+
+
+@contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """What does not pass Spark's parser or analysis within is the fault of ``what``: raise `BadArgument`."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise BadArgument(f"{what}: {explain(error)}") from error
+
+
+def explain(error: BaseException) -> str:
+    """The one line of an error that says what happened, out of the traces around it."""
+    text = str(error).strip()
+    if isinstance(error, Py4JJavaError):
+        text = text.partition("\n: ")[2] or text
+    if isinstance(error, QewQewError) or not text:
+        return " ".join((text or repr(error)).split("\n"))
+    if ours := re.findall(r"qewqew_core\.errors\.\w+: (.+)", text):  # raised in one of Spark's Python processes
+        return str(ours[-1])
+    head, mark, trace = text.partition("Traceback (most recent call last):")
+    if mark:
+        lines = [line for line in trace.partition("\n\tat ")[0].split("\n") if line.strip() and "SQLSTATE" not in line]
+        return f"{' '.join(head.split())} {lines[-1].strip()}".strip() if lines else text.split("\n")[0]
+    causes = re.findall(r"^Caused by: (.+)", text, re.MULTILINE)
+    first = text.split("\n")[0].rstrip(";")
+    return first if not causes or causes[-1] in first else f"{first} (caused by {causes[-1]})"

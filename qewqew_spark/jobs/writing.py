@@ -1,0 +1,409 @@
+"""Where the job's tables go, and how each place is overwritten by the batch's id: a job that runs twice leaves one result.
+
+| sink       | the rows of a batch are             | and are replaced by                                                  |
+|------------|-------------------------------------|----------------------------------------------------------------------|
+| `Files`    | the directory `<path>/batch=<id>`   | Spark's overwrite of a directory                                     |
+| `Table`    | the partition `batch=<id>`          | Spark's overwrite of a partition, as atomic as the table's format is |
+| `Delta`    | those with `batch = <id>`           | one commit (`replaceWhere`)                                          |
+| `Jdbc`     | those with `batch = <id>`           | one transaction: delete, insert from a staging table                 |
+| `Appended` | not known: no format of QewQew's    | nothing: a second run writes again                                   |
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField, StructType
+
+from qewqew_core.errors import BadArgument
+from qewqew_spark.jobs.evolution import Fold, Same, new_columns, same_in_a_database
+from qewqew_spark.jobs.explaining import blamed, explain
+from qewqew_spark.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+
+TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
+
+
+def sink_of(spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> Sink:
+    """The place of an output; raises `BadArgument`, also if this Spark does not know the format."""
+    kind = output.format.lower()
+    if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"}:
+        _check_format(spark, output.format)
+    if output.table is not None:
+        made: type[Sink] = Table
+    elif kind == "jdbc":
+        made = Jdbc
+    elif output.path is None:
+        made = Appended
+    else:
+        made = Delta if kind == "delta" else Files
+    return made(spark, output, batch, schema_evolution)
+
+
+class Sink(ABC):
+    """Where one output goes. ``left_out``: columns that are not written, because the table lacks them."""
+
+    into_structs = False  # are fields of structs columns of their own when columns are compared?
+    same: Same = staticmethod(DataType.__eq__)
+    untyped: Sequence[str] = ()  # columns of the batch that the table has without a type
+
+    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
+        self.spark = spark
+        self.output = output
+        self.batch = batch
+        self.schema_evolution = schema_evolution
+        self.options = output.resolved_options()
+        self.existing: StructType | None = None
+        self.new: list[StructField] = []
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        """What the result says of where the rows are."""
+        return {"path": self.output.path, "table": self.output.table}
+
+    @abstractmethod
+    def there(self) -> StructType | None:
+        """The columns of the table; None if there is no table, or if it does not tell."""
+
+    @abstractmethod
+    def write(self, rows: DataFrame) -> None:
+        """Write the rows in place of those that an earlier run of the batch wrote."""
+
+    def clear(self) -> None:
+        """Remove what an earlier run of the batch wrote: this one has no columns to write."""
+        self.existing = self.there()
+        if self.existing is not None:
+            self.write(self._nothing(self.existing).drop(BATCH))
+
+    def check(self, table: DataFrame) -> None:
+        """Raise `BadArgument` if the columns do not fit to those that are there."""
+        self.existing = self.there()
+        if self.existing is not None:
+            what = f"output: {self.output.place}"
+            ours = {self.fold(name) for name in (BATCH, *self.untyped)}
+            there, batch = (
+                StructType([field for field in each if self.fold(field.name) not in ours])
+                for each in (self.existing, table.schema)
+            )
+            self.new = new_columns(
+                there, batch, self.schema_evolution, what, self.fold, self.same, into_structs=self.into_structs
+            )
+
+    @property
+    def left_out(self) -> list[str]:
+        return [field.name for field in self.new] if self.schema_evolution == "ignore" else []
+
+    @property
+    def fold(self) -> Fold:
+        return folding(self.spark)
+
+    def _nothing(self, columns: StructType) -> DataFrame:
+        return self.spark.createDataFrame([], columns)
+
+    def _writer(self, rows: DataFrame) -> DataFrameWriter:
+        return rows.write.format(self.output.format).options(**self.options)
+
+    def _with_batch(self, rows: DataFrame) -> DataFrame:
+        return rows.drop(*self.left_out).withColumn(BATCH, F.lit(self.batch))
+
+
+class Files(Sink):
+    """A directory of files per batch."""
+
+    into_structs = True
+
+    @property
+    def untyped(self) -> Sequence[str]:  # type: ignore[override]
+        return self.output.partition_by
+
+    @property
+    def directory(self) -> str:
+        return f"{str(self.output.path).rstrip('/')}/{BATCH}={self.batch}"
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        return {"path": self.directory, "table": None}
+
+    def there(self) -> StructType | None:
+        if self.output.format.lower() not in TYPED_FILES or self.schema_evolution == "ignore":
+            return None
+        found = set(listed(self.spark, str(self.output.path))) - {f"{BATCH}={self.batch}"}
+        others = [f"{self.output.path}/{name}" for name in sorted(found) if name.startswith(f"{BATCH}=")]
+        if not others:
+            return None
+        # Recursively means also without columns made of the names of directories, whose types are guesses.
+        options = {"recursiveFileLookup": True, "mergeSchema": True}
+        try:
+            with blamed(f"output: the batches in {self.output.path} contradict each other"):
+                return self.spark.read.format(self.output.format).options(**options).load(others).schema
+        except BadArgument as error:
+            if "UNABLE_TO_INFER_SCHEMA" in str(error):  # directories without files, as a job leaves that was killed
+                return None
+            raise
+
+    def is_new(self) -> bool:
+        """Has no run written this batch yet?"""
+        return f"{BATCH}={self.batch}" not in listed(self.spark, str(self.output.path))
+
+    def write(self, rows: DataFrame) -> None:
+        # In the mode "dynamic" a partition that this run no longer has would survive from the last one.
+        writer = self._writer(rows).mode("overwrite").option("partitionOverwriteMode", "static")
+        writer.partitionBy(*self.output.partition_by).save(self.directory)
+
+    def clear(self) -> None:
+        delete(self.spark, self.directory)
+
+
+class Delta(Sink):
+    """A Delta table in a directory."""
+
+    def there(self) -> StructType | None:
+        exists = "_delta_log" in listed(self.spark, str(self.output.path))
+        return self.spark.read.format("delta").load(self.output.path).schema if exists else None
+
+    def write(self, rows: DataFrame) -> None:
+        writer = self._writer(self._with_batch(rows)).mode("overwrite").option("replaceWhere", f"{BATCH} = '{self.batch}'")
+        if self.new and self.schema_evolution == "merge":
+            writer = writer.option("mergeSchema", True)
+        writer.partitionBy(BATCH, *self.output.partition_by).save(self.output.path)
+
+
+class Table(Sink):
+    """A table of Spark's catalog that is partitioned by `batch`; it is made if it does not exist."""
+
+    def there(self) -> StructType | None:
+        with blamed(f"output: table {self.output.table}"):
+            if not self.spark.catalog.tableExists(str(self.output.table)):
+                return None
+            columns = self._table().schema
+        if BATCH not in map(self.fold, columns.names):
+            raise BadArgument(
+                f"output: table {self.output.table} has no column {BATCH!r}; it must be partitioned by one, a STRING"
+            )
+        return columns
+
+    def write(self, rows: DataFrame) -> None:
+        name, rows = str(self.output.table), self._with_batch(rows)
+        if self.existing is None:
+            made = self._writer(self._nothing(rows.schema)).partitionBy(BATCH, *self.output.partition_by)
+            made.mode("ignore").saveAsTable(name)
+        elif self.new and self.schema_evolution == "merge":
+            added = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in self.new)
+            self.spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({added})")
+        names = {self.fold(column): column for column in rows.columns}
+        columns = [
+            (F.col(quoted(names[key])) if (key := self.fold(each.name)) in names else F.lit(None))
+            .cast(each.dataType)
+            .alias(each.name)
+            for each in self._table().schema.fields
+        ]
+        rows = rows.select(columns)
+        if self._of_version_2():
+            rows.writeTo(name).overwrite(F.col(BATCH) == self.batch)
+            return
+        partitions = [column.name for column in self.spark.catalog.listColumns(name) if column.isPartition]
+        spec = ", ".join(f"{quoted(each)} = '{self.batch}'" if self.fold(each) == BATCH else quoted(each) for each in partitions)
+        with setting(self.spark, "spark.sql.sources.partitionOverwriteMode", "static"):
+            # Names that the catalog or `quoted` vouches for, and an id that can be the name of a directory.
+            insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
+            self.spark.sql(insert, rows=rows.drop(BATCH))
+
+    def _table(self) -> DataFrame:
+        self.spark.catalog.refreshTable(str(self.output.table))
+        return self.spark.table(str(self.output.table))
+
+    def _of_version_2(self) -> bool:
+        """Is it of a catalog like Iceberg's, and not of Spark's own, where only SQL replaces a partition?"""
+        plan: Any = self._table()._jdf.queryExecution().analyzed()
+        return bool(plan.collectLeaves().head().getClass().getSimpleName() == "DataSourceV2Relation")
+
+
+class Appended(Sink):
+    """A format that QewQew does not know and that has no path: what it writes is added to what is there."""
+
+    def there(self) -> StructType | None:
+        return None
+
+    def write(self, rows: DataFrame) -> None:
+        self._writer(rows).mode("append").save()
+
+
+class Jdbc(Sink):
+    """A table of a database with a column `batch`; it is made if it does not exist.
+
+    Spark writes with many connections, so a failure would leave a part. It therefore writes to a staging table, and the
+    driver moves the rows in one transaction: whoever reads sees what an earlier run wrote, or all that this one did.
+    """
+
+    same = staticmethod(same_in_a_database)
+
+    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
+        super().__init__(spark, output, batch, schema_evolution)
+        # Spark takes options whatever the case of their names, a Scala map does not.
+        self.options = {name.lower(): value for name, value in self.options.items()}
+        self.name = str(self.options["dbtable"])
+        # What lies before the last dot is the schema: names may be quoted, in the ways of the databases, and hold dots.
+        found = re.fullmatch(r'(.*\.)?("[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\]()]+)', self.name)
+        if not found:
+            raise BadArgument(f"output: the option 'dbtable' must be the name of a table, not {self.name!r:.80}")
+        # Of this batch and table only, and the same in each run, which so replaces what a killed one left.
+        self.staging = f"{found[1] or ''}qewqew_{zlib.crc32(f'{self.name} {batch}'.encode()):08x}"
+        jvm: Any = spark.sparkContext._jvm
+        self._jdbc = jvm.org.apache.spark.sql.execution.datasources.jdbc
+        texts = {name: str(value) for name, value in self.options.items()}
+        try:
+            self._jvm_options = self._jdbc.JdbcOptionsInWrite(jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(texts))
+        except Py4JJavaError as error:
+            raise BadArgument(f"output: table {self.name}: {explain(error)}; is the database's driver among --jars?") from error
+        self._dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(texts["url"])
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        return {"path": None, "table": self.name}
+
+    def check(self, table: DataFrame) -> None:
+        for field in table.schema:
+            self._type(field)
+        super().check(table)
+
+    def there(self) -> StructType | None:
+        try:
+            with self._connection() as connection:
+                exists = self._jdbc.JdbcUtils.tableExists(connection, self._jvm_options)
+        except Py4JJavaError as error:
+            raise BadArgument(f"output: table {self.name}: the database cannot be connected to: {explain(error)}") from error
+        if not exists:
+            return None
+        columns = self._columns()
+        if BATCH not in map(str.lower, columns.names):
+            raise BadArgument(
+                f"output: table {self.name} has no column {BATCH!r}, by which a run that is repeated finds its rows; add one, a "
+                "VARCHAR(255) with an index"
+            )
+        return columns
+
+    @property
+    def fold(self) -> Fold:
+        return str.lower  # names that nobody quoted are capitals in some databases
+
+    def write(self, rows: DataFrame) -> None:
+        rows = self._with_batch(rows)
+        # Without a length a text is a CLOB in some databases, which can neither be compared nor have an index.
+        types = [str(self.options[name]) for name in ("createtablecolumntypes",) if name in self.options]
+        create = {"createTableColumnTypes": ", ".join([*types, f"{BATCH} VARCHAR(255)"])}
+        self._writer(rows).options(**create, dbtable=self.staging).mode("overwrite").save()
+        if self.existing is None:
+            self._writer(self._nothing(rows.schema)).options(**create).mode("ignore").save()
+        elif self.new and self.schema_evolution == "merge":
+            self._execute(*map(self._add_column, self.new))
+        columns = {name.lower(): name for name in self._columns().names}
+        quote = self._dialect.quoteIdentifier
+        into = ", ".join(quote(columns[column.lower()]) for column in rows.columns)
+        what = ", ".join(quote(column) for column in rows.columns)
+        self._execute(
+            # The id can be the name of a directory, so it has no quotes.
+            f"DELETE FROM {self.name} WHERE {quote(columns[BATCH])} = '{self.batch}'",  # noqa: S608
+            f"INSERT INTO {self.name} ({into}) SELECT {what} FROM {self.staging}",  # noqa: S608
+        )
+        self._execute(f"DROP TABLE {self.staging}")
+
+    def _execute(self, *statements: str) -> None:
+        """Execute the statements in one transaction."""
+        with self._connection() as connection:
+            connection.setAutoCommit(False)
+            try:
+                for text in statements:
+                    statement = connection.createStatement()
+                    statement.executeUpdate(text)
+                    statement.close()
+                connection.commit()
+            except BaseException:
+                with suppress(Py4JJavaError):  # the connection is gone, and with it the transaction
+                    connection.rollback()
+                raise
+
+    def _add_column(self, field: StructField) -> str:
+        return str(self._dialect.getAddColumnQuery(self.name, field.name, self._type(field).databaseTypeDefinition()))
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        connection = self._dialect.createConnectionFactory(self._jvm_options).apply(-1)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _columns(self) -> StructType:
+        names = "url", "dbtable", "driver", "user", "password"  # others may be for writing only
+        options = {name: value for name, value in self.options.items() if name.lower() in names}
+        return self.spark.read.format("jdbc").options(**options).load().schema
+
+    def _type(self, field: StructField) -> Any:
+        """The type in this database, as Java's object; raises `BadArgument` if there is none."""
+        kind = self.spark._jsparkSession.parseDataType(field.dataType.json())
+        for found in self._dialect.getJDBCType(kind), self._jdbc.JdbcUtils.getCommonJDBCType(kind):
+            if found.isDefined():
+                return found.get()
+        raise BadArgument(
+            f"output: table {self.name}: a database has no type for the column {field.name!r}, {field.dataType.simpleString()}; "
+            "make texts of it with 'sql': to_json(...)"
+        )
+
+
+def folding(spark: SparkSession) -> Fold:
+    """Makes names equal that are one for this session."""
+    return str if spark.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """The session's setting is ``value`` within."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
+
+
+def delete(spark: SparkSession, path: str) -> None:
+    """Remove a directory in whatever file system Spark writes to; it need not exist."""
+    target, system = _hadoop(spark, path)
+    system.delete(target, True)
+
+
+def listed(spark: SparkSession, path: str) -> list[str]:
+    """The names in a directory, in whatever file system Spark writes to; none if it does not exist."""
+    target, system = _hadoop(spark, path)
+    return [str(status.getPath().getName()) for status in system.listStatus(target)] if system.exists(target) else []
+
+
+def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    jvm: Any = spark.sparkContext._jvm  # the only way to Hadoop's file systems from Python
+    target = jvm.org.apache.hadoop.fs.Path(path)
+    return target, target.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+
+def _check_format(spark: SparkSession, name: str) -> None:
+    """Raise `BadArgument` if this Spark does not know the format: it would be found out only after other outputs were written."""
+    try:
+        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
+        spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
+    except (PySparkException, Py4JJavaError) as error:
+        if re.search("Failed to find (the )?data source", explain(error)):
+            raise BadArgument(f"output: format {name!r}: {explain(error)}") from error

@@ -1,0 +1,155 @@
+"""Batch reads of a queue: a snapshot of the records that are to be taken, made without its lock.
+
+Nothing holds the records for the reader, so somebody may take them meanwhile, and their chunk files may be removed, moved by a
+lease, or used again. Every run of records has the checksums that the log had at the time of the snapshot, or is not delivered.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from qewqew_core import inspection
+from qewqew_core.chunk import chunk_path
+from qewqew_core.errors import CorruptQueue, RecordsTaken
+from qewqew_core.manifest import Segment, checksums
+from qewqew_core.state import Chunk, Piece, Region
+from qewqew_core.store import Local, Read
+from qewqew_spark import batches
+from qewqew_spark.options import Options
+from qewqew_spark.pushdown import PrunedReader
+from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+
+OPTIONS = {"path", "maxRecords", "failOnDataLoss", *batches.SPLIT_OPTIONS}
+
+
+def schema(path: str, options: Options) -> StructType:
+    """The columns of a queue. Raises `BadArgument`."""
+    found = schema_of(SCHEMA, options)
+    reader(path, options, found)
+    return found
+
+
+def reader(path: str, options: Options, schema: StructType) -> QueueReader:
+    """Raises `BadArgument`."""
+    options.check("a queue", {*OPTIONS, *row_options()})
+    return QueueReader(path, options, Rows(SCHEMA, schema, options))
+
+
+@dataclass(frozen=True)
+class ChunkFiles(Local):
+    """The directory of a queue, with bytes of one chunk file that only the log has."""
+
+    pending: Sequence[tuple[int, bytes]] = field(default=(), repr=False)  # offset, and what belongs there
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Read]:
+        with super().open(name) as read:
+            yield lambda start, end: self._with_pending(start, end, read(start, end))
+
+    def _with_pending(self, start: int, end: int, data: bytes) -> bytes:
+        over = [(offset, frames) for offset, frames in self.pending if start < offset + len(frames) and offset < end]
+        if not over:
+            return data
+        whole = bytearray(data.ljust(end - start, b"\0"))
+        for offset, frames in over:
+            piece = frames[max(0, start - offset) : end - offset]
+            at = max(0, offset - start)
+            whole[at : at + len(piece)] = piece
+        return bytes(whole)
+
+
+@dataclass(frozen=True)
+class QueuePartition(InputPartition):
+    """Records of one chunk: those of a segment that do not lie in ``skip``, up to number ``stop``."""
+
+    files: ChunkFiles
+    segment: Segment  # begins at a boundary of the log's index, and has its checksums
+    first: int  # number in the snapshot of the first record
+    stop: int
+    skip: tuple[Region, ...]  # of the file: what was taken before the snapshot
+    sign: Piece  # tells the chunk from a later one in the same file
+
+
+class QueueReader(PrunedReader):
+    """Reads a snapshot of the queue at ``path``."""
+
+    def __init__(self, path: str, options: Options, rows: Rows) -> None:
+        super().__init__(rows)
+        self.path = path
+        self.split = batches.Split(options)
+        self.most = options.whole("maxRecords")
+        self.strict = options.flag("failOnDataLoss", True)
+
+    def partitions(self) -> list[InputPartition]:
+        """The snapshot; raises `BadPath`, `CorruptQueue`."""
+        chunks, pending = inspection.snapshot(self.path)
+        whole = [_segment(self.path, one) for one in chunks]
+        # Of what was taken in the middle of a chunk nobody knows how many records lay between which boundaries.
+        parts = self.split(whole, [not one.gone for one in chunks])
+        result: list[InputPartition] = []
+        stop = 0
+        for one, segment, some in zip(chunks, whole, parts, strict=True):
+            files = ChunkFiles(os.path.dirname(self.path), pending.get(one.id, ()))
+            front = [(segment.start, one.head)] if segment.start < one.head else []
+            skip = (*front, *((gone.start, gone.end) for gone in one.gone))
+            taken = segment.records - one.records  # all of them from the first part, in which the head is
+            for part in some:
+                first, stop = stop, stop + part.records - taken
+                taken = 0
+                if self.most is not None:
+                    stop = min(stop, self.most)
+                if first < stop and self.may_hold(offset=(first, stop - 1), segment=(part.file, part.file)):
+                    result.append(QueuePartition(files, part, first, stop, skip, one.pieces[one.piece_of(one.head)]))
+        return result
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, `RecordsTaken`."""
+        if not isinstance(partition, QueuePartition):
+            return  # Spark makes one of its own where there are none: an empty queue
+        path, number = partition.files.locate(partition.segment.file), partition.first
+        found = batches.records(
+            partition.files, partition.segment, number, self.rows.needs, skip=partition.skip, stop=partition.stop
+        )
+        while True:
+            try:
+                number, raw, place = next(found)
+            except StopIteration:
+                return
+            except CorruptQueue as error:
+                if self._is_there(partition):
+                    raise  # damage
+                lost = f"{partition.stop - number} records were taken from the queue after this read of it began, and are gone"
+                if not self.strict:
+                    print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
+                    return
+                raise RecordsTaken(
+                    f"{lost}; lease a batch and read that, or set the option failOnDataLoss to false to read what is left",
+                    path=path,
+                    offset=error.offset,
+                ) from None
+            yield self.rows.batch(raw, path, place)
+
+    def _is_there(self, part: QueuePartition) -> bool:
+        """Whether the chunk still is what it was: then nobody has written to its file."""
+        chunks = {os.path.basename(chunk_path(self.path, one.id)): one for one in inspection.snapshot(self.path).chunks}
+        return part.segment.file in chunks and part.sign in chunks[part.segment.file].pieces
+
+
+def _segment(path: str, one: Chunk) -> Segment:
+    """The chunk, from the boundary in front of its head."""
+    first, *inside = one.pieces[one.piece_of(one.head) :]
+    seed, *inner, last = checksums([first.crc, *(piece.crc for piece in inside), one.crc])
+    boundaries = tuple((piece.offset, piece.records - first.records) for piece in inside)
+    name = os.path.basename(chunk_path(path, one.id))
+    return Segment(name, first.offset, one.tail, one.total - first.records, last, boundaries, tuple(inner), seed)

@@ -1,0 +1,309 @@
+"""Writing rows to a queue or a topic: all of a job, or of a micro-batch, in one commit, or nothing.
+
+Each task *stages* its records: it writes them to a file that the driver can read too. When all tasks are done, Spark hands the
+driver what they have returned, for each partition that of the one attempt that counts (a task may run again after a failure,
+and twice at a time). The driver puts all these records into the target, in the order of the partitions, in one commit; under a
+key where there is one, so that what comes again is not written again. Of a micro-batch the key is the query's id, which its
+checkpoint keeps, and the number of the batch.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import logging
+import os
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import chain, starmap
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from qewqew_core import chunk, layout, zbus
+from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull
+from qewqew_core.queue import Queue
+from qewqew_core.store import Local, Remote, Store, store_of
+from qewqew_core.topic import Topic
+from qewqew_core.zbus import Message
+from qewqew_spark.encoding import Encoding
+from qewqew_spark.options import Options
+from qewqew_spark.source import local_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:  # pyspark 4.0 has none: see `stream_writer`
+    DataSourceStreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+PIECE_BYTES = 1 << 20  # of a staged file are in memory at a time, unless a single record is larger
+LEFT_OVER = 7 * 86_400  # seconds after which a staging directory that nobody has written to is one of a job that was killed
+QUERY_ID = "sql.streaming.queryId"  # a local property of the tasks of a stream; the same whenever it goes on from its checkpoint
+OPTIONS = {"path", "kind", "codec", "sync", "lockTimeout", "stagingPath"}
+OPTIONS_OF = {"queue": {"chunkSize"}, "topic": {"blockSize", "dialect"}}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A record batch in a staged file: a message of Arrow IPC, behind the one before."""
+
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task has staged. There is no file if there are no pieces."""
+
+    job: str
+    file: str
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where rows go, and how; made by `sink_of` on the driver, travels to the executors."""
+
+    kind: str
+    path: str
+    settings: Mapping[str, Any]  # of the Queue or Topic
+    encoding: Encoding
+    staging: str  # what the path or URL of a job's staging directory begins with
+    storage: Mapping[str, str] = field(repr=False)  # options of its file system: there may be secrets in them
+
+    def store(self, job: str) -> Store:
+        return store_of(self.staging + job, self.storage)
+
+    # On an executor
+
+    def stage(self, batches: Iterable[pa.RecordBatch], job: str, home: str) -> Staged:
+        """Write the records of a task's rows to a file. ``home``: the directory that must be there, if it is not on a store.
+
+        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `Encoding.batch`.
+        """
+        partition = _task().partitionId()
+        store, staged = self.store(job), Staged(job, f"{partition}-{uuid.uuid4().hex}", [])
+        parts = self._parts(batches, partition, staged.pieces)
+        first = next(parts, None)
+        if first is None:
+            return staged
+        if isinstance(store, Local) and not os.path.isdir(home):
+            raise BadPath(f"a task finds no such directory to stage its records in; {_SHARED}", path=home)
+        try:
+            store.write(staged.file, chain([first], parts))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no room to stage records: {error.strerror}. Nothing was stored", path=store.path) from error
+            raise
+        return staged
+
+    def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, pieces: list[Piece]) -> Iterator[bytes]:
+        """The pieces of a staged file; they are described in ``pieces``."""
+        number = 0
+        for rows in batches:
+            records = self.encoding.batch(rows, partition, number)
+            step = max(1, PIECE_BYTES * records.num_rows // max(1, records.nbytes))
+            for at in range(0, records.num_rows, step):
+                part = records.slice(at, step).serialize().to_pybytes()
+                pieces.append(Piece(len(part), zlib.crc32(part)))
+                yield part
+            number += rows.num_rows
+
+    # On the driver
+
+    def commit(self, messages: Iterable[WriterCommitMessage | None], job: str, key: str | None) -> None:
+        """Put what was staged into the target, in one commit, and remove it from where it was staged.
+
+        Raises `BadPath` or `CorruptQueue` if what was staged is not there as it was, and what the target raises
+        (`QueueLocked`, `DiskFull`, …): nothing was stored.
+        """
+        pieces = chain.from_iterable(self._read(one) for one in messages if isinstance(one, Staged))
+        if self.kind == "queue":
+            with Queue(self.path, **self.settings) as queue, closing(queue.session()) as puts:
+                for records in pieces:
+                    puts.put_many(records.column("value").to_pylist())
+                puts.commit(key)
+        else:
+            with Topic(self.path, **self.settings) as topic, closing(topic.session()) as appends:
+                for records in pieces:
+                    appends.append_many(starmap(Message, zip(*(one.to_pylist() for one in records.columns), strict=True)))
+                appends.commit(key)
+        self.remove(job)
+
+    def _read(self, staged: Staged) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # late: the driver plans writes without it
+
+        if not staged.pieces:
+            return
+        schema, store, at = self.encoding.records(), self.store(staged.job), 0
+        path = store.locate(staged.file)
+        try:
+            with store.open(staged.file) as read:
+                for piece in staged.pieces:
+                    data = read(at, at + piece.size)
+                    if len(data) != piece.size or zlib.crc32(data) != piece.crc32:
+                        raise CorruptQueue("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
+                    yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+                    at += piece.size
+        except FileNotFoundError as error:
+            what = "the driver does not find what a task has staged here. Nothing was stored"
+            raise BadPath(f"{what}; {_SHARED}", path=path) from error
+
+    def remove(self, job: str) -> None:
+        """Remove what a job has staged; and of other jobs, if that was long ago. What goes wrong is only logged."""
+        store = self.store(job)
+        try:
+            if isinstance(store, Remote):
+                system, path = store._reach("")
+                with suppress(FileNotFoundError):
+                    system.rm(path.rstrip("/"), recursive=True)
+                return
+            for directory in glob.glob(glob.escape(self.staging) + "*"):
+                with suppress(FileNotFoundError):  # somebody else removes it too
+                    if directory == store.path or _changed(directory) < time.time() - LEFT_OVER:
+                        _remove_tree(directory)
+        except Exception as error:
+            _logger.warning("what was staged in %s could not be removed: %s", store.path, error)
+
+
+class Writer(DataSourceArrowWriter):
+    """Writes a job. One object, made on the driver, is pickled for its tasks and for the commit."""
+
+    def __init__(self, sink: Sink, key: str | None) -> None:
+        self.sink, self.key = sink, key
+        self.job = uuid.uuid4().hex
+        store = sink.store(self.job)
+        if isinstance(store, Local):
+            try:
+                os.mkdir(store.path, 0o700)
+            except OSError as error:
+                what = f"cannot be made, to stage records in: {error.strerror}; or give another stagingPath"
+                raise BadPath(what, path=store.path) from error
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        # The driver's directory: a task that runs on when the job has failed does not make it again.
+        return self.sink.stage(iterator, self.job, self.sink.store(self.job).path)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.sink.commit(messages, self.job, self.key)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.sink.remove(self.job)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query. The object that commits is not that of the tasks: only they know the query."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        query = _task().getLocalProperty(QUERY_ID)
+        if not query:
+            raise BadArgument(
+                "this Spark does not tell its tasks of which query they are; write in foreachBatch, with the option key"
+            )
+        return self.sink.stage(iterator, query, os.path.dirname(self.sink.staging))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        # A query has one micro-batch at a time: what its directory has besides is left over from attempts that were killed.
+        for query in _jobs(messages):
+            self.sink.commit(messages, query, f"spark {query} {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        for query in _jobs(messages):
+            self.sink.remove(query)
+
+
+def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
+    """What writes the rows of a DataFrame. Raises what is wrong with options, path and schema, before anything is written."""
+    if overwrite:
+        raise BadArgument("the format 'qewqew' only appends; say .mode('append'), and to begin anew, remove the target first")
+    sink = sink_of(options, schema, "a write", {"key"})
+    key = options.text("key")
+    return Writer(sink, None if key is None else layout.check_key(key))
+
+
+def stream_writer(options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
+    """What writes the rows of a stream. Raises as `writer`."""
+    if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+        raise BadArgument("writing a stream needs pyspark 4.1 or newer; with 4.0, write in foreachBatch, with the option key")
+    if overwrite:
+        raise BadArgument("the format 'qewqew' only appends: the output mode must be 'append'")
+    return StreamWriter(sink_of(options, schema, "a stream", {"checkpointLocation", "queryName"}))
+
+
+def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> Sink:
+    """``what`` is written, as in "a stream"; ``more``: options that it has besides `OPTIONS`."""
+    given = options.text("path")
+    if not given:
+        raise BadArgument("no path; give save() or start() that of a queue or a topic")
+    path = local_path(given)
+    if isinstance(store_of(path), Remote):
+        raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
+    there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + layout.LOG) else None
+    kind = options.choice("kind", ("queue", "topic"), there or "queue")
+    options.check(f"{what} to a {kind}", OPTIONS | OPTIONS_OF[kind] | more, ["fs."])
+    if kind != (there or kind):
+        raise BadArgument(f"{path} is a {there}, not a {kind}")
+    settings: dict[str, Any] = {
+        "sync": options.choice("sync", ("commit", "never"), "commit"),
+        "lock_timeout": options.whole("lockTimeout", 60, least=0),
+    }
+    if kind == "queue":
+        path = layout.check_path(path)
+        size = options.whole("chunkSize", 16 << 20)
+        settings["chunk_size"] = layout.check_whole("chunkSize", size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        largest = chunk.largest_record(settings["chunk_size"])
+    else:
+        path = layout.check_topic_path(path)
+        size = options.whole("blockSize", zbus.BLOCK_SIZE)
+        settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
+        settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
+        largest = zbus.LARGEST_BODY
+    encoding = Encoding(options.choice("codec", ("bytes", "json"), "bytes"), schema, kind, largest)
+    home = local_path(options.text("stagingPath") or os.path.dirname(path)).rstrip("/")
+    sink = Sink(kind, path, settings, encoding, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
+    store = sink.store("")
+    if isinstance(store, Remote):
+        store._reach("")  # the package is there, and the options are right
+    elif not os.path.isdir(home):
+        raise BadPath("there is no such directory to stage records in; make it, or give another stagingPath", path=home)
+    return sink
+
+
+_SHARED = "give with the option stagingPath a directory, or the URL of an object store, that the driver and all executors share"
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context
+
+
+def _jobs(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
+    return {one.job for one in messages if isinstance(one, Staged)}
+
+
+def _remove_tree(directory: str) -> None:
+    for _ in range(5):  # a task that has been given up may be writing there
+        try:
+            return shutil.rmtree(directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+
+
+def _changed(directory: str) -> float:
+    """When a file in it was last written, or made."""
+    return max(os.stat(path).st_mtime for path in [directory, *(entry.path for entry in os.scandir(directory))])

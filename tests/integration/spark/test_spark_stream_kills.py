@@ -1,0 +1,99 @@
+"""Exactly once, whatever is killed: see killed_stream.py for what runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from qewqew_core import Topic
+
+SCRIPT = Path(__file__).with_name("killed_stream.py")
+
+
+def start(what: str, home: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    with (home / "stderr").open("a") as stderr:
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), what, str(home)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """The JVM and all of Python's processes at once: they are of one session, and some have groups of their own."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getsid(int(name)) == process.pid:
+                os.kill(int(name), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.communicate()
+
+
+def committed(home: Path) -> int:
+    """Batches that both queries have committed."""
+    return min(len(list((home / name / "commits").glob("[0-9]*"))) for name in ("of-batches", "of-files"))
+
+
+def errors(home: Path) -> str:
+    return (home / "stderr").read_text()[-5000:]
+
+
+def run(home: Path, kills: int) -> None:
+    with Topic(home / "orders") as topic:
+        topic.reader("batches").close()  # the other stream has one of its own
+    writer = start("write", home)
+    try:
+        for number in range(kills):
+            process = start("stream", home)
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "started\n", errors(home)
+                # From the replay of what the last kill has interrupted to some batches later.
+                goal = committed(home) + random.randint(0, 1) if number else 2
+                while committed(home) < goal:
+                    assert process.poll() is None, errors(home)
+                    time.sleep(0.05)
+                (home / "retention").touch()  # from now on what both have committed is removed
+                time.sleep(random.uniform(0, 2))
+                print(f"kill {number}: {committed(home)} batches committed", flush=True)
+            finally:
+                kill(process)
+        (home / "enough").touch()
+        wrote = json.loads(writer.communicate(timeout=60)[0])
+    finally:
+        kill(writer)
+    process = start("finish", home)
+    try:
+        lines = process.communicate(timeout=300)[0].splitlines()
+    finally:
+        kill(process)
+    count = wrote["messages"]
+    print(wrote, lines)
+    expected = [count, count, 0, count - 1, 0]
+    assert json.loads(lines[-1]) == {"batches": expected, "files": expected}, errors(home)
+    assert wrote["oldest"] > 0
+    with Topic(home / "orders") as topic:
+        assert len(topic.readers()) == 2
+
+
+def test_a_stream_that_is_killed_again_and_again_delivers_each_message_once(tmp_path):
+    run(tmp_path, 3)
+
+
+@pytest.mark.soak
+def test_a_stream_that_is_killed_a_hundred_times_delivers_each_message_once(tmp_path):
+    run(tmp_path, int(os.environ.get("KILLS", "100")))

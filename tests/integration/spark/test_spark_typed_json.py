@@ -1,0 +1,171 @@
+"""The codec json against `spark.read.json` on the same records."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from odd_json import MIXED, TYPES, VALUES, random_records, records_with
+from pyspark.sql.types import StructType
+from spark_batches import make_batch, make_topic_batch
+from typed_reads import fails_fast, our_rows, spark_rows, table_rows
+
+from qewqew_core.zbus import Message
+
+FIRST = b'{"first":1}'  # Spark's reader of lines would drop a byte order mark from the first one
+
+
+def assert_same(spark, tmp_path, records, schema, **options):
+    schema = StructType.fromDDL(schema)
+    theirs = spark_rows(spark, tmp_path / "lines", "json", records, schema, **options)
+    for size in 1000, len(records):  # the runs that go through Arrow's reader are not the same
+        ours = our_rows(records, schema, codec="json", size=size, **options)
+        # repr: 0.0 is not -0.0 here, nor 1 True.
+        different = [(repr(a), repr(b)) for a, b in zip(theirs, ours, strict=False) if repr(a) != repr(b)]
+        assert (different[:3], len(ours)) == ([], len(theirs))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_odd_values_become_what_spark_makes_of_them(spark, tmp_path, kind):
+    records = [FIRST, *(record for value in VALUES for record in records_with(value))]
+    assert len(records) > 3000
+    assert_same(spark, tmp_path, records, f"v {kind}, w INT, c STRUCT<d: {kind}, e: STRING>, _corrupt_record STRING")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("schema", [MIXED, f"{MIXED}, m MAP<STRING, INT>, b BINARY"], ids=["fast", "slow"])
+def test_random_records_good_and_damaged_become_what_spark_makes_of_them(spark, tmp_path, schema, seed):
+    assert_same(spark, tmp_path, [FIRST, *random_records(seed, 6000)], schema)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_many_more_random_records(spark, tmp_path, seed):
+    for schema in MIXED, f"{MIXED}, m MAP<STRING, INT>, b BINARY":
+        assert_same(spark, tmp_path, [FIRST, *random_records(seed, 20_000)], schema)
+
+
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
+def test_modes_leave_the_rows_that_spark_leaves(spark, tmp_path, mode):
+    assert_same(spark, tmp_path, [FIRST, *random_records(7, 5000)], MIXED.replace(", _corrupt_record STRING", ""), mode=mode)
+
+
+def test_fail_fast_fails_where_spark_does(spark, tmp_path):
+    """Spark says so of a record at a time; that it is corrupt in the other modes says the same of many."""
+    schema = StructType.fromDDL(MIXED)
+    for record in [
+        b"{}",
+        b" ",
+        b"",
+        b"[]",
+        b'[{"a":1}]',
+        b'{"a":1} x',
+        b"null",
+        b"x",
+        b'{"a":"x"}',
+        b'[{"a":1},{"a":"x"}]',
+        b'{"a":1',
+    ]:
+        if fails_fast(record, schema, codec="json"):
+            with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING"):
+                spark_rows(spark, tmp_path / "lines", "json", [record], schema, mode="FAILFAST")
+        else:
+            theirs = spark_rows(spark, tmp_path / "lines", "json", [record], schema, mode="FAILFAST")
+            assert our_rows([record], schema, codec="json", mode="FAILFAST") == theirs
+
+
+@pytest.mark.parametrize("zone", ["Europe/Paris", "America/St_Johns", "+05:30", "UTC"])
+def test_timestamps_without_a_zone_are_of_the_option_time_zone(spark, tmp_path, zone):
+    values = [value for value in VALUES if value[:3] in (b'"20', b'"18', b'"00', b'"99', b'"12', b'"-0')]
+    assert len(values) > 60
+    records = [FIRST, *(b'{"t":%b}' % value for value in values)]
+    assert_same(spark, tmp_path, records, "t TIMESTAMP, _corrupt_record STRING", timeZone=zone)
+
+
+def test_names_of_any_kind_and_case(spark, tmp_path):
+    records = [
+        FIRST,
+        '{"a.b":1,"":2,"ü":3,"A":4,"😀":5,"`":6,"a b":7}'.encode(),
+        b'{"a":1,"\\u00fc":2,"\\ud83d\\ude00":3,"\\u0061.b":4}',
+        b'{"_corrupt_record":"mine"}',
+    ]
+    assert_same(
+        spark, tmp_path, records, "`a.b` INT, `` INT, `ü` INT, A INT, `😀` INT, ```` INT, `a b` INT, _corrupt_record STRING"
+    )
+    assert_same(spark, tmp_path, records, "A INT, _corrupt_record STRING, `a.b` STRING")
+    assert_same(spark, tmp_path, records, "a INT, broken STRING", columnNameOfCorruptRecord="broken")
+    assert_same(spark, tmp_path, records, "_corrupt_record INT", columnNameOfCorruptRecord="broken")
+
+
+def test_large_records(spark, tmp_path):
+    records = [
+        FIRST,
+        json.dumps({"s": "x" * 65_000, "l": ["y"] * 5000}).encode(),
+        json.dumps({"s": "ü" * 10_000, "more": {"k" * 49_000: 1}}).encode(),
+        json.dumps({"s": "1" * 2000, "l": ["[" * 2000]}).encode(),
+        b'{"s":%b}' % (b"[" * 1500 + b"]" * 1500),
+        b'{"more":%b}' % (b"1" * 1001),
+        b'{"more":[%b]}' % b",".join([b"12345"] * 1000),
+    ]
+    assert_same(spark, tmp_path, records, "s STRING, l ARRAY<STRING>, _corrupt_record STRING")
+
+
+# Through the data source
+
+SCHEMA = "id BIGINT, name STRING, at TIMESTAMP, price DECIMAL(10,2), tags ARRAY<STRING>"
+
+
+def test_a_typed_read_of_a_batch(spark, tmp_path):
+    good = [
+        json.dumps({"id": n, "name": f"ü{n}", "at": f"2026-01-01T00:00:{n % 60:02}.5Z", "price": n / 4, "tags": ["a"] * (n % 3)})
+        for n in range(1000)
+    ]
+    records = [line.encode() for line in good] + [b"x", b'{"id":"y","name":"z"}', b"[]", b'[{"id":-1},{"id":-2}]', b""]
+    batch = make_batch(tmp_path / "b", records[:500], records[500:])
+    columns = f"{SCHEMA}, _corrupt_record STRING, _corrupt_reason STRING, _metadata STRUCT<offset: BIGINT, segment: STRING>"
+    frame = spark.read.format("qewqew").schema(columns).option("codec", "json").load(str(batch))
+    rows = frame.collect()
+    assert len(rows) == 1000 + 4  # an array of two is two rows, one of none is none, and so is an empty record
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n".join(records))
+    expected = spark.read.schema(f"{SCHEMA}, _corrupt_record STRING").json(str(path)).collect()
+    assert sorted(map(repr, (row[:6] for row in rows))) == sorted(map(repr, map(tuple, expected)))
+    beside = {
+        row._metadata.offset: (row.id, row._corrupt_reason, row._metadata.segment) for row in rows if row._metadata.offset >= 999
+    }
+    assert beside == {
+        999: (999, None, "orders.qew.18"),
+        1000: (None, "malformed JSON", "orders.qew.18"),
+        1001: (None, "a value does not fit the schema", "orders.qew.18"),
+        1003: (-2, None, "orders.qew.18"),
+    }
+    assert [row._metadata.offset for row in rows if row.id in (-1, -2)] == [1003, 1003]
+    assert frame.where("name = 'ü7'").select("price").collect()[0][0] == 1.75
+
+
+def test_messages_of_a_topic_with_what_is_known_of_them(spark, tmp_path):
+    bodies = [b'{"id":1}', b"x", b'{"id":3}']
+    sent = [Message(body, "eu", f"id-{n}", timestamp=1_763_683_200_123, number=n) for n, body in enumerate(bodies)]
+    make_topic_batch(tmp_path / "b", sent)
+    schema = "_metadata STRUCT<tag: STRING, number: BIGINT, topic: STRING>, id INT, _corrupt_record BINARY"
+    rows = spark.read.format("qewqew").schema(schema).option("codec", "json").load(str(tmp_path / "b")).collect()
+    assert sorted((tuple(row._metadata), row.id, row._corrupt_record and bytes(row._corrupt_record)) for row in rows) == [
+        (("eu", 0, "orders"), 1, None),
+        (("eu", 1, "orders"), None, b"x"),
+        (("eu", 2, "orders"), 3, None),
+    ]
+
+
+def test_fail_fast_names_the_file_and_the_record(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"id":1}', b'{"id":"x"}'])
+    frame = spark.read.format("qewqew").schema("id INT").option("codec", "json").option("mode", "failfast").load(str(batch))
+    with pytest.raises(
+        Exception, match=r"orders\.qew\.17, offset \d+: this record does not decode: a value does not fit the schema"
+    ):
+        frame.collect()
+
+
+def test_dropmalformed_through_the_source(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"id":1}', b'{"id":"x"}', b"x"])
+    frame = spark.read.format("qewqew").schema("id INT").options(codec="json", mode="DROPMALFORMED").load(str(batch))
+    assert table_rows(frame.toArrow()) == [(1,)]

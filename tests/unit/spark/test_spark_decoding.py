@@ -1,0 +1,354 @@
+"""Decoding without Spark: what is beside the fields, the strict mode, the codecs avro and msgpack, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import fastavro
+import msgpack
+import pyarrow as pa
+import pytest
+from pyspark.sql import types
+from pyspark.sql.types import StructField, StructType
+
+from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_spark.decoding import Decoding
+from qewqew_spark.options import Options
+
+
+def schema(**fields: types.DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+INT, LONG, DOUBLE, STRING, BINARY = (
+    types.IntegerType(),
+    types.LongType(),
+    types.DoubleType(),
+    types.StringType(),
+    types.BinaryType(),
+)
+REASON = {"_corrupt_reason": STRING}
+
+
+def decode(records: list[bytes], fields: StructType, **options: str) -> list[dict]:
+    decoding = pickle.loads(pickle.dumps(Decoding(fields, Options({"codec": "json", **options}))))  # noqa: S301
+    raw = pa.record_batch(
+        [pa.array(records, pa.binary()), pa.array(range(100, 100 + len(records)), pa.int64())], names=["value", "offset"]
+    )
+    batch = decoding.batch(raw, "somewhere", lambda row: 1000 + row)
+    batch.validate(full=True)
+    assert batch.schema == decoding.schema
+    return batch.to_pylist()
+
+
+# What is beside the fields
+
+
+def test_a_record_of_several_rows_repeats_what_is_known_of_it():
+    fields = schema(a=INT, _metadata=schema(offset=LONG), _corrupt_record=STRING, **REASON)
+    rows = decode([b'{"a":1}', b" ", b'[{"a":2},{"a":"x"}]', b"x", b'{"a":3}'], fields)
+    both, misfit = '[{"a":2},{"a":"x"}]', "a value does not fit the schema"
+    assert [tuple(row.values()) for row in rows] == [
+        (1, {"offset": 100}, None, None),
+        (2, {"offset": 102}, both, misfit),
+        (None, {"offset": 102}, both, misfit),
+        (None, {"offset": 103}, "x", "malformed JSON"),
+        (3, {"offset": 104}, None, None),
+    ]
+
+
+@pytest.mark.parametrize("records", [[], [b""], [b"x"], [b"{}"], [b"{}", b"x", b"{}"]])
+def test_a_schema_without_fields_of_the_records(records):
+    rows = decode(records, schema(_corrupt_record=BINARY))
+    assert rows == [{"_corrupt_record": record if record == b"x" else None} for record in records if record]
+    assert len(decode(records, schema(_metadata=schema(offset=LONG)))) == len(rows)
+    assert len(decode(records, StructType())) == len(rows)
+
+
+def test_the_corrupt_record_as_bytes_keeps_what_is_no_utf8():
+    assert decode([b'{"a":"\xff"}'], schema(_corrupt_record=BINARY)) == [{"_corrupt_record": b'{"a":"\xff"}'}]
+    assert decode([b'{"a":"\xff"}'], schema(_corrupt_record=STRING)) == [{"_corrupt_record": '{"a":"�"}'}]
+
+
+def test_fail_fast_names_the_first_corrupt_record():
+    with pytest.raises(CorruptQueue, match=r"^somewhere, offset 1002: this record does not decode: malformed JSON; "):
+        decode([b'{"a":1}', b"[]", b"x", b'{"a":"x"}'], schema(a=INT), mode="FAILFAST")
+    assert decode([b'{"a":1}', b"[]", b""], schema(a=INT), mode="failfast") == [{"a": 1}]
+
+
+def test_a_column_of_another_name_holds_the_corrupt_record():
+    assert decode([b"x", b'{"_corrupt_record":5}'], schema(bad=STRING, _corrupt_record=INT), columnNameOfCorruptRecord="bad") == [
+        {"bad": "x", "_corrupt_record": None},
+        {"bad": None, "_corrupt_record": 5},
+    ]
+
+
+# JSON
+
+STRICT = {
+    b"": "empty record",
+    b"  ": "not a JSON object",
+    b"{": "malformed JSON",
+    b'{"a":1,}': "malformed JSON",
+    b'{"a":1} x': "malformed JSON",
+    b'{"a":1}{"a":2}': "malformed JSON",
+    b'{"a":1}\n{"a":2}': "malformed JSON",
+    b'{"a":1} null': "malformed JSON",
+    b'{"a":1}}': "malformed JSON",
+    b'{"a":"x"} x': "malformed JSON",
+    b'{"c":{"d":tru},"a":1}': "malformed JSON",
+    b'{"a":1},{"a":2}': "more than one JSON value",
+    b"[]": "not a JSON object",
+    b'[{"a":1}]': "not a JSON object",
+    b"null": "not a JSON object",
+    b'"text"': "not a JSON object",
+    b"\xef\xbb\xbf{}": "not a JSON object",
+    b"\x00\x01": "not a JSON object",
+    b'{"b":"\xff"}': "not valid UTF-8",
+    b'{"b":"\xed\xa0\x80"}': "not valid UTF-8",
+    b'{"a":"x"}': "a value does not fit the schema",
+    b'{"a":1.5}': "a value does not fit the schema",
+    b'{"a":99999999999999999999}': "a value does not fit the schema",
+    b'{"c":5}': "a value does not fit the schema",
+    b'{"c":{"d":"x"}}': "a value does not fit the schema",
+}
+GOOD = [b'{"a":1}', b' \n{"a":2}\t ', b"{}", b'{"a":1,"a":3}', b"{'a':4}", b'{"a":null,"more":[1,{"x":2}]}']
+
+
+@pytest.mark.parametrize("repeated", [1, 100])
+def test_strict_has_one_row_for_each_record_and_says_why_it_is_corrupt(repeated):
+    records = [*STRICT, *GOOD] * repeated
+    rows = decode(records, schema(a=INT, c=schema(d=INT), **REASON), strict="true")
+    assert [row["_corrupt_reason"] for row in rows] == [STRICT.get(record) for record in records]
+    assert [row["a"] for row in rows][len(STRICT) : len(STRICT) + len(GOOD)] == [1, 2, None, 3, 4, None]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [b'{"a":1} null', b'{"a":1}null{"a":1}', b'{"a":1}[]{}', b'{"a":1}{"a":2}', b'{"b":Inf}', b"{}\x00{}", b'{"a":1} 5 {"a":1}'],
+)
+@pytest.mark.parametrize("at", [0, 1, 500, 999])
+def test_one_odd_record_changes_no_other(odd, at):
+    # Some of these crash Arrow's reader, or make a row more of it.
+    records = [b'{"a":%d}' % number for number in range(1000)]
+    records[at] = odd
+    rows = decode(records, schema(a=INT))
+    assert [row["a"] for row in rows] == [*range(at), None if b"Inf" in odd or odd[1:2] == b"}" else 1, *range(at + 1, 1000)]
+
+
+def test_a_batch_of_empty_records_and_pairs_is_not_shifted():
+    records = [b'{"a":1}{"a":2}', b"", b'{"a":3}', b'{"a":4} {"a":5}', b" "]
+    assert [row["a"] for row in decode(records, schema(a=INT))] == [1, 3, 4]
+
+
+# Avro
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "seen", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["new", "done"]}},
+        {"name": "key", "type": {"type": "fixed", "name": "Key", "size": 2}},
+        {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "part", "type": {"type": "record", "name": "Part", "fields": [{"name": "x", "type": "double"}]}},
+        {"name": "other", "type": ["null", "Part"]},
+        {"name": "any", "type": ["null", "int", "string"]},
+        {"name": "uuid", "type": {"type": "string", "logicalType": "uuid"}},
+    ],
+}
+ORDER = {
+    "id": 1 << 40,
+    "name": None,
+    "at": datetime(2026, 1, 2, 3, 4, 5, 678000, UTC),
+    "seen": datetime(2026, 1, 2, 3, 4, 5, 678901),
+    "day": date(1969, 12, 31),
+    "price": Decimal("-12.34"),
+    "state": "done",
+    "key": b"\x00\xff",
+    "tags": ["a", None],
+    "counts": {"x": 1},
+    "part": {"x": 0.5},
+    "other": None,
+    "any": "text",
+    "uuid": "6f2ab7b1-6a0f-4c5e-9b68-2d4a1a0f7c11",
+}
+PART = schema(x=DOUBLE)
+ORDERS = schema(
+    uuid=STRING, any=STRING, other=PART, part=PART, counts=types.MapType(STRING, LONG), tags=types.ArrayType(STRING), key=BINARY,
+    state=STRING, price=types.DecimalType(9, 2), day=types.DateType(), seen=types.TimestampNTZType(), at=types.TimestampType(),
+    name=STRING, id=LONG, **REASON,
+)  # fmt: skip
+
+
+def avro(**changes: object) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(AVRO), {**ORDER, **changes})
+    return stream.getvalue()
+
+
+def test_avro_records_by_name():
+    (row,) = decode([avro()], ORDERS, codec="avro", avroSchema=json.dumps(AVRO))
+    assert row == {**ORDER, "counts": [("x", 1)], "_corrupt_reason": None}
+
+
+def test_avro_records_that_do_not_decode_or_fit():
+    good = avro()
+    records = [b"", good[:-1], good + b"\0", b"\xff" * 20, avro(any=5), avro(name="ü")]
+    rows = decode(records, schema(id=LONG, any=STRING, name=STRING, **REASON), codec="avro", avroSchema=json.dumps(AVRO))
+    assert [tuple(row.values()) for row in rows] == [
+        (None, None, None, "empty record"),
+        (None, None, None, "malformed Avro"),
+        (None, None, None, "bytes behind the Avro datum"),
+        (None, None, None, "malformed Avro"),
+        (1 << 40, None, None, "a value does not fit the schema"),
+        (1 << 40, "text", "ü", None),
+    ]
+    narrow = decode(
+        [good, avro(id=5)], schema(id=INT, price=types.DecimalType(3, 2), **REASON), codec="avro", avroSchema=json.dumps(AVRO)
+    )
+    assert [(row["id"], row["price"]) for row in narrow] == [(None, None), (5, None)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (schema(missing=INT), "the records have no field missing; there are id, name"),
+        (schema(id=STRING), "the field id is written as long in Avro, which is never a STRING"),
+        (schema(at=types.TimestampNTZType()), r"the field at is written as long \(timestamp-millis\) in Avro, which is never a"),
+        (schema(part=schema(x=INT)), r"the field part\.x is written as double"),
+        (schema(tags=types.ArrayType(INT)), r"the field tags\[\] is written as string"),
+        (schema(name=BINARY), "the field name is written as string"),
+        (schema(any=BINARY), "the field any is written as"),
+    ],
+)
+def test_avro_types_that_can_never_fit_are_refused(fields, text):
+    with pytest.raises(BadArgument, match=text):
+        decode([], fields, codec="avro", avroSchema=json.dumps(AVRO))
+
+
+@pytest.mark.parametrize(
+    ("avro_schema", "text"),
+    [
+        ("{", "is no schema of Avro"),
+        ('"nonsense"', "is no schema of Avro"),
+        ("5", "is no schema of Avro"),
+        ('"long"', "must be the schema of a record"),
+        # Reading it takes a frame of the stack for each level, and nothing bounds them.
+        ('{"type":"record","name":"N","fields":[{"name":"a","type":["null","N"]}]}', "is part of itself"),
+        # A few bytes could be a billion of these.
+        ('{"type":"record","name":"N","fields":[{"name":"a","type":{"type":"array","items":"null"}}]}', "values without bytes"),
+    ],
+)
+def test_avro_schemas_that_are_none_or_could_do_harm_are_refused(avro_schema, text):
+    with pytest.raises(BadArgument, match=text):
+        decode([], schema(a=INT), codec="avro", avroSchema=avro_schema)
+
+
+def test_avro_needs_its_schema():
+    with pytest.raises(BadArgument, match="'avroSchema'"):
+        decode([], schema(a=INT), codec="avro")
+
+
+# msgpack
+
+
+def test_msgpack_maps():
+    fields = schema(
+        a=LONG, d=DOUBLE, f=types.FloatType(), s=STRING, b=BINARY, o=types.BooleanType(), t=types.TimestampType(),
+        p=types.DecimalType(5, 2), l=types.ArrayType(INT), m=types.MapType(STRING, LONG), c=schema(x=INT), **REASON,
+    )  # fmt: skip
+    at = datetime(1960, 1, 2, 3, 4, 5, 678901, UTC)
+    value = {
+        "a": -1,
+        "d": 2,
+        "f": 0.1,
+        "s": "ü",
+        "b": b"\xff",
+        "o": True,
+        "t": at,
+        "p": 5,
+        "l": [1, None],
+        "m": {"k": None},
+        "c": {},
+    }
+    (row,) = decode([msgpack.packb({**value, "more": [1]}, datetime=True)], fields, codec="msgpack")
+    assert row == {
+        **value,
+        "f": pytest.approx(0.1),
+        "p": Decimal("5.00"),
+        "m": [("k", None)],
+        "c": {"x": None},
+        "_corrupt_reason": None,
+    }
+    odd = {"a": 1.0, "d": "1", "s": 5, "b": "text", "o": 1, "t": 5, "p": 1000, "l": [1.5], "m": [], "c": {"x": 1 << 31}}
+    (row,) = decode([msgpack.packb(odd)], fields, codec="msgpack")
+    assert {name for name, value in row.items() if value is not None} == {"c", "_corrupt_reason"}
+    assert row["_corrupt_reason"] == "a value does not fit the schema"
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"", "empty record"),
+        (b"\x80\x80", "more than one msgpack value"),
+        (b"\xc1", "malformed msgpack"),
+        (b"\x05", "not a msgpack map"),
+        (b"\x81\xa1\xff\x01", "malformed msgpack"),  # not UTF-8
+        (b"\x81\x01\x02", "malformed msgpack"),  # a key that is a number
+        (b"\xdf\xff\xff\xff\xff", "malformed msgpack"),  # lengths that nothing follows
+        (b"\x81\xa1a\xdd\xff\xff\xff\xff", "malformed msgpack"),
+        (b"\x81\xa1a\xc6\xff\xff\xff\xff", "malformed msgpack"),
+        (b"\x81\xa1a" + b"\x91" * 100_000, "malformed msgpack"),
+        (b"\x81\xa1a\xd4\x05\x00", "a value does not fit the schema"),  # an extension
+        (b"\x81\xa1a\xcf\xff\xff\xff\xff\xff\xff\xff\xff", "a value does not fit the schema"),
+    ],
+)
+def test_msgpack_that_is_none_or_does_not_fit(record, reason):
+    assert decode([record], schema(a=LONG, **REASON), codec="msgpack") == [{"a": None, "_corrupt_reason": reason}]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "text"),
+    [
+        (schema(a=INT), {"codec": "xml"}, "'codec' must be one of json, csv, avro, msgpack"),
+        (schema(a=INT), {"mode": "lax"}, "'mode' must be one of PERMISSIVE, DROPMALFORMED, FAILFAST"),
+        (schema(a=INT), {"timeZone": "Mars"}, "'timeZone' must be a zone"),
+        (schema(a=INT), {"sep": ";"}, "the codec json has no option 'sep'"),
+        (schema(a=INT), {"codec": "csv", "strict": "true"}, "the codec csv has no option 'strict'"),
+        (schema(a=INT), {"codec": "csv", "sep": "||"}, "'sep' must be one character"),
+        (schema(a=INT), {"codec": "csv", "sep": '"'}, "'sep' must be one character, and another"),
+        (
+            schema(a=types.ArrayType(INT)),
+            {"codec": "csv"},
+            "the field a is of the type ARRAY<INT>, which a field of CSV cannot be",
+        ),
+        (schema(a=types.DateType()), {"codec": "msgpack"}, "the field a: msgpack has no DATE"),
+        (schema(a=types.NullType()), {}, "the field a is of the type VOID, which is not decoded"),
+        (schema(a=types.ArrayType(types.CalendarIntervalType())), {}, r"the field a\[\] is of the type INTERVAL"),
+        (schema(a=schema(b=types.DayTimeIntervalType())), {}, r"the field a\.b is of the type INTERVAL"),
+        (schema(a=types.MapType(INT, INT)), {}, "the field a: keys of a map are STRING, not INT"),
+        (StructType([StructField("a", INT, nullable=False)]), {}, "the schema says NOT NULL of a"),
+        (schema(a=types.ArrayType(INT, containsNull=False)), {}, "the schema says NOT NULL of an element of a"),
+        (StructType([StructField("a", INT), StructField("a", INT)]), {}, "two fields 'a'"),
+        (schema(_corrupt_record=INT), {}, "the column '_corrupt_record' must be STRING or BINARY, not INT"),
+        (schema(_corrupt_reason=BINARY), {}, "the column '_corrupt_reason' must be STRING, not BINARY"),
+        (schema(_metadata=STRING), {}, "the column '_metadata' must be STRUCT, not STRING"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused_when_the_read_is_planned(fields, options, text):
+    with pytest.raises(BadArgument, match=text):
+        Decoding(fields, Options({"codec": "json", **options}))
