@@ -126,7 +126,7 @@ class Reader(Guard, Leasing):
         self._refusal = None
         try:
             with self._exclusive():
-                self._open(start)
+                self._open(start, temporary)
                 if filter is not None and Filter(filter).text != self._state.filter:
                     self.set_filter(filter)
                 if temporary:
@@ -254,14 +254,14 @@ class Reader(Guard, Leasing):
 
     # Opening
 
-    def _open(self, start: str | int | datetime | Position) -> None:
+    def _open(self, start: str | int | datetime | Position, temporary: bool) -> None:
         files = self._files
         if not files.exists(self.path):
             if files.exists(self._stem + ".log"):  # of a reader that was deleted, or never made
                 files.unlink(self._stem + ".log")
             files.sync_directory(os.path.dirname(self._stem))  # a power cut must not bring it back beside the new .rdx
             place = self._begin(start)
-            self._make_rdx(place)
+            self._make_rdx(place, temporary)
             self._new_log(ReaderState(todo=[Range(place, None)]))
             self._settle()  # of a reader that was deleted, batches may be there
         self._rdx_fd = files.open(self.path)
@@ -323,11 +323,14 @@ class Reader(Guard, Leasing):
             return self._seek(None, None, start)
         raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
 
-    def _make_rdx(self, place: Position) -> None:
-        """The reader is there when its .rdx is."""
+    def _make_rdx(self, place: Position, temporary: bool) -> None:
+        """The reader is there when its .rdx is; temporary from the start, so that who is killed now leaves nothing for ever."""
         directory = os.path.dirname(self.path)
-        data = zbus.new_reader(now_ms(), place.block, place.offset)
-        self._files.close(write_new(self._files, self.path + ".tmp", data))
+        data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
+        if temporary:
+            at, mask = zbus.mask_patch(zbus.DELETE_ON_EXIT)
+            data[at : at + len(mask)] = mask
+        self._files.close(write_new(self._files, self.path + ".tmp", bytes(data)))
         self._files.rename(self.path + ".tmp", self.path)
         self._files.sync_directory(directory)
 

@@ -566,7 +566,7 @@ class Topic:
                 data = read_whole(self._files, path)
             except FileNotFoundError:
                 continue
-            ours = self._files.exists(os.path.join(self.path, "state", name + ".log"))  # else a zbus server has it
+            ours = self._files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()

@@ -26,6 +26,7 @@ def spark(tmp_path_factory) -> Iterator:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.authenticate.socketTimeout", "2m")  # Spark's 15 s are short for a busy machine
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))  # else in the working directory
         .getOrCreate()
     )

@@ -133,3 +133,21 @@ def test_a_temporary_reader_may_be_kept(path: str) -> None:
             assert reader.position().number == 0
         with pytest.raises(QueueClosed):
             reader.keep()
+
+
+class Killed(Files):
+    """Dies while it makes the reader r: when its .rdx is there, and its log is not."""
+
+    def rename(self, source: str, target: str) -> None:
+        if target.endswith("/r.log"):
+            raise KeyboardInterrupt
+        super().rename(source, target)
+
+
+def test_a_temporary_reader_goes_although_its_maker_was_killed(path: str) -> None:
+    with Topic(path, _files=Killed()) as topic, pytest.raises(KeyboardInterrupt):
+        topic.reader("r", temporary=True)
+    with Topic(path) as topic:
+        assert topic.readers() == ["r"]
+        topic.trim()
+        assert topic.readers() == []
