@@ -205,7 +205,7 @@ _INF = re.compile(rb"[:\[,][ \t\r\n]*-?Inf(?!inity)")
 _LONG_NUMBER = re.compile(rb"[0-9.eE+-]{%d}" % jackson.MAX_DIGITS)
 
 
-def _joined(values: pa.Array) -> bytes | pa.Buffer | None:
+def _joined(values: pa.Array) -> pa.Buffer | None:
     """The records, one a line; None if Arrow's reader might read them differently from Jackson, or not survive.
 
     It reads object after object, whatever is between them: two of one record, or one in the place of an empty record. It stops
@@ -228,7 +228,8 @@ def _joined(values: pa.Array) -> bytes | pa.Buffer | None:
     line = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     joined = pc.binary_join(line, b"\n")[0].as_buffer()
     data = np.frombuffer(joined, np.uint8)
-    closing = np.flatnonzero(data == ord("}"))[:-1]
+    same = np.empty(len(data), bool)  # used twice: fresh memory costs more than the comparison
+    closing = np.flatnonzero(np.equal(data, ord("}"), out=same))[:-1]
     odd = closing[~_AFTER_OBJECT[data[closing + 1]]]
     lasts = np.cumsum(lengths + 1)[:-1] - 2
     if odd.size != lasts.size or not np.array_equal(odd, lasts):
@@ -238,8 +239,8 @@ def _joined(values: pa.Array) -> bytes | pa.Buffer | None:
             return None
     if lengths.max() > jackson.MAX_DIGITS and _beyond_limits(data):
         return None
-    whole = joined.to_pybytes()
-    if b"Inf" in whole and _INF.search(whole):
+    capitals = np.flatnonzero(np.equal(data[:-2], ord("I"), out=same[:-2]))
+    if (data[capitals + 1] == ord("n")).any() and _INF.search(joined):
         return None
     return joined
 

@@ -74,8 +74,7 @@ class PlainRecords:
 
     def _of(self, kind: types.DataType) -> Convert:
         if isinstance(kind, types.StructType):
-            fields = [(field.name, self._converter(field.dataType)) for field in kind]
-            return lambda value: {name: convert(_a(dict, value).get(name)) for name, convert in fields}
+            return _struct([(field.name, self._converter(field.dataType)) for field in kind])
         if isinstance(kind, types.ArrayType):
             element = self._converter(kind.elementType)
             return lambda value: [element(each) for each in _a(list, value)]
@@ -91,6 +90,14 @@ class PlainRecords:
 
 def _a(kind: type, value: Any) -> Any:
     return value if type(value) is kind else _odd(value)
+
+
+def _struct(fields: list[tuple[str, Convert]]) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:
+        entries = _a(dict, value)
+        return {name: convert_field(entries.get(name)) for name, convert_field in fields}
+
+    return convert
 
 
 def _number(value: Any) -> str:

@@ -30,6 +30,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
 
 try:
     from qewqew_core import manifest
@@ -37,7 +38,7 @@ try:
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, explain
     from qewqew_spark.jobs.records import check_names
-    from qewqew_spark.jobs.writing import Files, Sink, delete, folding, sink_of
+    from qewqew_spark.jobs.writing import Sink, delete, folding, sink_of
     from qewqew_spark.options import Options
     from qewqew_spark.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.source import QewqewDataSource, local_path
@@ -99,42 +100,53 @@ def run(
     given = None if schema is None else records.parsed(schema)
     found = records.read(spark, batch, description, codec, given, options)
 
+    # The rows of a table of all good records tell whether there are bad ones, so one pass can decode and write. But not where
+    # Spark would first remove what an earlier run wrote, which a batch that was damaged since could not replace; and only with
+    # Spark's own file formats: others may shuffle, and count rows of a lost task twice.
+    one_pass = max_bad_records is None and len(sinks) == 1 and sinks[0].is_first_copy()
+    good = found.good
     written: list[int] = []
     try:
         tables = []
-        if found.good is not None:
-            found.good.createOrReplaceTempView(BATCH)
+        if good is not None:
+            if not one_pass:
+                # To decode costs more than to keep: in memory as far as it goes, then on the executors' disks.
+                good.persist(StorageLevel.MEMORY_AND_DISK)
+            good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, description) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
             sink.check(table)
 
-        # One table of all good records tells by its rows whether there are bad ones, and those are looked for only then: one
-        # pass instead of two. But not where Spark would first remove what an earlier run wrote, which a damaged batch could
-        # not replace; and only with Spark's own file formats: others may shuffle, and count rows of a lost task twice.
-        whole = len(outputs) == 1 and outputs[0].sql is None and outputs[0].transform is None
-        if whole and tables and max_bad_records is None and isinstance(sinks[0], Files) and sinks[0].is_new():
+        if good is None:
+            decoded = None
+        elif one_pass:
             written = [_write(sinks[0], tables[0])]
-        if written == [description.records]:
+            [decoded] = written
+        else:
+            decoded = good.count()
+        if decoded == description.records:
             reasons: dict[str, int] = {}
             delete(spark, quarantined)  # of an earlier run, under another schema
         else:
             reasons = found.set_aside(spark, quarantined)
         bad = sum(reasons.values())
-        if written and written != [description.records - bad]:
-            raise CorruptQueue(f"{written[0]} good and {bad} bad records, the manifest says {description.records}", path=batch)
+        if decoded not in (None, description.records - bad):
+            raise CorruptQueue(f"{decoded} good and {bad} bad records, the manifest says {description.records}", path=batch)
         if max_bad_records is not None and bad > max_bad_records:
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             raise TooManyBadRecords(
                 f"{bad} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
                 f"they are in {quarantined}, no output was written"
             )
-        if found.good is None:
+        if good is None:
             for sink in sinks:
                 sink.clear()
-        elif not written:
+        elif not one_pass:
             written = [_write(sink, table) for sink, table in zip(sinks, tables, strict=True)]
     finally:
         spark.catalog.dropTempView(BATCH)
+        if good is not None and not one_pass:
+            good.unpersist()
     return {
         "batch": description.id,
         "attempt": description.attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, DataFrameReader, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
@@ -13,13 +13,14 @@ from qewqew_core.errors import BadArgument, CorruptQueue
 from qewqew_core.manifest import Manifest
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.writing import delete, setting
+from qewqew_spark.source import QewqewDataSource
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 
 
 @dataclass(frozen=True)
 class Records:
-    """Of one batch. Every read of a batch gives the same rows, so each of the two is read when it is needed."""
+    """Of one batch, in two reads, because few batches need the second."""
 
     batch: str
     description: Manifest
@@ -54,10 +55,15 @@ def read(
     Raises `BadArgument` if they cannot be columns.
     """
 
-    def reader(**more: str) -> DataFrameReader:
-        return spark.read.format("qewqew").options(**options, **more)
+    def load(columns: StructType | None = None, **more: str) -> DataFrame:
+        wanted = {**options, **more}
+        # As Spark would when it plans the first action, which is after `load`, and wrapped into errors of its own.
+        source = QewqewDataSource({**wanted, "path": batch})
+        columns = source.schema() if columns is None else columns
+        source.reader(columns)
+        return spark.read.format("qewqew").options(**wanted).schema(columns).load(batch)
 
-    raw = reader().load(batch)
+    raw = load()
     value = F.col("value").cast("string")
     if codec == "bytes":
         return Records(batch, description, raw, None)
@@ -69,22 +75,16 @@ def read(
     record = infer(spark, raw) if schema is None else schema
     _check_fields(spark, record, inferred=schema is None)
 
-    def typed(columns: StructType, **more: str) -> DataFrame:
-        with blamed("the schema"):
-            return reader(codec=codec, strict="true", **more).schema(columns).load(batch)
-
     corrupt = "_corrupt_record"
     while corrupt in map(str.lower, record.names):
         corrupt += "_"
+    typed = {"codec": codec, "strict": "true", "columnNameOfCorruptRecord": corrupt}
+    good = load(record, mode="DROPMALFORMED", **typed) if record.names else None
     place = StructType([field for field in raw.schema if field.name != "value"])
     more = StructField(corrupt, BinaryType()), StructField(REASON, StringType()), StructField(METADATA, place)
-    judged = typed(
-        StructType([*(field for field in record if field.name != METADATA), *more]),
-        mode="PERMISSIVE",
-        columnNameOfCorruptRecord=corrupt,
-    )
+    fields = [field for field in record if field.name != METADATA]
+    judged = load(StructType([*fields, *more]), mode="PERMISSIVE", **typed)
     columns = F.col(corrupt).alias("value"), F.col(f"{METADATA}.*"), F.col(REASON).alias("reason")
-    good = typed(record, mode="DROPMALFORMED") if record.names else None
     return Records(batch, description, good, judged.select(*columns))
 
 

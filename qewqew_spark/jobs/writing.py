@@ -77,6 +77,10 @@ class Sink(ABC):
     def write(self, rows: DataFrame) -> None:
         """Write the rows in place of those that an earlier run of the batch wrote."""
 
+    def is_first_copy(self) -> bool:
+        """Are these files of all good records, and has no run written this batch yet?"""
+        return False
+
     def clear(self) -> None:
         """Remove what an earlier run of the batch wrote: this one has no columns to write."""
         self.existing = self.there()
@@ -149,9 +153,10 @@ class Files(Sink):
                 return None
             raise
 
-    def is_new(self) -> bool:
-        """Has no run written this batch yet?"""
-        return f"{BATCH}={self.batch}" not in listed(self.spark, str(self.output.path))
+    def is_first_copy(self) -> bool:
+        output = self.output
+        whole = output.sql is None and output.transform is None and output.format.lower() in FILE_FORMATS
+        return whole and f"{BATCH}={self.batch}" not in listed(self.spark, str(output.path))
 
     def write(self, rows: DataFrame) -> None:
         # In the mode "dynamic" a partition that this run no longer has would survive from the last one.
@@ -184,10 +189,10 @@ class Table(Sink):
             if not self.spark.catalog.tableExists(str(self.output.table)):
                 return None
             columns = self._table().schema
-        if BATCH not in map(self.fold, columns.names):
-            raise BadArgument(
-                f"output: table {self.output.table} has no column {BATCH!r}; it must be partitioned by one, a STRING"
-            )
+        # Of a table of another catalog (Iceberg's) rows are replaced by their column, however it is partitioned.
+        partitions = columns.names if self._of_version_2() else self._partitions()
+        if BATCH not in map(self.fold, partitions):
+            raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r}, a STRING")
         return columns
 
     def write(self, rows: DataFrame) -> None:
@@ -209,8 +214,9 @@ class Table(Sink):
         if self._of_version_2():
             rows.writeTo(name).overwrite(F.col(BATCH) == self.batch)
             return
-        partitions = [column.name for column in self.spark.catalog.listColumns(name) if column.isPartition]
-        spec = ", ".join(f"{quoted(each)} = '{self.batch}'" if self.fold(each) == BATCH else quoted(each) for each in partitions)
+        spec = ", ".join(
+            f"{quoted(each)} = '{self.batch}'" if self.fold(each) == BATCH else quoted(each) for each in self._partitions()
+        )
         with setting(self.spark, "spark.sql.sources.partitionOverwriteMode", "static"):
             # Names that the catalog or `quoted` vouches for, and an id that can be the name of a directory.
             insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
@@ -219,6 +225,9 @@ class Table(Sink):
     def _table(self) -> DataFrame:
         self.spark.catalog.refreshTable(str(self.output.table))
         return self.spark.table(str(self.output.table))
+
+    def _partitions(self) -> list[str]:
+        return [column.name for column in self.spark.catalog.listColumns(str(self.output.table)) if column.isPartition]
 
     def _of_version_2(self) -> bool:
         """Is it of a catalog like Iceberg's, and not of Spark's own, where only SQL replaces a partition?"""

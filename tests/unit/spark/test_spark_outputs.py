@@ -84,7 +84,7 @@ def test_an_option_may_be_read_from_the_environment_or_a_file(tmp_path, monkeypa
     (tmp_path / "secret").write_text("hunter3\n")
     references = {"a": {"env": "SECRET"}, "b": {"file": str(tmp_path / "secret")}, "c": 1}
     assert Output("x", options=references).resolved_options() == {"a": "hunter2", "b": "hunter3", "c": 1}
-    with pytest.raises(BadArgument, match="the option 'a' refers to the environment variable .NONE., which is not set"):
+    with pytest.raises(BadArgument, match=r"the option 'a' refers to the environment variable .NONE., which is not set"):
         Output("x", options={"a": {"env": "NONE"}}).resolved_options()
     for reference, why in {str(tmp_path / "none"): "No such file", str(tmp_path): "Is a directory"}.items():
         with pytest.raises(BadArgument, match=f"the option 'a' refers to the file .*, which cannot be read: {why}"):
