@@ -214,7 +214,7 @@ class Remote(Store):
         except FileNotFoundError as error:
             raise FileNotFoundError(errno.ENOENT, self._without_secrets(str(error)) or "not found", url) from None
         except Exception as error:
-            text = self._without_secrets(str(error))
+            text = self._without_secrets(str(error)).partition("\n")[0]  # pyarrow's for hdfs is a hundred lines
             raise StoreError(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
 
     def _without_secrets(self, text: str) -> str:
