@@ -807,7 +807,8 @@ def good_manifest() -> dict[str, Any]:
         data = _file(records)
         boundaries = [[BEGIN + 2 + len(records[0]), 1]]
         segment = {"file": name, "start": BEGIN, "end": len(data), "records": len(records), "boundaries": boundaries}
-        segments.append({**segment, "crc32": f"{zlib.crc32(data[BEGIN:]):08x}"})
+        checksums = [f"{zlib.crc32(data[BEGIN : boundaries[0][0]]):08x}"]
+        segments.append({**segment, "crc32": f"{zlib.crc32(data[BEGIN:]):08x}", "checksums": checksums})
     body = {"version": 1, "id": "q-1", "key": "k", "queue": "q", "layout": "chunk", "created": "2026-11-20T15:00:00Z"}
     payload = sum(len(record) for records in _SEGMENTS.values() for record in records)
     return {**body, "attempt": 1, "records": 5, "bytes": payload, "segments": segments}
@@ -818,6 +819,7 @@ _FIELDS: list[tuple[str | int, ...]] = [
     ("segments", 0),
     *(("segments", number, name) for number in (0, 1) for name in ("file", "start", "end", "records", "crc32", "boundaries")),
     *(("segments", number, "boundaries", 0, place) for number in (0, 1) for place in (0, 1)),
+    *(("segments", number, "checksums", *place) for number in (0, 1) for place in ((), (0,))),
 ]
 _VALUES: list[Any] = [None, True, -1, 0, 1, 2, 3, 10, 11, 12, 15, 17, 19, 24, 118, 1 << 31, 1 << 70, 1.5, "", "q.1", "q.2", "q.3"]
 _VALUES += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -71,7 +70,7 @@ MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
     "chain": ("qewqew_core.recovery.check_reference", lambda chunk_id, path, offset: None),
     "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
-    "manifest": ("qewqew_core.manifest._read", lambda fd, start, end, path: os.pread(fd, end - start, start + 1)),
+    "manifest": ("qewqew_core.manifest.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
     "topic_log": ("qewqew_core.topic_log.Block.append", append_without_checksum),
     "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
     "topic": ("qewqew_core.view.View._check", lambda *_: None),
