@@ -7,16 +7,14 @@ if all mounted the same share; only `Host.hides` keeps a directory from them.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import venv
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 SPARK_HOME = str(Path(pyspark.__file__).parent)
 PACKAGES = "qewqew_core", "qewqew_spark", "pyspark_qewqew"
 DEPLOY = "org.apache.spark.deploy"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_DEFAULT_REGION": "us-east-1"}
 # Instead of those of the session's Spark, whose executors see the checkout.
 NOT_INHERITED = {"PYTHONPATH", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "SPARK_REMOTE"}
 
@@ -81,6 +80,7 @@ def hosts(count: int, hides: Path, apart: bool) -> Iterator[tuple[str, list[Host
             ip("netns", "add", one.namespace)
             undo.callback(ip, "netns", "del", one.namespace)
             ip("link", "add", "dev", one.namespace, "type", "veth", "peer", "name", "eth0", "netns", one.namespace)
+            undo.callback(ip, "link", "del", one.namespace)  # a namespace lives on while its sockets wait for answers
             ip("link", "set", one.namespace, "master", name, "up")
             ip("-n", one.namespace, "addr", "add", f"{one.address}/24", "dev", "eth0")
             for link in "lo", "eth0":
@@ -90,17 +90,16 @@ def hosts(count: int, hides: Path, apart: bool) -> Iterator[tuple[str, list[Host
 
 
 @contextmanager
-def object_store(address: str) -> Iterator[dict[str, str]]:
-    """moto's S3 server with the bucket ``batches``; what clients need in their environment, but for AWS_ENDPOINT_URL."""
+def object_store(address: str) -> Iterator[str]:
+    """The URL of moto's S3 server, which has the bucket ``batches``; for clients with `CREDENTIALS` in their environment."""
     server = ThreadedMotoServer(address, 0, verbose=False)
     server.start()
     try:
-        keys = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_DEFAULT_REGION": "us-east-1"}
-        port = server.get_host_and_port()[1]
-        url = f"http://{address}:{port}"
-        client = boto3.client("s3", endpoint_url=url, aws_access_key_id="somebody", aws_secret_access_key="hushhush")  # noqa: S106
-        client.create_bucket(Bucket="batches")
-        yield {**keys, "ENDPOINT": url}
+        url = f"http://{address}:{server.get_host_and_port()[1]}"
+        key, secret, region = CREDENTIALS.values()
+        keys = {"aws_access_key_id": key, "aws_secret_access_key": secret, "region_name": region}
+        boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="batches")
+        yield url
     finally:
         server.stop()
 
@@ -111,7 +110,8 @@ def bare_python(directory: Path) -> str:
     [site] = directory.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(str(Path(SPARK_HOME).parent))  # whose own .pth files, as that of QewQew, do not count
     python = str(directory / "bin" / "python")
-    seen = subprocess.run([python, "-c", "import pyarrow, qewqew_core"], capture_output=True, text=True, env=environment(python))
+    look = [python, "-c", "import pyarrow, qewqew_core"]
+    seen = subprocess.run(look, capture_output=True, text=True, check=False, cwd=directory, env=environment(python))
     assert "No module named 'qewqew_core'" in seen.stderr
     return python
 
@@ -127,16 +127,16 @@ def zipped(file: Path) -> str:
 
 def environment(python: str, address: str = "127.0.0.1", **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED and not name.startswith("AWS_")}
-    spark = {"SPARK_HOME": SPARK_HOME, "SPARK_LOCAL_IP": address, "PYSPARK_PYTHON": python, "SPARK_DAEMON_MEMORY": "256m"}
+    spark = {"SPARK_HOME": SPARK_HOME, "SPARK_LOCAL_IP": address, "PYSPARK_PYTHON": python}
     return {**kept, **spark, **more}
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.create_server((address, 0)) as server:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
-def wait_for(what: Callable[[], object], log: Path, process: subprocess.Popen[bytes], timeout: float = 90) -> None:
+def wait_for(what: Callable[[], object], log: Path, process: subprocess.Popen[bytes], timeout: float = 300) -> None:
     """Wait until ``what()`` is true; fails with the end of the log if the process ends before."""
     end = time.monotonic() + timeout
     while not what():
@@ -155,10 +155,8 @@ def running(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterat
     try:
         yield process
     finally:
-        try:
+        with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of it has ended
         process.wait()
 
 
@@ -169,10 +167,10 @@ class Cluster:
     address: str  # of this machine, where drivers run
     master: str
     workers: list[tuple[Host, subprocess.Popen[bytes]]]
-    variables: Mapping[str, str]
-    shipped: str
+    store: str  # URL of the object store
+    shipped: str  # the zip of QewQew
 
-    def submit(self, *words: str, conf: Mapping[str, str] | None = None, py_files: Sequence[str] = ()) -> list[str]:
+    def submit(self, *words: str, conf: Mapping[str, str]) -> list[str]:
         """The command of spark-submit; what it runs gets QewQew from ``--py-files`` only."""
         settings = {
             "spark.driver.host": self.address,
@@ -181,14 +179,13 @@ class Cluster:
             "spark.executor.cores": "1",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both workers are there before the first task
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
-            **(conf or {}),
+            **conf,
         }
         given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        files = ",".join([self.shipped, *py_files])
-        return [f"{SPARK_HOME}/bin/spark-submit", "--master", self.master, "--py-files", files, *given, *words]
+        return [f"{SPARK_HOME}/bin/spark-submit", "--master", self.master, "--py-files", self.shipped, *given, *words]
 
     def environment(self) -> dict[str, str]:
-        return environment(self.python, self.address, **self.variables)
+        return environment(self.python, self.address, **CREDENTIALS)
 
     def cut_off(self, number: int) -> None:
         """The worker and its executors hear and say nothing any more, but go on where they are hosts of their own."""
@@ -204,13 +201,17 @@ def standalone(directory: Path, hides: Path, apart: bool) -> Iterator[Cluster]:
     """``hides``: a directory that the hosts of the cluster do not see, if they are ``apart``; they see an object store."""
     with ExitStack() as stack:
         address, (first, *others) = stack.enter_context(hosts(3, hides, apart))
-        variables = stack.enter_context(object_store(address))
+        store = stack.enter_context(object_store(address))
         python = bare_python(directory / "bare")
 
         def daemon(host: Host, kind: str, *words: str) -> tuple[Path, subprocess.Popen[bytes]]:
             log = directory / f"{kind}-{host.namespace or len(os.listdir(directory))}.log"
-            command = host.command(f"{SPARK_HOME}/bin/spark-class", f"{DEPLOY}.{kind.lower()}.{kind}", "--host", host.address, *words)
-            return log, stack.enter_context(running(command, environment(python, host.address, **variables), log))
+            command = host.command(
+                f"{SPARK_HOME}/bin/spark-class", f"{DEPLOY}.{kind.lower()}.{kind}", "--host", host.address, *words
+            )
+            return log, stack.enter_context(
+                running(command, environment(python, host.address, SPARK_DAEMON_MEMORY="256m", **CREDENTIALS), log)
+            )
 
         port = free_port()
         log, process = daemon(first, "Master", "--port", str(port), "--webui-port", "0")
@@ -219,8 +220,10 @@ def standalone(directory: Path, hides: Path, apart: bool) -> Iterator[Cluster]:
         workers = []
         for number, host in enumerate(others):
             work = str(directory / f"work{number}")
-            workers.append(daemon(host, "Worker", "--cores", "1", "--memory", "1g", "--work-dir", work, "--webui-port", "0", master))
+            workers.append(
+                daemon(host, "Worker", "--cores", "1", "--memory", "1g", "--work-dir", work, "--webui-port", "0", master)
+            )
         for log, process in workers:
             wait_for(lambda log=log: "Successfully registered with master" in log.read_text(), log, process)
         processes = list(zip(others, (process for _, process in workers), strict=True))
-        yield Cluster(directory, python, address, master, processes, variables, zipped(directory / "qewqew.zip"))
+        yield Cluster(directory, python, address, master, processes, store, zipped(directory / "qewqew.zip"))

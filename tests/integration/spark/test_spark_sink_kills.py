@@ -107,9 +107,8 @@ def stored(path: Path, kind: str) -> list[bytes]:
         return [message.body for message in topic]
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("queue", 2), ("topic", 1)])
-def test_a_stream_that_is_killed_writes_each_line_once(tmp_path, kind, kills):
-    run(tmp_path, kind, kills, seed=1)
+def test_a_stream_that_is_killed_writes_each_line_once(tmp_path):
+    run(tmp_path, "queue", kills=1, seed=1)
 
 
 @pytest.mark.soak

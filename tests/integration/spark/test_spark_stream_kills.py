@@ -91,7 +91,7 @@ def run(home: Path, kills: int) -> None:
 
 
 def test_a_stream_that_is_killed_again_and_again_delivers_each_message_once(tmp_path):
-    run(tmp_path, 3)
+    run(tmp_path, 2)
 
 
 @pytest.mark.soak
