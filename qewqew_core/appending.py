@@ -24,15 +24,15 @@ import logging
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 from qewqew_core import journal, lock, topic_log, zbus
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.guard import Guard
 from qewqew_core.journal import Log
-from qewqew_core.state import PIECE_BYTES, now_ms
+from qewqew_core.outgoing import WRITE_BYTES, Body, Outgoing, pieces, runs
+from qewqew_core.state import now_ms
 from qewqew_core.topic_log import Block, Redo, Replayed, TopicState
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD, Entry, Index
@@ -40,31 +40,9 @@ from qewqew_core.zbus import HEAD, Entry, Index
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
 LOG_BYTES_AT_CLOSE = 256 << 10
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are carried by the log: one fsync, not two
-WRITE_BYTES = 1 << 20  # a body of this size is not copied to be written with its head
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 _logger = logging.getLogger(__name__)
-
-
-class Body(NamedTuple):
-    """A body that a session has spilled: bytes of a file."""
-
-    fd: int
-    offset: int
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-
-class Outgoing(NamedTuple):
-    """A message that was checked, and is ready to be stored."""
-
-    body: bytes | bytearray | memoryview | Body
-    id: bytes
-    tag: bytes
-    corr_offset: int
-    timestamp: int | None
 
 
 class Writer(Guard):
@@ -446,65 +424,45 @@ class Writer(Guard):
             with self._exclusive():
                 self._publish()
 
-    def _append(self, messages: Sequence[Outgoing], operations: bytes) -> int:
+    def _append(self, messages: Iterable[Outgoing], size: int, operations: bytes) -> int:
+        """Commit messages, which take ``size`` bytes, and operations; returns the position of the commit in the log."""
         state, time = self.state, now_ms()
-        total = HEAD * len(messages) + sum(len(one[0]) for one in messages)
-        plan = self._plan(messages, total)
-        self._check_free(total)
-        inline = total <= INLINE_BYTES[self.sync]
-        one, number = state.last, state.number
-        base, at, crc = one.base, one.end, one.crc
+        self._check_free(size)
+        inline = size <= INLINE_BYTES[self.sync]
+        number = state.number
+        base, at, crc = state.last.base, state.last.end, state.last.crc
+        begin = at  # of this commit in the block
         parts: list[bytes] = []
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []
         try:
-            for new, part in plan:
-                if new:
+            for begins, run in runs(messages, at, self.block_size):
+                if begins:
                     if state.count + len(made) >= zbus.RING:
                         raise QueueFull(
                             f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
                             f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
                             path=self.path,
                         )
-                    base, at, crc = base + at, 0, 0
+                    if not inline and at > begin:
+                        self._written(base)
+                    base, at, crc, begin = base + at, 0, 0, 0
                     made.append(base)
                     self._make_block(base)
                     parts.append(topic_log.new_block(time))
-                begin = at
-                for run in _runs(part):
-                    start, run_crc = at, crc
-                    buffers: list[bytes | bytearray | memoryview] = []
-                    for body, id, tag, corr_offset, timestamp in run:
-                        buffers.append(
-                            zbus.pack_head(
-                                state.dialect,
-                                base + at,
-                                time if timestamp is None else timestamp,
-                                id,
-                                corr_offset,
-                                number,
-                                tag,
-                                len(body),
-                            )
-                        )
-                        at += HEAD + len(body)
-                        number += 1
-                        if not isinstance(body, Body):
-                            buffers.append(body)
-                        elif body.size:
-                            buffers += self._spilled(body)
-                    if inline:
-                        data = b"".join(buffers)
-                        parts.append(topic_log.inline(len(run), data))
-                        writes.append((base, start, data))
-                    else:
-                        run_crc = self._write_run(base, start, buffers, crc)
-                        parts.append(topic_log.extent(len(run), at - start, run_crc, self.sync == "commit"))
-                        crc = run_crc
-                if not inline and at > begin:
-                    self._unsynced.add(base)
-                    if self.sync == "commit":
-                        self._sync(self._descriptor(base))
+                frames = self._frames(run, base + at, number, time)
+                if inline:
+                    data = b"".join(frames)
+                    parts.append(topic_log.inline(len(run), data))
+                    writes.append((base, at, data))
+                    at += len(data)
+                else:
+                    start = at
+                    at, crc = self._write_run(base, at, frames, crc)
+                    parts.append(topic_log.extent(len(run), at - start, crc, self.sync == "commit"))
+                number += len(run)
+            if not inline and at > begin:
+                self._written(base)
             if made and self.sync == "commit":
                 self._files.sync_directory(self._data)
             for base, start, data in writes:
@@ -543,48 +501,31 @@ class Writer(Guard):
                 self.log.reserve(0)
         return position
 
-    def _plan(self, messages: Sequence[Outgoing], total: int) -> list[tuple[bool, Sequence[Outgoing]]]:
-        """Which messages go to which block: all to one, as in the original, unless that would pass 2 GiB."""
-        if not messages:
-            return []
-        at, begin = self.state.last.end, 0
-        new = at >= self.block_size
-        plan: list[tuple[bool, Sequence[Outgoing]]] = []
-        at = 0 if new else at
-        if at + total <= zbus.LARGEST_BLOCK:
-            return [(new, messages)]
-        for place, one in enumerate(messages):
-            size = HEAD + len(one.body)
-            if at + size > zbus.LARGEST_BLOCK:
-                if place > begin:
-                    plan.append((new, messages[begin:place]))
-                begin, at, new = place, 0, True
-            at += size
-        plan.append((new, messages[begin:]))
-        return plan
-
-    def _spilled(self, body: Body) -> Iterator[bytes]:
-        for at in range(0, body.size, WRITE_BYTES):
-            yield self._files.read(body.fd, min(WRITE_BYTES, body.size - at), body.offset + at)
-
-    def _write_run(self, base: int, at: int, buffers: Iterable[bytes | bytearray | memoryview], crc: int) -> int:
-        """Write past the end of a block, where no reader looks; returns the checksum of the block up to there."""
-        fd = self._descriptor(base)
-        small: list[bytes | bytearray | memoryview] = []
-        for one in buffers:
-            if len(one) >= WRITE_BYTES:
-                data = b"".join(small)
-                self._files.write(fd, data, at)
-                self._files.write(fd, one, at + len(data))
-                crc = zlib.crc32(one, zlib.crc32(data, crc))
-                at += len(data) + len(one)
-                small = []
+    def _frames(self, run: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+        """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
+        dialect = self.state.dialect
+        for body, id, tag, corr_offset, timestamp in run:
+            size = len(body)
+            yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)
+            if isinstance(body, Body):
+                for at in range(0, size, WRITE_BYTES):
+                    yield self._files.read(body.fd, min(WRITE_BYTES, size - at), body.offset + at)
             else:
-                small.append(one)
-        data = b"".join(small)
-        if data:
-            self._files.write(fd, data, at)
-        return zlib.crc32(data, crc)
+                yield body
+            offset, number = offset + HEAD + size, number + 1
+
+    def _write_run(self, base: int, at: int, frames: Iterable[bytes], crc: int) -> tuple[int, int]:
+        """Write past the end of a block, where no reader looks; returns where that ends, and the block's checksum up to there."""
+        fd = self._descriptor(base)
+        for piece in pieces(frames):
+            self._files.write(fd, piece, at)
+            at, crc = at + len(piece), zlib.crc32(piece, crc)
+        return at, crc
+
+    def _written(self, base: int) -> None:
+        self._unsynced.add(base)
+        if self.sync == "commit":
+            self._sync(self._descriptor(base))
 
     def _take_back(self, made: list[int]) -> None:
         for base in made:
@@ -756,17 +697,3 @@ class Writer(Guard):
         with self._exclusive():
             self._files.write(self._index_fd, data, at)
             self._files.sync(self._index_fd)
-
-
-def _runs(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
-    """Messages in runs of about 64 KiB: each begins a piece of the checksums."""
-    run: list[Outgoing] = []
-    size = 0
-    for one in messages:
-        run.append(one)
-        size += HEAD + len(one[0])
-        if size >= PIECE_BYTES:
-            yield run
-            run, size = [], 0
-    if run:
-        yield run

@@ -28,8 +28,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
-from qewqew_core import chunk, layout, lock, manifest
-from qewqew_core import log as logs
+from qewqew_core import chunk, layout, lock
 from qewqew_core.batch import Batch
 from qewqew_core.errors import (
     BadArgument,
@@ -46,6 +45,7 @@ from qewqew_core.errors import (
 )
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.leasing import Leasing
+from qewqew_core.listing import REMAINS, queues_in
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
 from qewqew_core.reader import Reader
@@ -73,7 +73,6 @@ EPILOG = (
 HINT = "`{0} verify` looks for all damage, `{0} repair` rescues what is whole"
 COMMIT_RECORDS, COMMIT_BYTES = 1000, 1 << 20  # what `get` takes in one commit
 POLL_SECONDS = 0.1
-REMAINS = (layout.LOG, layout.BATCHES, layout.DEAD)  # what may be there of a queue without a header
 BAR_BYTES = 4 << 20  # what is shorter needs no progress bar
 
 
@@ -335,29 +334,8 @@ def _ls_row(row: dict[str, Any]) -> list[str]:
 
 
 def _queues_in(directory: str) -> list[str]:
-    names = set(os.listdir(directory))
-    candidates = {name.removesuffix(suffix) for name in names for suffix in ("", *REMAINS)} - {""}
-    found = [name for name in sorted(candidates) if _is_queue(directory, name, names)]
+    found = queues_in(directory)
     return found if directory == "." else [os.path.join(directory, name) for name in found]
-
-
-def _is_queue(directory: str, name: str, names: set[str]) -> bool:
-    """A header with a log or chunk files beside it; or a log, or batches, of an empty closed queue that remembers them."""
-    path = os.path.join(directory, name)
-    with contextlib.suppress(OSError):  # what vanishes, or may not be read
-        if name in names:
-            status = os.stat(path)
-            if not modes.S_ISREG(status.st_mode):
-                return False
-            if status.st_size == chunk.FIRST.size and (name + layout.LOG in names or layout.chunk_ids(path, list(names))):
-                return True
-        if name + layout.LOG in names:
-            with open(path + layout.LOG, "rb") as file:
-                if file.read(len(logs.MAGIC)) == logs.MAGIC:
-                    return True
-        homes = [os.path.join(directory, home) for home in names & {name + layout.BATCHES, name + layout.DEAD}]
-        return any(os.path.exists(os.path.join(home, one, manifest.MANIFEST)) for home in homes for one in os.listdir(home))
-    return False
 
 
 @app.command("stat")
@@ -386,7 +364,7 @@ def stat_command(path: QueuePath, as_json: Json = False) -> None:
 
 
 def _stats_json(path: str, stats: QueueStats) -> dict[str, Any]:
-    return {"queue": path} | dataclasses.asdict(stats) | {"oldest": _iso(stats.oldest)}
+    return {"queue": path} | dataclasses.asdict(stats) | {"oldest": _iso(stats.oldest), "last_lease": _iso(stats.last_lease)}
 
 
 @app.command()

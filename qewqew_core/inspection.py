@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError
 from qewqew_core.files import Files, read_whole
-from qewqew_core.state import Chunk, State
+from qewqew_core.state import BatchState, Chunk, State
 
 if TYPE_CHECKING:
     import pendulum
@@ -33,6 +33,7 @@ class QueueStats:
     returned: int  # wait for the next lease: what was returned, and leases whose time is over
     dead: int
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
+    last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
 
 
 def inspect(path: str | os.PathLike[str]) -> QueueStats:
@@ -44,6 +45,17 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     """
     full = layout.check_path(path)
     return _steady(full, lambda: stats_of(full, _look(full)[0]))
+
+
+def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
+    """The same, and the batches that are leased, returned or dead, oldest first."""
+    full = layout.check_path(path)
+    return _steady(full, lambda: _with_batches(full))
+
+
+def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
+    state, _ = _look(path)
+    return stats_of(path, state), state.unfinished()
 
 
 class Snapshot(NamedTuple):
@@ -138,7 +150,14 @@ def stats_of(path: str, state: State) -> QueueStats:
         returned=kinds.count("returned"),
         dead=kinds.count("dead"),
         on_disk=_on_disk(path, state),
+        last_lease=last_lease(state.batches.values()),
     )
+
+
+def last_lease(batches: Iterable[BatchState]) -> pendulum.DateTime | None:
+    """When one of these was leased last. Of a batch that was leased again, and has ended since, the first time counts."""
+    times = [batch.changed if batch.state == "leased" else batch.created for batch in batches]
+    return layout.moment(max(times)) if times else None
 
 
 def _on_disk(path: str, state: State) -> int:

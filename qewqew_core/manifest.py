@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 VERSION = 1
 CHUNK, BLOCK = "chunk", "block"  # layouts: what the segment files are
 _STEP = 1 << 20
-_AT_ONCE = 2 << 20  # what is longer is read once to verify it, and once more to give it out
+_AT_ONCE = 8 << 20  # what is longer is read once to verify it, and once more to give it out
 
 
 @dataclass(frozen=True)
@@ -346,6 +346,42 @@ class Run(NamedTuple):
         return [zbus.unpack_message(self.data, at, self.offset, dialect, attempt) for at in self.bounds[::2]]
 
 
+class Walk:
+    """Goes from message to message of a block, and makes sure that they are whole, with numbers that follow each other."""
+
+    def __init__(self, path: str, base: int, at: int, dialect: str, number: int | None, filter: Filter | None) -> None:
+        """``number``: of the message that begins at ``at``; None: any. ``filter``: which messages are wanted."""
+        self.at = at
+        self._path, self._base, self._dialect, self._number, self._filter = path, base, dialect, number, filter or None
+
+    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[Run]:
+        """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
+
+        Raises `CorruptQueue`.
+        """
+        chosen, careful = self._filter, self._dialect == "C"
+        while self.at < end:
+            start, number = self.at, self._number
+            data = read(start, min(start + max(run_bytes, zbus.HEAD), end))
+            at, bounds = 0, array("i")
+            while at + zbus.HEAD <= len(data):
+                found, tag, length = zbus.keys_at(data, at + zbus.NUMBER_AT)
+                stop = at + zbus.HEAD + length
+                if number is None or not number - 1 <= found <= number or length < 0 or start + stop > end or careful:
+                    zbus.check_head(data, start, start + at, end, number, self._dialect, self._path)
+                if at and stop > len(data):
+                    break  # the next run begins with it
+                if chosen is None or chosen.matches_slot(tag):
+                    if stop > len(data):
+                        data = read(start, start + stop)
+                    bounds.extend((at, stop))
+                at, number = stop, found + 1
+            if not at:
+                raise CorruptQueue("the block ends in the head of a message", path=self._path, offset=start)
+            self.at, self._number = start + at, number
+            yield Run(self._base + start, data, bounds)
+
+
 def read_messages(
     store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
 ) -> Iterator[Run]:
@@ -354,54 +390,21 @@ def read_messages(
     Checksums are verified as in `read_segment`. Raises `CorruptQueue` if the bytes are not whole messages with numbers that
     follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
     """
-    chosen = Filter(manifest.filter)
-    next_number = None
     with _opened(store, segment) as file:
-        path = file.path
+        walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
         crc = int(segment.seed, 16)
-        # Half of it, so that what lies between two boundaries is rarely more than is read at once.
-        for start, end, records, crc32 in _spans(segment, run_bytes // 2):
+        # Several runs, for each read of an object store is a request; and rarely more than is read at once.
+        for start, end, records, crc32 in _spans(segment, 4 * run_bytes):
             read: Read = file.read
             if crc32 is not None:
                 read, crc = file.verified(start, end, crc, crc32)
             found = 0
-            while start < end:
-                data = read(start, min(start + max(run_bytes, zbus.HEAD), end))
-                at, bounds = 0, array("i")
-                while at + zbus.HEAD <= len(data):
-                    length = zbus.length_at(data, at)
-                    stop = at + zbus.HEAD + length
-                    if length < 0 or start + stop > end:
-                        raise CorruptQueue(
-                            f"the message that begins here says that its body has {length} bytes; the manifest says that one "
-                            f"ends at {end}",
-                            path=path,
-                            offset=start + at,
-                        )
-                    if at and stop > len(data):
-                        break  # the next run begins with it
-                    number = zbus.number_at(data, at)
-                    # A zbus server that was killed gives a number twice.
-                    if next_number is not None and number not in (next_number, next_number - 1):
-                        raise CorruptQueue(f"here message {next_number} should begin, not {number}", path=path, offset=start + at)
-                    next_number = number + 1
-                    if not chosen or chosen.matches_slot(data[at + zbus.TAG_AT : at + zbus.LENGTH_AT]):
-                        if stop > len(data):
-                            data = read(start, start + stop)
-                        bounds.extend((at, stop))
-                    at = stop
-                if not at:
-                    raise CorruptQueue(
-                        f"no message has room in the {end - start} bytes from here; the manifest says that one ends at {end}",
-                        path=path,
-                        offset=start,
-                    )
-                found += len(bounds) // 2
-                start += at
-                if start == end and found != records:
+            for run in walk.to(end, read, run_bytes):
+                found += len(run.bounds) // 2
+                if walk.at == end and found != records:
                     raise _wrong_count(store, segment)
-                if bounds:
-                    yield Run(segment.base + start - at, data, bounds)
+                if run.bounds:
+                    yield run
 
 
 def _wrong_count(store: Store | str | os.PathLike[str], segment: Segment) -> BadManifest:
@@ -432,10 +435,10 @@ class SegmentFile(NamedTuple):
         return data
 
     def check(self, start: int, end: int, crc: int, crc32: str) -> None:
-        """Raise `CorruptQueue`, which names the bytes, if their checksum is not what the manifest says."""
+        """Raise `CorruptQueue`, which names the bytes, if their checksum is not the one that was recorded."""
         if f"{crc:08x}" != crc32:
             raise CorruptQueue(
-                f"the checksum of the bytes up to {end} is {crc:08x}, the manifest says {crc32}: "
+                f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {crc32}: "
                 "the file was damaged after it was written",
                 path=self.path,
                 offset=start,

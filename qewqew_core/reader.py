@@ -41,7 +41,7 @@ from qewqew_core.errors import (
 )
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.guard import Guard
-from qewqew_core.inspection import QueueStats
+from qewqew_core.inspection import QueueStats, last_lease
 from qewqew_core.journal import Log
 from qewqew_core.leasing import Leasing
 from qewqew_core.manifest import Manifest, Segment
@@ -1001,7 +1001,7 @@ class Reader(Guard, Leasing):
         last = begin  # where the last message that matches ends
         chosen = self._filter
         head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
-        number = view.mended(number, head, begin, entry.base, begin, end)
+        number = view.first_number(number, head, begin, entry.base, begin, end)
         for place, found, data, first in view._heads(entry, number, begin, end):
             length = zbus.length_at(data, place - first)
             # Also at messages that a filter holds back: else what must be read to verify one that it lets through has no bound.
@@ -1296,6 +1296,7 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
         returned=kinds.count("returned"),
         dead=kinds.count("dead"),
         on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
+        last_lease=last_lease(state.batches.values()),
     )
 
 

@@ -214,6 +214,10 @@ class Leases:
     batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first
     expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
 
+    def unfinished(self) -> list[BatchState]:
+        """The batches that are leased, returned or dead."""
+        return [batch for batch in self.batches.values() if batch.state != "acked"]
+
     def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
         """A returned batch goes to the owner of ``key``."""
         batch = self.batches[batch_id]

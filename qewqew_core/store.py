@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +64,13 @@ class Store(ABC):
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """A file of these parts, whole or not at all, also if they raise; replaces what is there. Durable when it returns."""
 
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+
+    def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
+        """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
+
 
 class Local(Store):
     """A directory of a mounted file system. Its files are never links."""
@@ -106,6 +114,17 @@ class Local(Store):
             if isinstance(error, OSError) and error.errno in FULL:
                 raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
             raise
+
+    def remove(self) -> None:
+        for attempt in range(5):
+            try:
+                return shutil.rmtree(self.path)
+            except FileNotFoundError:
+                if not os.path.exists(self.path):
+                    return  # else somebody else removes it too
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or attempt == 4:  # somebody still writes there
+                    raise
 
     def clean(self) -> None:
         """Remove what a killed `write` has left. Another that goes on just now fails."""
@@ -188,6 +207,14 @@ class Remote(Store):
             with suppress(Exception):
                 file.discard()
             raise
+
+    def remove(self) -> None:
+        with self._errors(""), suppress(FileNotFoundError):
+            system, path = self._reach("")
+            system.rm(path.rstrip("/"), recursive=True)
+
+    def check(self) -> None:
+        self._reach("")
 
     def _reach(self, name: str) -> tuple[Any, str]:
         """The file system and the path in it; made in the process that uses it, for its connections do not survive a fork."""

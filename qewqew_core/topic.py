@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
 from qewqew_core import layout, leasing, reader, topic_log, zbus
-from qewqew_core.appending import RECOVERED, Outgoing, Writer
+from qewqew_core.appending import RECOVERED, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats
+from qewqew_core.outgoing import Outgoing, size_of
 from qewqew_core.reader import Reader
 from qewqew_core.reader_log import Range, ReaderState
 from qewqew_core.state import key_hash, now_ms
@@ -36,6 +37,7 @@ from qewqew_core.zbus import HEAD, Common, Message
 if TYPE_CHECKING:
     import pendulum
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -271,7 +273,7 @@ class Topic:
                 return number, 0
             else:
                 operations = b"" if hashed is None else topic_log.put_key(hashed, len(ready))
-                position, count = writer._append(ready, operations), len(ready)
+                position, count = writer._append(ready, size_of(ready), operations), len(ready)
         writer.durable(position)
         if writer.state.last.block != blocks:
             self._trim_quietly()
@@ -336,8 +338,7 @@ class Topic:
     def readers(self) -> list[str]:
         """The names of all readers."""
         self._usable()
-        names = self._files.list(os.path.join(self.path, "reader"))
-        return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
+        return _readers(self._files, self.path)
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
@@ -413,47 +414,7 @@ class Topic:
     def stats(self) -> TopicStats:
         """Counts and sizes, without a lock."""
         with self._look() as view:
-            return self._stats(view)
-
-    def _stats(self, view: View) -> TopicStats:
-        for _ in range(20):  # until the writer does not change it in between
-            index = view.index()
-            entries = view.entries(index)
-            oldest = view.oldest()
-            first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
-            if view.index() == index:
-                break
-        count = index.number - oldest.number
-        lags = {}
-        for name in self.readers():
-            try:
-                floor = self._floor(view, name)
-            except FileNotFoundError:  # it was deleted since
-                continue
-            lags[name] = max(0, index.number - floor.number) if floor.block >= index.start else count
-        on_disk = os.stat(view.path).st_blocks * 512
-        for entry in entries:
-            try:
-                on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-        return TopicStats(
-            messages=count,
-            bytes=sum(entry.end for entry in entries) - HEAD * count,
-            blocks=len(entries),
-            first=oldest.number,
-            next=index.number,
-            oldest=layout.moment(first.message.timestamp or 0) if first else None,
-            newest=layout.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
-            readers=lags,
-            on_disk=on_disk,
-        )
-
-    def _floor(self, view: View, name: str) -> Position:
-        state = reader.foresee(self._files, view, name)
-        if state is None:
-            raise FileNotFoundError(name)
-        return state.floor()
+            return _stats_of(self._files, view)[0]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
         """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
@@ -667,6 +628,66 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
+    """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
+
+    Raises `BadPath` where there is no topic, and `CorruptQueue`.
+    """
+    directory = layout.check_topic_path(path)
+    files = Files()
+
+    def look() -> tuple[TopicStats, dict[str, ReaderState]]:
+        view = View.of(files, directory)
+        try:
+            return _stats_of(files, view)
+        finally:
+            view.close()
+
+    return _again(look)
+
+
+def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
+    for _ in range(20):  # until the writer does not change it in between
+        index = view.index()
+        entries = view.entries(index)
+        oldest = view.oldest()
+        first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
+        if view.index() == index:
+            break
+    count = index.number - oldest.number
+    readers = {}
+    for name in _readers(files, view.directory):
+        state = reader.foresee(files, view, name)
+        if state is not None:  # else it was deleted since
+            readers[name] = state
+    floors = {name: state.floor() for name, state in readers.items()}
+    on_disk = os.stat(view.path).st_blocks * 512
+    for entry in entries:
+        try:
+            on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
+        except FileNotFoundError:
+            continue
+    stats = TopicStats(
+        messages=count,
+        bytes=sum(entry.end for entry in entries) - HEAD * count,
+        blocks=len(entries),
+        first=oldest.number,
+        next=index.number,
+        oldest=layout.moment(first.message.timestamp or 0) if first else None,
+        newest=layout.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
+        readers={
+            name: max(0, index.number - floor.number) if floor.block >= index.start else count for name, floor in floors.items()
+        },
+        on_disk=on_disk,
+    )
+    return stats, readers
+
+
+def _readers(files: Files, directory: str) -> list[str]:
+    names = files.list(os.path.join(directory, "reader"))
+    return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
+
+
 def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
@@ -675,11 +696,15 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     """
     directory = layout.check_topic_path(path)
     layout.check_reader_name(name)
+    return _again(lambda: _inspect_reader(directory, name))
+
+
+def _again(look: Callable[[], _T]) -> _T:
+    """What ``look`` finds: the oldest blocks may be removed between two looks at them; damage looks the same each time."""
     for attempt in range(5):
         try:
-            return _inspect_reader(directory, name)
+            return look()
         except CorruptQueue:
-            # Its oldest blocks may be removed between two looks at it; damage looks the same each time.
             if attempt == 4:
                 raise
             clock.sleep(0.01 * attempt)

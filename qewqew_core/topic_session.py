@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 from qewqew_core import layout, topic_log
-from qewqew_core.appending import Body, Outgoing, Writer
+from qewqew_core.appending import Writer
 from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
+from qewqew_core.outgoing import Appends
 from qewqew_core.state import key_hash
 from qewqew_core.zbus import Message
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from qewqew_core.topic import Topic
 
 _logger = logging.getLogger(__name__)
-SPILL_BYTES = 16 << 20  # what a session keeps of its bodies in memory
 
 
 class TopicSession:
@@ -39,12 +39,8 @@ class TopicSession:
     def __init__(self, topic: Topic, number: int) -> None:
         self._topic = topic
         self._closed = False
-        self._appends: list[Outgoing] = []
-        self._bytes = 0  # of bodies in memory
+        self._appends = Appends(topic._files, os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill"))
         self._read: dict[Reader, list[Message]] = {}
-        self._spill_path = os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill")
-        self._spill_fd = -1
-        self._spilled = 0
 
     def append(
         self,
@@ -62,35 +58,8 @@ class TopicSession:
         """Append all messages or, if that raises, none; returns how many."""
         self._usable()
         ready = self._topic._ready(messages)
-        self._appends += ready
-        self._bytes += sum(len(one.body) for one in ready)
-        if self._bytes > SPILL_BYTES:
-            try:
-                self._spill()
-            except BaseException:
-                self._bytes -= sum(len(one.body) for one in self._appends[-len(ready) :] if not isinstance(one.body, Body))
-                del self._appends[-len(ready) :]
-                raise
+        self._appends.add(ready)
         return len(ready)
-
-    def _spill(self) -> None:
-        """Bodies go to a file that has no name; it is gone with the process."""
-        files = self._topic._files
-        if self._spill_fd < 0:
-            with contextlib.suppress(FileNotFoundError):
-                files.unlink(self._spill_path)
-            self._spill_fd = files.open(self._spill_path, new=True)
-            files.unlink(self._spill_path)
-        try:
-            for place, one in enumerate(self._appends):
-                if not isinstance(one.body, Body):
-                    files.write(self._spill_fd, bytes(one.body), self._spilled)
-                    self._appends[place] = one._replace(body=Body(self._spill_fd, self._spilled, len(one.body)))
-                    self._spilled += len(one.body)
-                    self._bytes -= len(one.body)
-        except OSError as error:
-            full = self._topic._write()._full(error)
-            raise full or error from error
 
     def read(self, reader: Reader, timeout: float | None = 0) -> Message:
         """The next message of a reader of this topic, committed with the session. Waits and raises as `Reader.read`."""
@@ -167,7 +136,7 @@ class TopicSession:
         try:
             for reader, messages in read.items():
                 reader._prepare(session, messages)
-            return writer._append(self._appends, operations)
+            return writer._append(self._appends, self._appends.size, operations)
         except BaseException as error:
             if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
                 for reader in read:
@@ -195,10 +164,8 @@ class TopicSession:
                 reader._return(messages)
 
     def _forget(self) -> None:
-        self._appends, self._bytes, self._read = [], 0, {}
-        if self._spilled:
-            self._topic._files.truncate(self._spill_fd, 0)
-            self._spilled = 0
+        self._appends.clear()
+        self._read = {}
 
     def close(self) -> None:
         """Roll back what is not committed, also when the topic was closed. A second call does nothing."""
@@ -207,9 +174,8 @@ class TopicSession:
                 self._give_back()
             finally:
                 self._closed = True
-                self._appends, self._read = [], {}
-                if self._spill_fd >= 0:
-                    self._topic._files.close(self._spill_fd)
+                self._read = {}
+                self._appends.close()
 
     def _usable(self) -> None:
         if self._closed or self._topic._closed:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time as clock
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
@@ -17,7 +16,7 @@ from typing import NamedTuple, Self
 from qewqew_core import topic_log, zbus
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, read_whole
-from qewqew_core.manifest import Run
+from qewqew_core.manifest import Run, Walk
 from qewqew_core.tags import Filter
 from qewqew_core.zbus import HEAD, NUMBER_AT, Entry, Index, Message
 
@@ -199,23 +198,23 @@ class View:
 
     def _heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes, int]]:
         end = entry.end if end is None else end
-        data, start = b"", at
+        data, start, path = b"", at, self.block_path(entry.base)
         while at < end:
             if at - start + HEAD > len(data):
                 start, data = at, self.read(entry.base, at, min(SCAN, end - at))
-            after, number = self.check(entry.base, data, start, at, end, number)
+            after, number = zbus.check_head(data, start, at, end, number, self.dialect, path)
             yield at, number, data, start
             at, number = after, number + 1
 
-    def mend(self, place: Position) -> Position:
-        """A place that `latest` may have given, with the number of the message that begins there by now; see `mended`."""
+    def begin(self, place: Position) -> Position:
+        """A place that `latest` may have given, with the number of the message that begins there by now; see `first_number`."""
         entry = self.entry(place.block)
         if place.offset >= entry.end:
             return place
         head = self.read(entry.base, place.offset, min(HEAD, entry.end - place.offset)).ljust(HEAD, b"\0")
-        return place._replace(number=self.mended(place.number, head, place.offset, entry.base, place.offset, entry.end))
+        return place._replace(number=self.first_number(place.number, head, place.offset, entry.base, place.offset, entry.end))
 
-    def mended(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
+    def first_number(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
         """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low.
 
         Not if anything speaks against it: its offset (in dialect A the place in its block), the next message's number, the index.
@@ -232,30 +231,6 @@ class View:
                 return number
             clock.sleep(0.001)
         return found
-
-    def check(self, base: int, data: bytes, start: int, at: int, end: int, number: int) -> tuple[int, int]:
-        """The end and number of the message at ``at``, the bytes ``data`` of the block beginning at ``start``.
-
-        Raises `CorruptQueue` unless it fits in front of ``end`` and has the number after that of its forerunner (or, where
-        a zbus server was killed, the same) and, in dialect C, its checksum.
-        """
-        if at - start + HEAD > len(data):
-            raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
-        found, _, length = zbus.keys_at(data, at - start + NUMBER_AT)
-        after = at + HEAD + length
-        if length < 0 or after > end or not number - 1 <= found <= number or self.dialect == "C":
-            self._check(base, data, start, at, end, number, found, length)
-        return after, found
-
-    def _check(self, base: int, data: bytes, start: int, at: int, end: int, number: int, found: int, length: int) -> None:
-        if length < 0 or at + HEAD + length > end or not number - 1 <= found <= number:
-            raise CorruptQueue(
-                f"no message {number} begins here: its number is {found}, its length {length}, and messages end at {end}",
-                path=self.block_path(base),
-                offset=at,
-            )
-        if self.dialect == "C" and not zbus.crc_is_right(data, at - start):
-            raise CorruptQueue("the checksum of the message's head is wrong (dialect C)", path=self.block_path(base), offset=at)
 
     def messages(
         self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
@@ -284,16 +259,17 @@ class View:
                     return
                 raise
             base, last, careful = entry.base, min(start + len(data), end) - HEAD, self.dialect == "C"
+            path = self.block_path(base)
             if at > last:
-                raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
+                raise CorruptQueue("the block ends in the head of a message", path=path, offset=at)
             if begins:
-                number, begins = self.mended(number, data, start, base, at, end), False
+                number, begins = self.first_number(number, data, start, base, at, end), False
             place: Position | None = None
             while at <= last:
                 found, tag, length = zbus.keys_at(data, at - start + NUMBER_AT)
                 after = at + HEAD + length
                 if length < 0 or after > end or not number - 1 <= found <= number or careful:
-                    self._check(base, data, start, at, end, number, found, length)
+                    zbus.check_head(data, start, at, end, number, self.dialect, path)
                 if filter is None or filter.matches_slot(tag):
                     if after > last + HEAD:
                         if length < WINDOW:
@@ -318,25 +294,9 @@ class View:
 
         A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.
         """
+        walk = Walk(self.block_path(base), base, at, self.dialect, number, filter)
         for end in ends:
-            while at < end:
-                data = self.read(base, at, min(SCAN, end - at))
-                begin, bounds = 0, array("i")
-                while begin + HEAD <= len(data):
-                    after, number = self.check(base, data, at, at + begin, end, number)
-                    stop = after - at
-                    if begin and stop > len(data):
-                        break  # the next run begins with it
-                    if filter is None or filter.matches_slot(data[begin + zbus.TAG_AT : begin + zbus.LENGTH_AT]):
-                        if stop > len(data):
-                            data = self.read(base, at, stop)
-                        bounds.extend((begin, stop))
-                    begin, number = stop, number + 1
-                if not begin:
-                    raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
-                if bounds:
-                    yield Run(base + at, data, bounds)
-                at += begin
+            yield from (run for run in walk.to(end, lambda first, last: self.read(base, first, last - first), SCAN) if run.bounds)
 
     def _load(self, base: int, at: int, end: int, window: int) -> tuple[int, bytes]:
         """Bytes of the block around ``at``: (where they begin, bytes); the whole head at least, and as a rule the message."""

@@ -277,6 +277,28 @@ def crc_is_right(data: bytes, at: int) -> bool:
     return int.from_bytes(data[at + 8 : at + 16]) == zlib.crc32(data[at + 16 : at + LENGTH_AT])
 
 
+def check_head(data: bytes, start: int, at: int, end: int, number: int | None, dialect: str, path: str) -> tuple[int, int]:
+    """The end and number of the message at ``at`` of the block ``path``, of which ``data`` are the bytes from ``start`` on.
+
+    Raises `CorruptQueue` unless it fits in front of ``end`` and has ``number`` (None: any), that after the one of its forerunner
+    (or, where a zbus server was killed, the same) and, in dialect C, its checksum.
+    """
+    if at - start + HEAD > len(data):
+        raise CorruptQueue("the block ends in the head of a message", path=path, offset=at)
+    found, _, length = keys_at(data, at - start + NUMBER_AT)
+    after = at + HEAD + length
+    if length < 0 or after > end or not (number is None or number - 1 <= found <= number):
+        raise CorruptQueue(
+            f"no message{'' if number is None else f' {number}'} begins here: its number is {found}, its length {length}, and "
+            f"messages end at {end}",
+            path=path,
+            offset=at,
+        )
+    if dialect == "C" and not crc_is_right(data, at - start):
+        raise CorruptQueue("the checksum of the message's head is wrong (dialect C)", path=path, offset=at)
+    return after, found
+
+
 def number_at(data: bytes, at: int) -> int:
     """The number of the message that begins at ``at``."""
     return int(_NUMBER.unpack_from(data, at + NUMBER_AT)[0])

@@ -749,7 +749,7 @@ def target_topic(data: bytes) -> None:
             chosen = Filter(folder.filter)
             found, good = _delivered(t, "fresh", folder.filter)
             matching = [one for one in all_of_them if chosen.matches(one.tag)]
-            # Where it is called again, a reader takes a message's own number for right: see `View.mended`.
+            # Where it is called again, a reader takes a message's own number for right: see `View.first_number`.
             _compare((found[: len(matching)], whole and good), matching, whole)
             assert len(found) == len(matching) or not whole
             if folder.reader is not None:

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
-from moto.server import ThreadedMotoServer
+from object_store import CREDENTIALS, object_store, s3_client
 
 from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic, manifest
 from qewqew_core.store import store_of
@@ -27,21 +25,16 @@ RECORDS = [b"%06d" % number * 20 for number in range(100_000)]  # 12 MB: one fil
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with object_store() as url:
+        yield url
 
 
 @pytest.fixture
 def s3(endpoint, monkeypatch) -> Iterator[Any]:
     """A client of the server, whose only bucket is new; the environment has the credentials."""
-    for name, value in {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush"}.items():
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = boto3.client("s3", config=Config(retries={"max_attempts": 1}))
+    client = s3_client(endpoint)
     client.create_bucket(Bucket="batches")
     yield client
     for upload in client.list_multipart_uploads(Bucket="batches").get("Uploads", []):

@@ -220,7 +220,7 @@ def test_a_segment_that_is_too_short_is_refused(folder):
 
 def test_a_wrong_checksum_is_damage_of_the_segment(folder):
     changed(folder, "segments/1/crc32", "00000000")
-    with pytest.raises(CorruptQueue, match=r"q\.2, offset 10: the checksum .* is [0-9a-f]{8}, the manifest says 00000000"):
+    with pytest.raises(CorruptQueue, match=r"q\.2, offset 10: the checksum .* is [0-9a-f]{8}, recorded was 00000000"):
         records_of(folder)
 
 
@@ -311,13 +311,13 @@ def test_a_checksum_that_lies_is_damage_although_that_of_the_whole_is_right(long
     lying[place] = "00000000"
     changed(Path(folder), "segments/0/checksums", lying)
     (segment,) = manifest.load(folder).segments
-    with pytest.raises(CorruptQueue, match="the manifest says 00000000"):
+    with pytest.raises(CorruptQueue, match="recorded was 00000000"):
         list(manifest.read_segment(folder, segment, 1))
 
 
 def test_a_checksum_of_the_whole_that_lies_is_damage_although_all_others_are_right(long):
     folder, segment, _ = long
-    with pytest.raises(CorruptQueue, match="the manifest says 12345678"):
+    with pytest.raises(CorruptQueue, match="recorded was 12345678"):
         list(manifest.read_segment(folder, replace(segment, crc32="12345678")))
 
 
@@ -526,7 +526,7 @@ def test_a_long_segment_of_a_topic_is_never_read_in_one_piece(tmp_path, boundari
 
 
 def test_a_large_message_that_the_filter_holds_back_is_never_in_memory(tmp_path, counting):
-    write_block(tmp_path, [Message(b"a", "a"), Message(b"y" * 3_000_000, "b"), Message(b"c", "a")], boundaries=False, filter="a")
+    write_block(tmp_path, [Message(b"a", "a"), Message(b"y" * 9_000_000, "b"), Message(b"c", "a")], boundaries=False, filter="a")
     body = manifest.load(tmp_path)
     runs = manifest.read_messages(counting(str(tmp_path)), body, body.segments[0])
     assert [one.body for run in runs for one in run.messages(body)] == [b"a", b"c"]
@@ -661,12 +661,12 @@ def mend(folder: Path, at: int, patch: bytes) -> None:
 @pytest.mark.parametrize(
     ("at", "patch", "message"),
     [
-        (zbus.LENGTH_AT, struct.pack(">i", -1), "its body has -1 bytes"),
-        (zbus.LENGTH_AT, struct.pack(">i", -300), "its body has -300 bytes"),
-        (zbus.LENGTH_AT, struct.pack(">i", 411), "its body has 411 bytes; the manifest says that one ends at 918"),
-        (zbus.LENGTH_AT, b"\x7f\xff\xff\xff", "its body has 2147483647 bytes"),
-        (zbus.NUMBER_AT, struct.pack(">q", 2), "here message 1 should begin, not 2"),
-        (zbus.NUMBER_AT, struct.pack(">q", -1), "here message 1 should begin, not -1"),
+        (zbus.LENGTH_AT, struct.pack(">i", -1), "its number is 1, its length -1,"),
+        (zbus.LENGTH_AT, struct.pack(">i", -300), "its length -300,"),
+        (zbus.LENGTH_AT, struct.pack(">i", 411), "its length 411, and messages end at 918"),
+        (zbus.LENGTH_AT, b"\x7f\xff\xff\xff", "its length 2147483647,"),
+        (zbus.NUMBER_AT, struct.pack(">q", 2), "no message 1 begins here: its number is 2,"),
+        (zbus.NUMBER_AT, struct.pack(">q", -1), "no message 1 begins here: its number is -1,"),
     ],
 )
 def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, message, filter, run_bytes):
@@ -681,7 +681,7 @@ def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, m
 def test_bytes_behind_the_last_message_are_damage(tmp_path):
     write_block(tmp_path, [Message(b"x" * 102, "a")] * 3, boundaries=False)
     mend(tmp_path, 612 + zbus.LENGTH_AT, struct.pack(">i", 2))
-    with pytest.raises(CorruptQueue, match=r"offset 818: no message has room in the 100 bytes from here"):
+    with pytest.raises(CorruptQueue, match="offset 818: the block ends in the head of a message"):
         messages_of(tmp_path)
 
 
@@ -692,7 +692,7 @@ def test_another_number_of_messages_than_the_manifest_says_is_found(tmp_path, fi
     changed(tmp_path, "segments/0/boundaries", [[1008, 1]])
     body = manifest.load(str(tmp_path))
     with pytest.raises(BadManifest, match=r"boundaries or number of records of segment 0+7000000000\.zbus are not"):
-        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 600))
+        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 100))
     write_block(tmp_path, [Message(b"x" * 300, "a")] * 3, filter=filter, boundaries=False)
     for field, value in {"segments/0/records": 2, "records": 2, "bytes": 900 + HEAD}.items():
         changed(tmp_path, field, value)
@@ -705,9 +705,9 @@ def test_a_boundary_inside_of_a_message_is_damage_and_never_a_wrong_message(tmp_
     changed(tmp_path, "segments/0/boundaries", [[800, 1]])
     body = manifest.load(str(tmp_path))
     with pytest.raises(
-        CorruptQueue, match=r"offset 504: the message that begins here says that its body has 300 bytes; .* ends at 800"
+        CorruptQueue, match="offset 504: no message 1 begins here: its number is 1, its length 300, and messages end at 800"
     ):
-        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 600))
+        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 100))
 
 
 @given(st.binary(max_size=700), st.sampled_from([None, "a"]), st.sampled_from([1, 300, 1 << 20]))

@@ -62,6 +62,20 @@ def test_what_is_not_there_is_named(store):
     assert caught.value.filename == store.locate("a")
 
 
+def test_a_store_is_removed_with_all_that_is_in_it(store):
+    store.check()
+    store.write("a", [b"x"])
+    store.remove()
+    with pytest.raises(FileNotFoundError):
+        store.read("a")
+    store.remove()  # nothing is there: nothing to do
+
+
+def test_a_store_that_cannot_be_used_says_so_before_it_is():
+    with pytest.raises(BadArgument, match="fsspec's documentation says which package"):
+        store_of("nowhere://bucket/x").check()
+
+
 def failing() -> Iterator[bytes]:
     yield b"0123"
     raise KeyError("the writer failed")

@@ -19,6 +19,7 @@ from disk import JournalDisk, NoSync, image
 
 import qewqew_core.appending
 import qewqew_core.journal
+import qewqew_core.outgoing
 import qewqew_core.reader
 import qewqew_core.state
 import qewqew_core.topic_log
@@ -332,7 +333,6 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (qewqew_core.appending, "LOG_BYTES", 5000),
         (qewqew_core.appending, "LOG_BYTES_AT_CLOSE", 2500),
         (qewqew_core.appending, "WRITE_BYTES", 100),
-        (qewqew_core.appending, "PIECE_BYTES", 500),
         (qewqew_core.appending, "INLINE_BYTES", {"commit": inline, "never": inline}),
         (qewqew_core.topic_log, "PIECE_BYTES", 500),
         (qewqew_core.reader, "PIECE_BYTES", 500),
@@ -341,7 +341,10 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (qewqew_core.reader, "SCAN", 600),
         (qewqew_core.view, "SCAN", 600),
         (qewqew_core.view, "WINDOW", 300),
-        (qewqew_core.topic_session, "SPILL_BYTES", 100),
+        (qewqew_core.outgoing, "SPILL_BYTES", 600),
+        (qewqew_core.outgoing, "READ_BYTES", 200),
+        (qewqew_core.outgoing, "WRITE_BYTES", 100),
+        (qewqew_core.outgoing, "PIECE_BYTES", 500),
         (qewqew_core.journal, "RESERVE", 2000),
         (qewqew_core.zbus, "RING", 24),
         (qewqew_core.zbus, "INDEX_SIZE", qewqew_core.zbus.HEADER + 24 * qewqew_core.zbus.ENTRY),
@@ -641,7 +644,7 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
         if committed:
             writer._rotate_at = 0  # a new log is begun by this very commit
             with writer._exclusive():
-                position = writer._append([], topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+                position = writer._append([], 0, topic_log.session({"id": "0" * 32, "readers": ["r"]}))
             writer.durable(position)
         shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
         reader._leave_open("0" * 32)

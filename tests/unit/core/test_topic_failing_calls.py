@@ -159,7 +159,18 @@ def test_any_call_may_fail(tmp_path, good_run, error, short, for_ever):
 
 WATCHED = {
     str(Path(qewqew_core.topic.__file__).with_name(f"{name}.py"))
-    for name in ("topic", "appending", "topic_log", "topic_session", "reader", "reader_log", "journal", "leasing", "batch")
+    for name in (
+        "topic",
+        "appending",
+        "outgoing",
+        "topic_log",
+        "topic_session",
+        "reader",
+        "reader_log",
+        "journal",
+        "leasing",
+        "batch",
+    )
 }
 
 
