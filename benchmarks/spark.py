@@ -130,13 +130,16 @@ def hand_over(spark: SparkSession, folder: Path, count: int, timer: Timer) -> No
         frame = spark.read.format("qewqew").option("codec", "json").schema(SCHEMA).load(at)
         frame.write.mode("overwrite").parquet(out)
 
+    def ready_made(at: str) -> None:
+        """As a batch comes: once. Where its rows are already, the job keeps them until it has read all records again."""
+        shutil.rmtree(out + "-job", ignore_errors=True)
+        job.run(spark, at, [Output(out + "-job")], schema=SCHEMA)
+
     with queue:
         timer.rotate(
             {
                 "hand-over; queue, data source": lambda: leased(source),
-                "hand-over; queue, batch job": lambda: leased(
-                    lambda at: job.run(spark, at, [Output(out + "-job")], schema=SCHEMA)
-                ),
+                "hand-over; queue, batch job": lambda: leased(ready_made),
                 **{
                     f"hand-over; landing directory, {files:,} files": lambda at=str(at): (
                         spark.read.schema(SCHEMA).json(at).write.mode("overwrite").parquet(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-PARTITION_BYTES = 8 << 20
+PARTITION_BYTES = 32 << 20  # starting a task of Python's costs as much as decoding several MiB
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
 
 
@@ -44,9 +44,26 @@ def _source(batch: Manifest) -> StructType:
     return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
 
 
+class SegmentPart(Protocol):
+    """One segment, or a part of one, and what else reading it needs."""
+
+    @property
+    def segment(self) -> Segment: ...
+
+
+Part = TypeVar("Part", bound=SegmentPart)
+
+
+@dataclass(frozen=True)
+class Bundle(InputPartition, Generic[Part]):
+    """What one task reads, one after the other. It travels from the driver to an executor."""
+
+    parts: tuple[Part, ...]
+
+
 class Split:
-    """Into how many parts a read divides segments: of about ``maxPartitionBytes``, and ``minPartitions`` at least if boundaries
-    allow it. Raises `BadArgument`.
+    """How a read divides segments between tasks: of about ``maxPartitionBytes``, and into ``minPartitions`` at least if
+    boundaries allow it. Raises `BadArgument`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -62,10 +79,27 @@ class Split:
                 return parts
             size //= 2
 
+    def bundles(self, parts: Sequence[Part]) -> list[Bundle[Part]]:
+        """The parts, in their order, several together where they are small."""
+        size = self.size
+        while True:
+            found: list[list[Part]] = []
+            room = 0
+            for part in parts:
+                length = part.segment.end - part.segment.start
+                if not found or length > room:
+                    found.append([])
+                    room = size
+                found[-1].append(part)
+                room -= length
+            if len(found) >= min(self.least, len(parts)):
+                return [Bundle(tuple(some)) for some in found]
+            size //= 2
+
 
 @dataclass(frozen=True)
-class SegmentPartition(InputPartition):
-    """All that reading a part of a segment needs; it travels from the driver to an executor."""
+class BatchPart:
+    """All that reading a part of a segment of a batch needs."""
 
     store: Store
     batch: Manifest  # without segments
@@ -85,16 +119,16 @@ class BatchReader(PrunedReader):
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows}  # what `read` needs; all else is in the partitions
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[Bundle[BatchPart]]:
         batch = replace(self.batch, segments=())
-        result: list[InputPartition] = []
+        result: list[BatchPart] = []
         first = 0
         for parts in self.split(self.batch.segments):
             for part in parts:
                 if self._may_hold(part, first):
-                    result.append(SegmentPartition(self.store, batch, part, first))
+                    result.append(BatchPart(self.store, batch, part, first))
                 first += part.records
-        return result
+        return self.split.bundles(result)
 
     def _may_hold(self, part: Segment, first: int) -> bool:
         if self.batch.layout == manifest.BLOCK:
@@ -104,9 +138,12 @@ class BatchReader(PrunedReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, which names file and offset."""
-        if not isinstance(partition, SegmentPartition):
-            return  # Spark makes one of its own where there are none: a batch without segments
-        store, batch, segment = partition.store, partition.batch, partition.segment
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: a batch without segments
+            for part in partition.parts:
+                yield from self._read(part)
+
+    def _read(self, part: BatchPart) -> Iterator[pa.RecordBatch]:
+        store, batch, segment = part.store, part.batch, part.segment
         path = store.locate(segment.file)
         if batch.layout == manifest.BLOCK:
             from qewqew_spark.frames import messages
@@ -116,7 +153,7 @@ class BatchReader(PrunedReader):
                 at, bounds = run.offset - segment.base, run.bounds
                 yield self.rows.batch(raw, path, lambda row, at=at, bounds=bounds: at + bounds[2 * row])  # type: ignore[misc]
         else:
-            for _, raw, place in records(store, segment, partition.first, self.rows.needs):
+            for _, raw, place in records(store, segment, part.first, self.rows.needs):
                 yield self.rows.batch(raw, path, place)
 
 

@@ -23,6 +23,7 @@ from qewqew_core.manifest import Segment, checksums
 from qewqew_core.state import Chunk, Piece, Region
 from qewqew_core.store import Local, Read
 from qewqew_spark import batches
+from qewqew_spark.batches import Bundle
 from qewqew_spark.options import Options
 from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
@@ -70,7 +71,7 @@ class ChunkFiles(Local):
 
 
 @dataclass(frozen=True)
-class QueuePartition(InputPartition):
+class QueuePart:
     """Records of one chunk: those of a segment that do not lie in ``skip``, up to number ``stop``."""
 
     files: ChunkFiles
@@ -91,13 +92,13 @@ class QueueReader(PrunedReader):
         self.most = options.whole("maxRecords")
         self.strict = options.flag("failOnDataLoss", True)
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[Bundle[QueuePart]]:
         """The snapshot; raises `BadPath`, `CorruptQueue`."""
         chunks, pending = inspection.snapshot(self.path)
         whole = [_segment(self.path, one) for one in chunks]
         # Of what was taken in the middle of a chunk nobody knows how many records lay between which boundaries.
         parts = self.split(whole, [not one.gone for one in chunks])
-        result: list[InputPartition] = []
+        result: list[QueuePart] = []
         stop = 0
         for one, segment, some in zip(chunks, whole, parts, strict=True):
             files = ChunkFiles(os.path.dirname(self.path), pending.get(one.id, ()))
@@ -110,26 +111,27 @@ class QueueReader(PrunedReader):
                 if self.most is not None:
                     stop = min(stop, self.most)
                 if first < stop and self.may_hold(offset=(first, stop - 1), segment=(part.file, part.file)):
-                    result.append(QueuePartition(files, part, first, stop, skip, one.pieces[one.piece_of(one.head)]))
-        return result
+                    result.append(QueuePart(files, part, first, stop, skip, one.pieces[one.piece_of(one.head)]))
+        return self.split.bundles(result)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, `RecordsTaken`."""
-        if not isinstance(partition, QueuePartition):
-            return  # Spark makes one of its own where there are none: an empty queue
-        path, number = partition.files.locate(partition.segment.file), partition.first
-        found = batches.records(
-            partition.files, partition.segment, number, self.rows.needs, skip=partition.skip, stop=partition.stop
-        )
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: an empty queue
+            for part in partition.parts:
+                yield from self._read(part)
+
+    def _read(self, part: QueuePart) -> Iterator[pa.RecordBatch]:
+        path, number = part.files.locate(part.segment.file), part.first
+        found = batches.records(part.files, part.segment, number, self.rows.needs, skip=part.skip, stop=part.stop)
         while True:
             try:
                 number, raw, place = next(found)
             except StopIteration:
                 return
             except CorruptQueue as error:
-                if self._is_there(partition):
+                if self._is_there(part):
                     raise  # damage
-                lost = f"{partition.stop - number} records were taken from the queue after this read of it began, and are gone"
+                lost = f"{part.stop - number} records were taken from the queue after this read of it began, and are gone"
                 if not self.strict:
                     print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
                     return
@@ -140,7 +142,7 @@ class QueueReader(PrunedReader):
                 ) from None
             yield self.rows.batch(raw, path, place)
 
-    def _is_there(self, part: QueuePartition) -> bool:
+    def _is_there(self, part: QueuePart) -> bool:
         """Whether the chunk still is what it was: then nobody has written to its file."""
         chunks = {os.path.basename(chunk_path(self.path, one.id)): one for one in inspection.snapshot(self.path).chunks}
         return part.segment.file in chunks and part.sign in chunks[part.segment.file].pieces

@@ -13,7 +13,6 @@ import errno
 import glob
 import logging
 import os
-import shutil
 import time
 import uuid
 import zlib
@@ -163,15 +162,12 @@ class Sink:
         """Remove what a job has staged; and of other jobs, if that was long ago. What goes wrong is only logged."""
         store = self.store(job)
         try:
-            if isinstance(store, Remote):
-                system, path = store._reach("")
-                with suppress(FileNotFoundError):
-                    system.rm(path.rstrip("/"), recursive=True)
-                return
-            for directory in glob.glob(glob.escape(self.staging) + "*"):
-                with suppress(FileNotFoundError):  # somebody else removes it too
-                    if directory == store.path or _changed(directory) < time.time() - LEFT_OVER:
-                        _remove_tree(directory)
+            store.remove()
+            if isinstance(store, Local):
+                for directory in glob.glob(glob.escape(self.staging) + "*"):
+                    with suppress(FileNotFoundError):  # somebody else removes it too
+                        if _changed(directory) < time.time() - LEFT_OVER:
+                            Local(directory).remove()
         except Exception as error:
             _logger.warning("what was staged in %s could not be removed: %s", store.path, error)
 
@@ -275,9 +271,8 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     home = local_path(options.text("stagingPath") or os.path.dirname(path)).rstrip("/")
     sink = Sink(kind, path, settings, encoding, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
     store = sink.store("")
-    if isinstance(store, Remote):
-        store._reach("")  # the package is there, and the options are right
-    elif not os.path.isdir(home):
+    store.check()
+    if isinstance(store, Local) and not os.path.isdir(home):
         raise BadPath("there is no such directory to stage records in; make it, or give another stagingPath", path=home)
     return sink
 
@@ -293,15 +288,6 @@ def _task() -> TaskContext:
 
 def _jobs(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
     return {one.job for one in messages if isinstance(one, Staged)}
-
-
-def _remove_tree(directory: str) -> None:
-    for _ in range(5):  # a task that has been given up may be writing there
-        try:
-            return shutil.rmtree(directory)
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
 
 
 def _changed(directory: str) -> float:

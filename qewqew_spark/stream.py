@@ -154,7 +154,7 @@ class TopicStream(_Base):
                 path=self.topic.path,
                 offset=at["offset"],
             )
-        return view.mend(Position(block, at["offset"] - entry.base, at["number"]))
+        return view.begin(Position(block, at["offset"] - entry.base, at["number"]))
 
     # Batches
 

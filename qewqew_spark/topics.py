@@ -191,7 +191,7 @@ class TopicRead:
             begin = start.offset if block == start.block else 0
             end = stop.offset if block == stop.block else entry.end
             if begin < end:
-                number = view.mend(start).number if begin else view.number_of(entry)
+                number = view.begin(start).number if begin else view.number_of(entry)
                 whole.append(TopicRange(block, entry.base, begin, end, number))
         size = min(self.size, -(-sum(one.end - one.start for one in whole) // self.least))
         partitions: list[InputPartition] = []
@@ -323,7 +323,7 @@ class TopicReader(PrunedReader):
             return steady(view, lambda: self._plan(view))
 
     def _plan(self, view: View) -> list[InputPartition]:
-        start = view.mend(self.topic.place(view, self.start))
+        start = view.begin(self.topic.place(view, self.start))
         stop = self.topic.place(view, self.stop)
         if stop[:2] < start[:2] and "number" in (self.start.kind, self.stop.kind):
             raise BadArgument(f"the read begins at message {start.number}, and ends before that, at {stop.number}")

@@ -153,10 +153,7 @@ class CsvCodec:
         return _PARSERS[type(kind)]
 
     def _timestamp(self, text: str) -> int:
-        try:
-            return texts.timestamp_micros(text, self._zone)
-        except ValueError:
-            return texts.timestamp_micros(text.replace("GMT", ""), self._zone)
+        return texts.with_gmt(lambda form: texts.timestamp_micros(form, self._zone), text)
 
 
 def _char(options: Options, name: str, default: str) -> str:
@@ -204,10 +201,7 @@ def _boolean(text: str) -> bool:
 
 
 def _date(text: str) -> int:
-    try:
-        return texts.date_days(text)
-    except ValueError:
-        return texts.date_days(text.replace("GMT", ""))
+    return texts.with_gmt(texts.date_days, text)
 
 
 _PARSERS: dict[type[types.DataType], Parse] = {

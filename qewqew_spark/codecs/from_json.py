@@ -1,8 +1,8 @@
 """JSON objects as rows: what `spark.read.json` makes of the same texts.
 
-Runs of records go through Arrow's reader, as long as nothing in them could be understood differently there, which is checked
-before and after. Other records go through `plain_json`, and the odd ones through `jackson`, with the rules of Spark's
-JacksonParser for values that do not fit.
+Records go through Arrow's reader, many at once, but for those that could be understood differently there: they are looked for
+before and after. They go through `plain_json`, and the odd ones through `jackson`, with the rules of Spark's JacksonParser for
+values that do not fit.
 """
 
 from __future__ import annotations
@@ -83,30 +83,24 @@ class JsonCodec:
 
     def _read_runs(self, values: pa.Array) -> tuple[list[list[pa.Array]], list[npt.NDArray[np.int64]], list[int]]:
         """Columns of what Arrow has read, the numbers of the records in them, and of those that it has not."""
-        pieces, numbers, slow = [], [], []
-        runs = [(0, len(values))]
+        pieces, numbers = [], []
+        slow = np.ones(len(values), bool)
+        runs = [] if self._fast is None else [np.flatnonzero(~odd(values))]
         patience = TRIES * len(values)
-        while runs:
-            begin, end = runs.pop()
-            found = None
-            if self._fast is not None and begin < end and patience > 0:
-                found = self._fast.read(values.slice(begin, end - begin))
+        while runs and self._fast is not None:
+            records = runs.pop()
+            if not records.size or patience <= 0:
+                continue
+            found = self._fast.read(values if records.size == len(values) else values.take(pa.array(records)))
             if found is not None:
-                columns, doubtful = found
-                records = np.arange(begin, end)
-                if doubtful.any():
-                    slow += records[doubtful].tolist()
-                    records = records[~doubtful]
-                    columns = [column.filter(pa.array(~doubtful)) for column in columns]
+                columns, certain = found
                 pieces.append(columns)
-                numbers.append(records)
-            elif self._fast is None or end - begin <= FEW or patience <= 0:
-                slow += range(begin, end)
-            else:
-                patience -= end - begin
-                middle = (begin + end) // 2
-                runs += [(middle, end), (begin, middle)]
-        return pieces, numbers, slow
+                numbers.append(records[certain])
+                slow[records[certain]] = False
+            elif records.size > FEW:
+                patience -= records.size
+                runs += reversed(np.array_split(records, 2))
+        return pieces, numbers, np.flatnonzero(slow).tolist()
 
 
 def _fast_type(kind: pa.DataType) -> bool:
@@ -130,25 +124,54 @@ class _Fast:
         )
 
     def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
-        """The columns, and the records for which they are not to be used; None if Arrow cannot read the records."""
-        joined = _joined(values)
-        if joined is None:
+        """Columns of the records that are not `odd` and of which the reading is certain, and which these are; None: of none."""
+        certain = np.ones(len(values), bool)
+        table = self._table(values)
+        if isinstance(table, list):  # without these it should go well
+            certain[table] = False
+            table = self._table(values.filter(pa.array(certain)))
+        if not isinstance(table, pa.Table):
             return None
-        options = pj.ReadOptions(use_threads=False, block_size=len(joined) + 1)
-        try:
-            table = pj.read_json(pa.BufferReader(joined), options, self._options)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return None
-        if len(table) != len(values):
-            return None
-        doubtful = np.zeros(len(values), bool)
+        doubtful = np.zeros(len(table), bool)
         columns = []
         for kind, column in zip(self._types, table.columns, strict=True):
             made, doubts = self._made(column.combine_chunks(), kind)
             columns.append(made)
             if doubts is not None:
                 doubtful |= doubts
-        return columns, doubtful
+        if doubtful.any():
+            certain[np.flatnonzero(certain)[doubtful]] = False
+            columns = [column.filter(pa.array(~doubtful)) for column in columns]
+        return columns, certain
+
+    def _table(self, values: pa.Array) -> pa.Table | list[int] | None:
+        """What Arrow reads; if it cannot, the records at which it stops; None if it does not say where."""
+        if not len(values):
+            return self._options.explicit_schema.empty_table()
+        ends = np.cumsum(np.asarray(pc.binary_length(values)) + np.int64(1))
+        if ends[-1] > JOINED and len(values) > 1:
+            return None
+        line = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+        joined = pc.binary_join(line, b"\n")[0].as_buffer()
+        stops: list[int] = []
+        begin = 0
+        while begin < len(values):
+            rest = joined.slice(int(ends[begin - 1]) if begin else 0)
+            options = pj.ReadOptions(use_threads=False, block_size=len(rest) + 1)
+            try:
+                table = pj.read_json(pa.BufferReader(rest), options, self._options)
+                break
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                row = _ROW.search(str(error))
+                if row is None or begin + int(row[1]) >= len(values):
+                    return None
+                begin += int(row[1])
+            stops.append(begin)
+            begin += 1
+            if len(stops) > len(values) // FEW:  # what is behind may be as wrong
+                stops += range(begin, len(values))
+                break
+        return stops or (table if len(table) == len(values) else None)
 
     def _made(self, column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask | None]:
         """The column as Spark wants it of the one that was read, and in which rows it may be wrong (None: in none)."""
@@ -197,66 +220,79 @@ def _read_as(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+_ROW = re.compile(r" in row ([0-9]+)$")
 _AFTER_OBJECT = np.zeros(256, bool)
 _AFTER_OBJECT[list(b",}]")] = True
 # Behind an object within another one, white space may precede what may stand there.
 _BEHIND = re.compile(rb"[ \t\r\n]*[,}\]]")
 _INF = re.compile(rb"[:\[,][ \t\r\n]*-?Inf(?!inity)")
-_LONG_NUMBER = re.compile(rb"[0-9.eE+-]{%d}" % jackson.MAX_DIGITS)
+_IN_NUMBER = np.zeros(256, bool)
+_IN_NUMBER[list(b"0123456789.eE+-")] = True
+_LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % jackson.MAX_DIGITS)
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
+_SAMPLES = 16  # that are taken of the digits of a long number
 
 
-def _joined(values: pa.Array) -> pa.Buffer | None:
-    """The records, one a line; None if Arrow's reader might read them differently from Jackson, or not survive.
+def odd(values: pa.Array) -> Mask:
+    """The records that Arrow's reader might read differently from Jackson, or not survive.
 
     It reads object after object, whatever is between them: two of one record, or one in the place of an empty record. It stops
     at a NUL byte, and crashes on some values that are no objects. So each record must begin and end as an object does, and
     behind a closing brace there must be what goes on within an object or array, or the next record.
     """
-    begins = pc.binary_slice(values, 0, 1)
-    # The stop is needed: without one, binary_slice fails on Arrow's side.
-    ends = pc.binary_slice(values, -1, (1 << 31) - 1)
-    if not (pc.all(pc.equal(begins, b"{")).as_py() and pc.all(pc.equal(ends, b"}")).as_py()):
-        return None
     lengths = np.asarray(pc.binary_length(values))
-    size = int(lengths.sum()) + len(values)
-    if size > JOINED and len(values) > 1:
-        return None
+    if not lengths.any():
+        return np.ones(len(values), bool)
+    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+    data, begins, ends = np.frombuffer(whole, np.uint8), bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
+
+    # Of an empty record these are other bytes.
+    wrong: Mask = (begins == ends) | (data[np.minimum(begins, data.size - 1)] != ord("{")) | (data[ends - 1] != ord("}"))
+    same = np.empty(len(data), bool)  # used again and again: fresh memory costs more than the comparison
+    closing = np.flatnonzero(np.equal(data, ord("}"), out=same)[:-1])
+    inner = closing[~_AFTER_OBJECT[data[closing + 1]]]
+    if not np.array_equal(inner, ends[:-1] - 1):
+        for at in np.setdiff1d(inner, ends - 1).tolist():
+            record = np.searchsorted(ends, at, "right")
+            wrong[record] |= _BEHIND.match(whole, at + 1, int(ends[record])) is None
     try:
         values.cast(pa.string())
-    except pa.ArrowInvalid:  # not UTF-8
-        return None
-    line = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    joined = pc.binary_join(line, b"\n")[0].as_buffer()
-    data = np.frombuffer(joined, np.uint8)
-    same = np.empty(len(data), bool)  # used twice: fresh memory costs more than the comparison
-    closing = np.flatnonzero(np.equal(data, ord("}"), out=same))[:-1]
-    odd = closing[~_AFTER_OBJECT[data[closing + 1]]]
-    lasts = np.cumsum(lengths + 1)[:-1] - 2
-    if odd.size != lasts.size or not np.array_equal(odd, lasts):
-        inner = np.setdiff1d(odd, lasts, assume_unique=True)
-        whole = joined.to_pybytes()
-        if not all(_BEHIND.match(whole, at + 1) for at in inner.tolist()):
-            return None
-    if lengths.max() > jackson.MAX_DIGITS and _beyond_limits(data):
-        return None
-    capitals = np.flatnonzero(np.equal(data[:-2], ord("I"), out=same[:-2]))
-    if (data[capitals + 1] == ord("n")).any() and _INF.search(joined):
-        return None
-    return joined
+    except pa.ArrowInvalid:
+        wrong |= [not _is_utf8(record) for record in values.to_pylist()]
+    capitals = np.flatnonzero(np.equal(data, ord("I"), out=same)[:-1])
+    if (data[capitals + 1] == ord("n")).any():
+        wrong[np.searchsorted(ends, [found.start() for found in _INF.finditer(whole)], "right")] = True
+    if lengths.max() > jackson.MAX_DIGITS:
+        wrong |= _beyond_limits(whole, data, begins, ends)
+    return wrong
 
 
-def _beyond_limits(data: npt.NDArray[np.uint8]) -> bool:
-    """May there be a number, a name or a nesting that is too long for Jackson?"""
-    quotes = np.flatnonzero(data == ord('"'))
-    if quotes.size and np.diff(quotes).max() > jackson.MAX_NAME:
-        return True
-    step = np.zeros(256, np.int8)
-    step[list(b"{[")], step[list(b"}]")] = 1, -1
-    if np.cumsum(step[data], dtype=np.int64).max() > jackson.MAX_DEPTH:
-        return True
-    marks = np.flatnonzero(np.isin(data, np.frombuffer(b',:"]}', np.uint8)))
-    long = np.flatnonzero(np.diff(marks) > jackson.MAX_DIGITS)
-    return any(_LONG_NUMBER.search(data[marks[at] : marks[at + 1]].tobytes()) for at in long.tolist())
+def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, ends: Any) -> Mask:
+    """In which records may there be a name, a nesting or a number that is too long for Jackson?"""
+    wrong, lengths = np.zeros(len(ends), bool), ends - begins
+    for record in np.flatnonzero(lengths > jackson.MAX_NAME).tolist():
+        text = data[begins[record] : ends[record]]
+        quotes = np.flatnonzero((text[1:] == ord('"')) & (text[:-1] != ord("\\")))
+        wrong[record] |= quotes.size > 1 and np.diff(quotes).max() > jackson.MAX_NAME
+    if lengths.max() > 2 * jackson.MAX_DEPTH:  # what opens closes, too
+        opening = np.searchsorted(ends, np.flatnonzero((data == ord("{")) | (data == ord("["))), "right")
+        for record in np.flatnonzero(np.bincount(opening, minlength=len(ends)) > jackson.MAX_DEPTH).tolist():
+            steps = _STEPS[data[begins[record] : ends[record]]]
+            wrong[record] |= np.cumsum(steps, dtype=np.int64).max() > jackson.MAX_DEPTH
+    samples = _IN_NUMBER[data[:: jackson.MAX_DIGITS // _SAMPLES]].tobytes()
+    if b"\1" * _SAMPLES in samples:
+        wrong[np.searchsorted(ends, [found.start() for found in _LONG_NUMBER.finditer(whole)], "right")] = True
+    return wrong
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Misfit(ValueError):
@@ -296,9 +332,7 @@ class _Records:
         """As `lenient`, but one row always: a record is one object in UTF-8."""
         if not data:
             return [self._null], EMPTY
-        try:
-            data.decode()
-        except UnicodeDecodeError:
+        if not _is_utf8(data):
             return [self._null], NOT_UTF8
         if not data.lstrip(SPACE).startswith(b"{"):
             return [self._null], NO_OBJECT
@@ -546,11 +580,7 @@ def _timestamp(reader: Reader, token: str, zone: tzinfo) -> int:
     if token == INTEGER:  # seconds; too many of them overflow in Spark
         seconds = _whole(64)(reader, token)
         return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)
-    text = _text(reader, token)
-    try:
-        return texts.timestamp_micros(text, zone)
-    except ValueError:
-        return texts.timestamp_micros(text.replace("GMT", ""), zone)
+    return texts.with_gmt(lambda text: texts.timestamp_micros(text, zone), _text(reader, token))
 
 
 def _local(reader: Reader, token: str) -> int:
@@ -559,12 +589,10 @@ def _local(reader: Reader, token: str) -> int:
 
 def _date(reader: Reader, token: str) -> int:
     text = _text(reader, token)
-    for form in text, text.replace("GMT", ""):
-        try:
-            return texts.date_days(form)
-        except ValueError:
-            pass
-    return texts.stored_days(text)
+    try:
+        return texts.with_gmt(texts.date_days, text)
+    except ValueError:
+        return texts.stored_days(text)
 
 
 _SCALARS: dict[type[types.DataType], Callable[[Reader, str], Any]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal
 from functools import lru_cache
@@ -86,6 +87,14 @@ def timestamp_micros(text: str, default: tzinfo) -> int:
     if days is None:
         days = datetime.now(found).date().toordinal() - _EPOCH
     return _in_long(utc_micros(days * DAY + micros, found))
+
+
+def with_gmt(parse: Callable[[str], int], text: str) -> int:
+    """What ``parse`` makes of the text, or else of the text without "GMT": old versions of Spark wrote it before offsets."""
+    try:
+        return parse(text)
+    except ValueError:
+        return parse(text.replace("GMT", ""))
 
 
 def local_micros(text: str) -> int:

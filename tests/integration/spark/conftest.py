@@ -27,7 +27,9 @@ def spark(tmp_path_factory) -> Iterator:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.authenticate.socketTimeout", "2m")  # Spark's 15 s are short for a busy machine
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))  # else in the working directory
+        # Else in the working directory, as is the log of the database that the sinks are tried with.
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={tmp_path_factory.mktemp('derby')}")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")  # failures are provoked on purpose

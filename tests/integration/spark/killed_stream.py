@@ -35,6 +35,7 @@ def write(home: Path) -> None:
 
 def stream(home: Path, finish: bool) -> None:
     from pyspark.sql import DataFrame, SparkSession
+    from spark_version import PLANS_BATCHES
 
     spark = (
         SparkSession.builder.master("local[2]")
@@ -47,7 +48,7 @@ def stream(home: Path, finish: bool) -> None:
     spark.sparkContext.setLogLevel("OFF")
 
     def source(**options: Any) -> DataFrame:
-        limits = {} if finish else {"maxRecordsPerTrigger": 150}
+        limits = {} if finish or not PLANS_BATCHES else {"maxRecordsPerTrigger": 150}
         frame = spark.readStream.format("qewqew").options(startingOffsets="earliest", **limits, **options)
         return frame.load(str(home / "orders")).selectExpr("number", "CAST(split(value, ' ')[0] AS BIGINT) AS body")
 
@@ -56,7 +57,7 @@ def stream(home: Path, finish: bool) -> None:
 
     writers = [
         source(reader="batches").writeStream.foreachBatch(overwrite).option("checkpointLocation", str(home / "of-batches")),
-        source()
+        source(**{} if PLANS_BATCHES else {"reader": "files"})
         .writeStream.format("parquet")
         .option("path", str(home / "files"))
         .option("checkpointLocation", str(home / "of-files")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-TYPES = [
+SCALARS = [
     "BOOLEAN",
     "TINYINT",
     "SMALLINT",
@@ -20,6 +20,9 @@ TYPES = [
     "DATE",
     "TIMESTAMP",
     "TIMESTAMP_NTZ",
+]
+TYPES = [
+    *SCALARS,
     "ARRAY<INT>",
     "ARRAY<STRING>",
     "MAP<STRING,INT>",

@@ -18,15 +18,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import pyspark
-from moto.server import ThreadedMotoServer
+from object_store import CREDENTIALS, object_store, s3_client
 
 ROOT = Path(__file__).parents[3]
 SPARK_HOME = str(Path(pyspark.__file__).parent)
 PACKAGES = "qewqew_core", "qewqew_spark", "pyspark_qewqew"
 DEPLOY = "org.apache.spark.deploy"
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_DEFAULT_REGION": "us-east-1"}
 # Instead of those of the session's Spark, whose executors see the checkout.
 NOT_INHERITED = {"PYTHONPATH", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "SPARK_REMOTE"}
 
@@ -87,21 +85,6 @@ def hosts(count: int, hides: Path, apart: bool) -> Iterator[tuple[str, list[Host
                 ip("-n", one.namespace, "link", "set", link, "up")
             made.append(one)
         yield f"{net}.254", made
-
-
-@contextmanager
-def object_store(address: str) -> Iterator[str]:
-    """The URL of moto's S3 server, which has the bucket ``batches``; for clients with `CREDENTIALS` in their environment."""
-    server = ThreadedMotoServer(address, 0, verbose=False)
-    server.start()
-    try:
-        url = f"http://{address}:{server.get_host_and_port()[1]}"
-        key, secret, region = CREDENTIALS.values()
-        keys = {"aws_access_key_id": key, "aws_secret_access_key": secret, "region_name": region}
-        boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="batches")
-        yield url
-    finally:
-        server.stop()
 
 
 def bare_python(directory: Path) -> str:
@@ -202,6 +185,7 @@ def standalone(directory: Path, hides: Path, apart: bool) -> Iterator[Cluster]:
     with ExitStack() as stack:
         address, (first, *others) = stack.enter_context(hosts(3, hides, apart))
         store = stack.enter_context(object_store(address))
+        s3_client(store).create_bucket(Bucket="batches")
         python = bare_python(directory / "bare")
 
         def daemon(host: Host, kind: str, *words: str) -> tuple[Path, subprocess.Popen[bytes]]:

@@ -119,7 +119,8 @@ def test_what_is_taken_after_the_snapshot_fails_or_is_left_out(spark, tmp_path, 
     with Queue(path, chunk_size=1 << 16) as queue:
         queue.put_many([b"old" * 100] * 1000)
         strict, lenient = (
-            spark.read.format("qewqew").option("failOnDataLoss", flag).load(str(path)) for flag in ("true", "false")
+            spark.read.format("qewqew").options(failOnDataLoss=flag, maxPartitionBytes=1 << 16).load(str(path))
+            for flag in ("true", "false")
         )
         assert strict.rdd.getNumPartitions() == lenient.rdd.getNumPartitions() == 5  # now both have their snapshots
         if take == "lease":

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from object_store import CREDENTIALS, object_store, s3_client
 from pyspark.errors import PySparkException
 from spark_batches import make_topic_batch
+from spark_version import WRITES_STREAMS
 
 from qewqew_core import CorruptQueue, Message, Queue, Topic
 from qewqew_core.errors import BadPath
@@ -330,14 +330,11 @@ def test_records_are_staged_where_staging_path_says(spark, tmp_path, scheme):
 
 
 def test_records_are_staged_in_an_object_store(spark, tmp_path):
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        secret = "hushhush"  # noqa: S105  # the server takes any
-        client = boto3.client("s3", "us-east-1", endpoint_url=endpoint, aws_access_key_id="me", aws_secret_access_key=secret)
+    key, secret, _ = CREDENTIALS.values()
+    with object_store() as endpoint:
+        client = s3_client(endpoint)
         client.create_bucket(Bucket="bucket")
-        options = {"stagingPath": "s3://bucket/staging", "fs.key": "me", "fs.secret": secret, "fs.endpoint_url": endpoint}
+        options = {"stagingPath": "s3://bucket/staging", "fs.key": key, "fs.secret": secret, "fs.endpoint_url": endpoint}
         writer, staged = stage(spark, tmp_path / "orders.qew", **options)
         assert len(client.list_objects_v2(Bucket="bucket")["Contents"]) == 2
         assert secret not in repr(writer.sink)
@@ -348,8 +345,6 @@ def test_records_are_staged_in_an_object_store(spark, tmp_path):
         assert [one["Key"] for one in client.list_objects_v2(Bucket="bucket")["Contents"]] == ["staging/other"]
         assert "BadRecord" in failure(write, values(spark, None).coalesce(1), tmp_path / "orders.qew", **options)
         assert len(client.list_objects_v2(Bucket="bucket")["Contents"]) == 1
-    finally:
-        server.stop()
 
 
 def test_a_task_that_does_not_see_the_staging_directory_says_what_to_do(spark, tmp_path):
@@ -404,6 +399,16 @@ def lines(spark, directory: Path, *files: list[str]):
     return spark.readStream.option("maxFilesPerTrigger", 1).text(str(directory))
 
 
+writes_streams = pytest.mark.skipif(not WRITES_STREAMS, reason="Spark 4.0 does not write streams with Arrow")
+
+
+@pytest.mark.skipif(WRITES_STREAMS, reason="Spark writes streams with Arrow since 4.1")
+def test_a_stream_is_refused_with_what_to_do_instead(spark, tmp_path):
+    message = failure(stream, lines(spark, tmp_path / "in", ["a"]), tmp_path / "out", tmp_path / "checkpoint")
+    assert "writing a stream needs pyspark 4.1 or newer; with 4.0, write in foreachBatch" in message
+
+
+@writes_streams
 @pytest.mark.parametrize("kind", ["queue", "topic"])
 def test_a_stream_goes_on_from_its_checkpoint_and_a_replayed_batch_is_not_written_again(spark, tmp_path, kind):
     def bodies() -> list[bytes]:
@@ -428,6 +433,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_a_replayed_batch_is_not_writte
     assert not list(tmp_path.glob("*staging*"))
 
 
+@writes_streams
 def test_a_micro_batch_with_a_bad_row_writes_nothing_and_is_written_once_it_is_right(spark, tmp_path):
     frame = lines(spark, tmp_path / "in", ["good"], ["one", "bad", "two"])
     for attempt in range(2):
@@ -440,6 +446,7 @@ def test_a_micro_batch_with_a_bad_row_writes_nothing_and_is_written_once_it_is_r
     assert not list(tmp_path.glob("*staging*"))
 
 
+@writes_streams
 def test_a_stream_only_appends(spark, tmp_path):
     counts = lines(spark, tmp_path / "in", ["a", "a", "b"], ["a"]).groupBy("value").count()
     message = failure(stream, counts, tmp_path / "out", tmp_path / "checkpoint", mode="complete", codec="json")
@@ -449,6 +456,7 @@ def test_a_stream_only_appends(spark, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@writes_streams
 def test_a_stream_takes_no_key(spark, tmp_path):
     # Under a key of the user's, a query with a new checkpoint would count from 0 again, and be taken for a replay.
     message = failure(stream, lines(spark, tmp_path / "in", ["a"]), tmp_path / "out", tmp_path / "checkpoint", key="mine")

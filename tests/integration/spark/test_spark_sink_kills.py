@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from spark_version import WRITES_STREAMS
 
 from qewqew_core import Queue, Topic
+
+pytestmark = pytest.mark.skipif(not WRITES_STREAMS, reason="Spark 4.0 does not write streams with Arrow")
 
 LINES = 50  # of each file, which is a micro-batch
 

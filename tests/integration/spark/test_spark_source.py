@@ -39,9 +39,14 @@ def test_records_come_with_their_number_in_the_batch_and_their_segment(spark, tm
     assert rows(spark, batch) == [(b"a", 0, "orders.qew.17"), (b"b", 1, "orders.qew.17"), (b"c", 2, "orders.qew.18")]
 
 
-def test_there_is_one_partition_per_segment(spark, tmp_path):
-    batch = make_batch(tmp_path / "b", *([b"x"] for _ in range(5)))
-    assert spark.read.format("qewqew").load(str(batch)).rdd.getNumPartitions() == 5
+@pytest.mark.parametrize(("options", "partitions"), [({}, 1), ({"maxPartitionBytes": 6}, 3), ({"minPartitions": 5}, 5)])
+def test_small_segments_share_a_partition_as_far_as_options_allow(spark, tmp_path, options, partitions):
+    batch = make_batch(tmp_path / "b", *([b"%d" % n] for n in range(5)))
+    frame = spark.read.format("qewqew").options(**options).load(str(batch))
+    assert frame.rdd.getNumPartitions() == partitions
+    assert [(bytes(row.value), row.offset, row.segment) for row in frame.collect()] == [
+        (b"%d" % n, n, f"orders.qew.{17 + n}") for n in range(5)
+    ]
 
 
 def test_a_batch_is_given_by_directory_manifest_or_file_uri(spark, tmp_path):
@@ -157,7 +162,7 @@ def test_a_manifest_that_lies_is_refused_with_its_path(spark, tmp_path, change, 
 def test_a_checksum_that_the_manifest_has_wrong_fails(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"hello"])
     damage_manifest(batch, lambda body: body["segments"][0].update(crc32="00000000"))
-    assert "the manifest says 00000000" in failure(spark, batch)
+    assert "recorded was 00000000" in failure(spark, batch)
 
 
 def test_a_wrong_path_fails_in_load_and_is_told_what_could_be_given(spark, tmp_path):

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from spark_version import PLANS_BATCHES, READER
 
 from qewqew_core import Message, Topic
 
 SIZE = 300  # bytes of a message in its block
+
+limited = pytest.mark.skipif(not PLANS_BATCHES, reason="Spark has no limits for such a stream before 4.2")
 
 
 @pytest.fixture
@@ -57,6 +60,7 @@ def failure(query) -> str:
     return str(caught.value)
 
 
+@limited
 def test_a_stream_goes_on_where_it_stopped(spark, topic, tmp_path):
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": 400, "minPartitions": 2}
     run = Run(spark, topic, tmp_path, **options)
@@ -77,6 +81,23 @@ def test_a_stream_goes_on_where_it_stopped(spark, topic, tmp_path):
     assert topic.stats().readers == {reader: 100}
 
 
+def test_a_stream_without_limits_takes_all_and_goes_on_where_it_stopped(spark, topic, tmp_path):
+    options = {"startingOffsets": "earliest", "reader": "lake"}
+    assert Run(spark, topic, tmp_path, **options).sizes() == [1000]
+    fill(topic, range(1000, 1500))
+    again = Run(spark, topic, tmp_path, **options)
+    assert again.sizes() == [500]
+    assert again.numbers() == list(range(1500))
+    assert topic.stats().readers == {"lake": 500}  # the last batch is committed when the next one is planned
+
+
+@pytest.mark.skipif(PLANS_BATCHES, reason="Spark has limits for such a stream since 4.2")
+@pytest.mark.parametrize("options", [{}, {"reader": "lake", "maxRecordsPerTrigger": 1}, {"reader": "", "maxBytesPerTrigger": 1}])
+def test_before_spark_4_2_a_stream_with_limits_or_without_the_name_of_its_reader_is_refused(spark, topic, tmp_path, options):
+    assert "upgrade it to 4.2" in failure(Run(spark, topic, tmp_path, **options).query)
+
+
+@limited
 def test_a_stream_holds_blocks_until_it_has_committed_them(spark, topic, tmp_path):
     topic.delete_committed = True
     seen = []
@@ -101,6 +122,7 @@ def test_a_stream_holds_blocks_until_it_has_committed_them(spark, topic, tmp_pat
     assert topic.readers() == ["lake"]
 
 
+@limited
 def test_a_stream_runs_through_many_blocks_while_they_are_written(spark, tmp_path):
     with Topic(tmp_path / "orders", block_size=2 * SIZE, delete_committed=True) as topic:
         fill(topic, range(1))
@@ -128,10 +150,10 @@ def test_a_stream_runs_through_many_blocks_while_they_are_written(spark, tmp_pat
 def test_a_start_that_was_removed_fails_or_is_passed_over(spark, topic, tmp_path):
     topic.max_records = 1
     topic.trim()
-    line = failure(Run(spark, topic, tmp_path / "strict", startingOffsets=300).query)
+    line = failure(Run(spark, topic, tmp_path / "strict", startingOffsets=300, **READER).query)
     assert "MessagesLost" in line
     assert "message 300 has been removed from the topic, the oldest one is 700" in line
-    lax = Run(spark, topic, tmp_path / "lax", startingOffsets=300, failOnDataLoss="false")
+    lax = Run(spark, topic, tmp_path / "lax", startingOffsets=300, failOnDataLoss="false", **READER)
     assert lax.sizes() == [300]
 
 
@@ -143,6 +165,7 @@ def test_a_stream_is_typed(spark, topic, tmp_path):
         schema="n BIGINT, _metadata STRUCT<number: BIGINT>",
         startingOffsets=900,
         codec="json",
+        **READER,
     )
     assert run.sizes() == [100]
     rows = spark.read.parquet(str(tmp_path / "out")).selectExpr("n", "_metadata.number").collect()

@@ -9,25 +9,11 @@ import random
 import fastavro
 import msgpack
 import pytest
-from odd_json import VALUES
+from odd_json import SCALARS, VALUES
 from pyspark.sql.types import StructType
 from spark_batches import make_batch
 from typed_reads import our_rows, spark_rows
 
-TYPES = [
-    "BOOLEAN",
-    "TINYINT",
-    "SMALLINT",
-    "INT",
-    "BIGINT",
-    "FLOAT",
-    "DOUBLE",
-    "DECIMAL(5,2)",
-    "DECIMAL(38,10)",
-    "STRING",
-    "BINARY",
-]
-TYPES += ["DATE", "TIMESTAMP", "TIMESTAMP_NTZ"]
 NUMBERS = (
     b"0x1p3|1f|1D| 1.5 |+NaN|-NaN|+Infinity|0x1.8p1d|0x.8p1|1.e5|1e5f|Inf|TRUE|True|99.999|007|11111111111111111.5|-0.0".split(
         b"|"
@@ -47,7 +33,7 @@ def assert_same(spark, tmp_path, records, schema, **options):
         assert size == 1 or len(ours) == len(theirs)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", SCALARS)
 def test_odd_values_become_what_spark_makes_of_them(spark, tmp_path, kind):
     records = [FIRST]
     for text in TEXTS:
@@ -55,7 +41,7 @@ def test_odd_values_become_what_spark_makes_of_them(spark, tmp_path, kind):
     assert_same(spark, tmp_path, records, f"a {kind}, b {kind}, _corrupt_record STRING")
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", SCALARS)
 def test_plain_values_become_what_spark_makes_of_them(spark, tmp_path, kind):
     """These go through Arrow's reader, thousands at a time."""
     plain = {

@@ -8,6 +8,7 @@ import pytest
 from odd_json import MIXED, TYPES, VALUES, random_records, records_with
 from pyspark.sql.types import StructType
 from spark_batches import make_batch, make_topic_batch
+from spark_version import read_alike
 from typed_reads import fails_fast, our_rows, spark_rows, table_rows
 
 from qewqew_core.zbus import Message
@@ -16,7 +17,7 @@ FIRST = b'{"first":1}'  # Spark's reader of lines would drop a byte order mark f
 
 
 def assert_same(spark, tmp_path, records, schema, sizes=(1000,), **options):
-    schema = StructType.fromDDL(schema)
+    schema, records = StructType.fromDDL(schema), read_alike(records)
     theirs = spark_rows(spark, tmp_path / "lines", "json", records, schema, **options)
     for size in sizes:
         ours = our_rows(records, schema, codec="json", size=size, **options)

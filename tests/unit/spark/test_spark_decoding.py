@@ -16,6 +16,7 @@ from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_spark.codecs import from_json
 from qewqew_spark.decoding import Decoding
 from qewqew_spark.options import Options
 
@@ -138,6 +139,46 @@ def test_one_odd_record_changes_no_other(odd, at):
     records[at] = odd
     rows = decode(records, schema(a=INT))
     assert [row["a"] for row in rows] == [*range(at), None if b"Inf" in odd or odd[1:2] == b"}" else 1, *range(at + 1, 1000)]
+
+
+# What Arrow's reader must not see, and what it stops at. With a field b of the type STRUCT<>, whatever is within is skipped.
+DEEP, LONG_NAME = b"[" * 999 + b"{}" + b"]" * 999, b'"%b"' % (b"n" * 50_001)
+SUSPECT = [
+    b"", b"x", b" {}", b"{} ", b'{"a":1', b'"a":1}', b"{}{}", b"{} {}", b"{}x{}", b'{"b":{} x}', b'{"b":"\xff"}', b'{"b":Inf}',
+    b'{"b":[ -Inf ]}', b'{"b":%b}' % (b"1" * 1001), b'{"b":[%b]}' % DEEP, b"{%b:1}" % LONG_NAME,
+    b'{"x\\"y":1,%b:1}' % (b'"%b\\"%b"' % (b"n" * 30_000, b"n" * 30_000)),
+]  # fmt: skip
+STOPPING = [b'{"a":"1"}', b'{"a":1,}', b'{"a":[}', b'{"b":"\x00"}', b'{"b":}']
+PLAIN = [
+    b"{}", b'{"a":1}', b'{"b":{"c":{} , "d":[{} ]}}', b'{"b":"Infinity"}', '{"b":"\u00e4\u20ac"}'.encode(),
+    b'{"b":%b}' % (b"1" * 999), b'{"b":%b}' % DEEP[1:-1], b'{"b":"%b"}' % (b"text " * 9_000),
+    b'{"b":[%b]}' % b",".join([b"[1.5,{}]"] * 4_000),
+]  # fmt: skip
+
+
+def test_only_the_odd_records_are_kept_from_arrow():
+    records = [*PLAIN, *SUSPECT] * 2
+    found = from_json.odd(pa.array([b"cut off", *records, b"}"], pa.binary()).slice(1, len(records)))
+    assert [record for record, odd in zip(records, found, strict=True) if odd] == SUSPECT * 2
+    assert from_json.odd(pa.array([], pa.binary())).tolist() == []
+    assert from_json.odd(pa.array([b"", b""], pa.binary())).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("stopping", [*SUSPECT, *STOPPING])
+def test_the_neighbours_of_an_odd_record_stay_with_arrow(stopping):
+    codec = from_json.JsonCodec(schema(a=INT), Options({}))
+    records = [b'{"a":%d}' % number for number in range(1000)]
+    records[300] = records[301] = records[999] = stopping
+    pieces, numbers, slow = codec._read_runs(pa.array(records, pa.binary()))
+    assert slow == [300, 301, 999]
+    assert [(piece[0].to_pylist(), there.tolist()) for piece, there in zip(pieces, numbers, strict=True)] == [
+        ([*range(300), *range(302, 999)],) * 2
+    ]
+
+
+def test_where_most_records_stop_arrow_the_others_are_still_right():
+    records = [b'{"a":%d}' % number if number % 3 == 0 else b'{"a":"x"}' for number in range(5000)]
+    assert [row["a"] for row in decode(records, schema(a=INT))] == [n if n % 3 == 0 else None for n in range(5000)]
 
 
 def test_a_batch_of_empty_records_and_pairs_is_not_shifted():

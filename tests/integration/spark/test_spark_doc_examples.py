@@ -1,0 +1,194 @@
+"""The Python examples of docs/spark.md, as they stand there; what is at ``/``, or in the bucket ``lake``, is in a directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from pyspark.sql import functions as F
+
+from qewqew_core import Queue, Topic, manifest
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
+REPLACED = {
+    '"/': '"{home}/',
+    "s3://lake/": "{home}/lake/",
+    'SparkSession.builder.remote("sc://server:15002").getOrCreate()': "spark",  # test_spark_connect.py has a server
+}
+
+Names = dict[str, Any]  # what an example finds, and leaves
+_around: dict[str, Callable[[Names, Path], Iterator[None]]] = {}
+
+
+def example(begins: str) -> Callable[[Callable[[Names, Path], Iterator[None]]], None]:
+    """What is there before the example with these words runs, and (behind ``yield``) what must be there afterwards."""
+
+    def remember(around: Callable[[Names, Path], Iterator[None]]) -> None:
+        _around[begins] = around
+
+    return remember
+
+
+def test_each_example_is_run() -> None:
+    assert [sum(text.startswith(begins) for begins in _around) for text in EXAMPLES] == [1] * len(EXAMPLES)
+    assert len(_around) == len(EXAMPLES)
+
+
+@pytest.mark.parametrize("begins", _around)
+def test_an_example_does_what_it_says(spark: Any, tmp_path: Path, begins: str) -> None:
+    [text] = [one for one in EXAMPLES if one.startswith(begins)]
+    for found, instead in REPLACED.items():
+        text = text.replace(found, instead.format(home=tmp_path))
+    (tmp_path / "data" / "topics").mkdir(parents=True)
+    names = {"spark": spark, "F": F, "expr": F.expr, "Queue": Queue}
+    around = _around[begins](names, tmp_path)
+    next(around)
+    try:
+        exec(text, names)  # noqa: S102  # it is ours
+        assert list(around) == []
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+
+
+def lease(path: Path, records: Iterable[bytes], to: Path) -> None:
+    with Queue(path) as queue:
+        queue.put_many(records)
+        shutil.copytree(Path(queue.lease("run").manifest_path).parent, to)
+
+
+def records(path: Path) -> list[bytes]:
+    with Queue(path) as queue:
+        return list(queue)
+
+
+def bodies(path: Path) -> list[bytes]:
+    with Topic(path) as topic:
+        return [one.body for one in topic]
+
+
+def finish(names: Names) -> None:
+    [query] = names["spark"].streams.active
+    query.processAllAvailable()
+
+
+def lines(names: Names, home: Path) -> None:
+    (home / "in").mkdir()
+    (home / "in" / "first.txt").write_text("one\nERROR two\nthree\n")
+    names["lines"] = names["spark"].readStream.text(str(home / "in"))
+
+
+@example("orders = (")
+def typed(names: Names, home: Path) -> Iterator[None]:
+    good = {"id": 1, "name": "a", "at": "2026-11-21T10:00:00Z", "price": "9.90"}
+    lease(home / "q", [json.dumps(good).encode(), b"{bad"], home / "queues" / "batches" / "orders-1a2b")
+    yield
+    first, second = names["orders"].collect()
+    assert (first.id, first.name, str(first.price), first._corrupt_record) == (1, "a", "9.90", None)
+    assert (second.id, second._corrupt_record) == (None, "{bad")
+
+
+@example('df = spark.read.format("qewqew").load(')
+def topic_read(names: Names, home: Path) -> Iterator[None]:
+    with Topic(home / "data" / "topics" / "orders") as topic:
+        for hour, tag in enumerate(["eu.paid", "eu.open", "us.paid", "us.paid"]):
+            time = datetime.fromisoformat(f"2026-11-20T{hour * 7:02}:30:00+01:00")
+            topic.append(b"x", tag=tag, timestamp=int(time.timestamp() * 1000))
+        topic.append(b"x", tag="eu.paid", timestamp=int(datetime.fromisoformat("2026-11-21T00:00:00+01:00").timestamp() * 1000))
+    yield
+    assert names["df"].count() == 5
+    assert [row.number for row in names["yesterday"].collect()] == [0, 2, 3]
+
+
+@example("query = (\n    spark.readStream")
+def topic_stream(names: Names, home: Path) -> Iterator[None]:
+    with Topic(home / "data" / "topics" / "orders") as topic:
+        topic.append_many([b"1", b"2"])
+    yield
+    finish(names)
+    found = names["spark"].read.parquet(str(home / "lake" / "orders"))
+    assert sorted(bytes(row.value) for row in found.collect()) == [b"1", b"2"]
+
+
+@example("df.selectExpr(")
+def queue_write(names: Names, home: Path) -> Iterator[None]:
+    names["df"] = names["spark"].range(3)
+    yield
+    assert records(home / "data" / "orders.qew") == [b'{"id":0}', b'{"id":1}', b'{"id":2}']
+
+
+@example("messages = ")
+def written_back(names: Names, home: Path) -> Iterator[None]:
+    with Topic(home / "data" / "events") as topic:
+        topic.append(b'{"id": 7, "secret": 1}', tag="eu.paid")
+        topic.append(b'{"id": 8, "secret": 1}', tag="eu.open")
+    yield
+    with Topic(home / "data" / "paid") as topic:
+        assert [(one.body, one.tag) for one in topic] == [(b'{"id":"7"}', "eu.paid")]
+
+
+@example("events = ")
+def topic_write(names: Names, home: Path) -> Iterator[None]:
+    names["df"] = names["spark"].sql("SELECT 'eu' AS region, 'paid' AS event, TIMESTAMP '2026-11-21 00:00:00' AS event_time")
+    yield
+    with Topic(home / "data" / "events") as topic:
+        [message] = topic
+    assert json.loads(message.body)["event"] == "paid"
+    assert (message.tag, message.timestamp) == ("eu.paid", 1_795_219_200_000)
+
+
+@example("query = lines.writeStream")
+def stream_write(names: Names, home: Path) -> Iterator[None]:
+    lines(names, home)
+    yield
+    finish(names)
+    assert records(home / "data" / "lines.qew") == [b"one", b"ERROR two", b"three"]
+
+
+@example("def both(")
+def several_targets(names: Names, home: Path) -> Iterator[None]:
+    lines(names, home)
+    yield
+    finish(names)
+    assert records(home / "data" / "lines.qew") == [b"one", b"ERROR two", b"three"]
+    assert bodies(home / "data" / "errors") == [b"ERROR two"]
+
+
+@example("# Or a URL, s3://bucket/staging:")
+def staging(names: Names, home: Path) -> Iterator[None]:
+    names["df"] = names["spark"].range(2).selectExpr("CAST(id AS STRING) AS value")
+    (home / "mnt" / "shared" / "staging").mkdir(parents=True)
+    yield
+    assert records(home / "data" / "orders.qew") == [b"0", b"1"]
+
+
+@example('with Queue("/data/orders.qew") as q:')
+def published(names: Names, home: Path) -> Iterator[None]:
+    with Queue(home / "data" / "orders.qew") as queue:
+        queue.put_many([b"1", b"2"])
+    yield
+    assert [bytes(row.value) for row in names["spark"].read.format("qewqew").load(names["url"]).collect()] == [b"1", b"2"]
+    assert records(home / "data" / "orders.qew") == []
+
+
+@example("spark = SparkSession.builder.remote(")
+def connect(names: Names, home: Path) -> Iterator[None]:
+    lease(home / "q", [b'{"id": 1}'], home / "lake" / "batches" / "orders-3f9c")
+    yield  # its last line raises if it cannot be read
+
+
+@example("# shop/orders.py")
+def transform(names: Names, home: Path) -> Iterator[None]:
+    lease(home / "flights", [b"x"], home / "batch")
+    yield
+    rows = names["clean"](
+        names["spark"].sql("SELECT * FROM VALUES (-1), (2) AS t(delay)"), manifest.load(home / "batch")
+    ).collect()
+    assert [(row.delay, row.queue) for row in rows] == [(2, "flights")]
