@@ -1,7 +1,55 @@
+"""In two processes (``-n 2``, as .ci/run has it) tests run file by file; the system tests last, in one of the two, and alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
 import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+
+if WORKER and "AIRFLOW_HOME" in os.environ:  # each has a database of its own
+    os.environ["AIRFLOW_HOME"] = os.path.join(os.environ["AIRFLOW_HOME"], WORKER)
 
 
 def pytest_configure() -> None:
     # A shell starts what runs in its background with SIGINT ignored, and that is inherited: what the tests start, and
     # interrupt, would not notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_system(path: str) -> bool:
+    return path.startswith("tests/system/")
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist need not be there
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            return "tests/system" if is_system(path) else path
+
+    config.option.loadscopereorder = False  # in the order of testpaths: what takes long first
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """A system test waits until the other process is done: it kills parts of an Airflow, and the others must notice in time."""
+    if not WORKER:
+        return (yield)
+    lock = os.open(HERE, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX if is_system(item.nodeid) else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that a test forked and left
+        os.close(lock)

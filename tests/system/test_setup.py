@@ -32,8 +32,17 @@ FAKE_PYTHON = """\
 case "$*" in
     *"-m venv"*) echo venv >>calls; for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;;
     *"-m pip"*) echo pip >>calls; [ ! -e fail ] || { echo "No space left on device"; exit 1; } ;;
+    *"-m pytest"*) echo pytest >>calls; [ ! -e fail ] || { echo "1 failed in 2s"; exit 1; }; echo "7 passed in 2s" ;;
     *"sys.version"*) echo 3.12.1 ;;
+    --version) echo Python 3.12.1 ;;
 esac
+"""
+
+CELLS = """\
+# name  Python  tests  pins
+same    3.12    core
+older   any     spark  pyspark==4.0.5
+absent  3.99    core
 """
 
 
@@ -41,7 +50,8 @@ esac
 def checkout(tmp_path: Path) -> Path:
     """What ``./run setup`` reads, in a directory whose name has a space, and a Python that installs nothing."""
     made = tmp_path / "a checkout"
-    made.mkdir()
+    (made / "tests").mkdir(parents=True)
+    (made / "tests" / "matrix.txt").write_text(CELLS)
     for name in ("run", "pyproject.toml", "constraints.txt"):
         shutil.copy(CHECKOUT / name, made)
     (made / "python").write_text(FAKE_PYTHON)
@@ -122,6 +132,45 @@ def test_without_a_python_that_will_do_setup_says_what_is_needed(checkout: Path)
     assert "is Python 3.9" in done.stderr
     assert "PYTHON=/path/to/python3" in done.stderr
     assert not (checkout / ".venv").exists()
+
+
+def test_the_matrix_runs_each_cell_in_an_environment_with_its_pins_and_makes_it_once(checkout: Path) -> None:
+    done = run(checkout, "matrix", "same", "older")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(maxsplit=1) for line in done.stdout.splitlines()] == [
+        ["same", "passed   7 passed in 2s"],
+        ["older", "passed   7 passed in 2s"],
+    ]
+    assert calls(checkout) == ["venv", "pip", "pip", "pytest", "venv", "pip", "pip", "pytest"]  # the first venv is .venv
+    usual = (checkout / "constraints.txt").read_text().splitlines()
+    cell = (checkout / ".cache" / "matrix" / "older.constraints.txt").read_text().splitlines()
+    assert sorted(cell) == sorted(["pyspark==4.0.5" if line.startswith("pyspark==") else line for line in usual])
+    assert run(checkout, "matrix", "older", "same").stdout == done.stdout
+    assert calls(checkout) == ["pytest", "pytest"]
+
+
+def test_a_cell_without_its_python_has_not_passed(checkout: Path) -> None:
+    done = run(checkout, "matrix")
+    assert done.returncode == 1
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["same", "passed"], ["older", "passed"], ["absent", "not"]]
+    assert "no Python 3.99" in done.stdout
+
+
+def test_a_cell_that_failed_does_not_keep_the_others_from_running(checkout: Path) -> None:
+    run(checkout, "matrix", "same", "older")
+    calls(checkout)
+    (checkout / "fail").touch()
+    done = run(checkout, "matrix", "same", "older")
+    assert done.returncode == 1
+    assert done.stdout.count("FAILED   1 failed in 2s\n") == 2
+    assert calls(checkout) == ["pytest", "pytest"]
+
+
+def test_an_unknown_cell_is_named(checkout: Path) -> None:
+    done = run(checkout, "matrix", "same", "spark-9")
+    assert done.returncode == 2
+    assert "no cell spark-9" in done.stderr
+    assert not (checkout / ".cache" / "matrix").exists()
 
 
 # ------------------------------------------------------------------------------------------------ pinned packages
