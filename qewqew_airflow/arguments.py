@@ -19,6 +19,12 @@ def is_rendered_later(value: Any) -> bool:
     return isinstance(value, XComArg) or (isinstance(value, str) and "{{" in value)
 
 
+def check_rendered(name: str, value: Any) -> None:
+    """Raise `BadArgument` for what only an operator could render."""
+    if is_rendered_later(value):
+        raise BadArgument(f"{name} is {value!r:.80}: a trigger does not render templates, nor get results of tasks")
+
+
 def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
     """``value`` as an int from ``low`` to ``high``; text is accepted, since templates and connections give text."""
     try:

@@ -13,8 +13,40 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Durable local queues and topics between Airflow tasks and Spark jobs.",
         "integrations": [{"integration-name": name, "tags": ["software"]}],
         "hooks": [{"integration-name": name, "python-modules": ["qewqew_airflow.hooks"]}],
-        "operators": [{"integration-name": name, "python-modules": ["qewqew_airflow.operators", "qewqew_airflow.spark_submit"]}],
+        "operators": [
+            {
+                "integration-name": name,
+                "python-modules": [f"qewqew_airflow.{module}" for module in ("operators", "leases", "spark_submit")],
+            }
+        ],
         "sensors": [{"integration-name": name, "python-modules": ["qewqew_airflow.sensors"]}],
+        "triggers": [{"integration-name": name, "python-modules": ["qewqew_airflow.triggers"]}],
+        "queues": ["qewqew_airflow.message_queue.QewQewMessageQueueProvider"],
+        "task-decorators": [{"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew_task"}],
+        "notifications": ["qewqew_airflow.notifications.QewQewNotifier"],
+        "extra-links": ["qewqew_airflow.links.QewQewLink"],
+        "asset-uris": [
+            {
+                "schemes": ["qewqew"],
+                "handler": "qewqew_airflow.assets.sanitize_uri",
+                "factory": "qewqew_airflow.assets.create_asset",
+                "to_openlineage_converter": "qewqew_airflow.assets.convert_asset_to_openlineage",
+            }
+        ],
+        "config": {
+            "qewqew": {
+                "description": "Settings of QewQew.",
+                "options": {
+                    "poll_interval": {
+                        "description": "Seconds after which a trigger looks at a queue that no change of its files woke it for",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": None,
+                        "default": "30",
+                    }
+                },
+            }
+        },
         "connection-types": [
             {
                 "connection-type": "qewqew",
@@ -26,6 +58,11 @@ def get_provider_info() -> dict[str, Any]:
                     "placeholders": {"host": "/var/lib/qewqew"},
                 },
                 "conn-fields": {
+                    "hostname": {
+                        "label": "Hostname",
+                        "description": "Of the worker that has the directory, as task instances show it; *: every worker has it",
+                        "schema": {"type": ["string", "null"]},
+                    },
                     "chunk_size": {
                         "label": "Chunk size",
                         "description": "Bytes of one chunk file (default 16 MiB)",

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.sdk import BaseHook, Connection
+from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
@@ -15,6 +17,7 @@ from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.zbus import LARGEST_BLOCK
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
+EVERY_HOST = "*"
 Checks = dict[str, Callable[[str, Any], Any]]
 
 # What the extra of a connection may hold, and how each value becomes an argument of Queue.
@@ -43,6 +46,16 @@ TOPIC_SETTINGS: Checks = {
 }
 
 
+class WrongHost(BadPath):
+    """The connection's directory is on another host; one of the same name here would hold another queue."""
+
+
+def _hostname(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or " " in value:
+        raise BadArgument(f"{name} must be the name of a host, or {EVERY_HOST!r}, not {value!r:.80}")
+    return value
+
+
 def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[str, Any]:
     """The settings that are given, as arguments; raises `BadArgument` for one that is wrong or unknown.
 
@@ -57,15 +70,23 @@ def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[st
     return {name: check(f"{each} {name}", given[name]) for name, check in checks.items() if given.get(name) not in (None, "")}
 
 
+EXTRA: Checks = {
+    "hostname": _hostname,
+    **SETTINGS,
+    "topic": lambda name, value: check_settings(name, name, value, TOPIC_SETTINGS),
+}
+
+
 class QewQewHook(BaseHook):
     """Opens the queues and topics of one connection.
 
-    The connection's host is a directory on this machine (absolute, existing), its extra may hold the
-    settings of `Queue`: chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds),
-    max_records, max_bytes, min_free_bytes, max_attempts, retention (seconds), retention_bytes. Topics have
-    them too, but for the first and the two bounds; what else they have is in an object "topic": block_size
-    (bytes), max_age (seconds), max_records, max_bytes, delete_committed (true or false), slow_readers
-    ("hold" or "move"). Names of queues and topics are relative to the directory and cannot leave it.
+    The connection's host is a directory on this machine (absolute, existing). Its extra may hold the hostname of
+    the worker that has this directory, or "*" if every worker has this very one, and the settings of `Queue`:
+    chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes,
+    min_free_bytes, max_attempts, retention (seconds), retention_bytes. Topics have them too, but for the first
+    and the two bounds; what else they have is in an object "topic": block_size (bytes), max_age (seconds),
+    max_records, max_bytes, delete_committed (true or false), slow_readers ("hold" or "move"). Names of queues
+    and topics are relative to the directory and cannot leave it.
 
     :param qewqew_conn_id: the connection
     """
@@ -84,7 +105,8 @@ class QewQewHook(BaseHook):
         return self.get_connection(self.qewqew_conn_id)
 
     def directory(self) -> str:
-        """The connection's directory, links resolved. Raises `BadPath` unless it is one that can be read.
+        """The connection's directory, links resolved. Raises `BadPath` unless it is one that can be read, and
+        `WrongHost` if it is on another host.
 
         It is never created: a directory that is missing is more often a mount that is missing, and a
         new queue beside the real one would split the records.
@@ -95,6 +117,7 @@ class QewQewHook(BaseHook):
                 f"connection {self.qewqew_conn_id!r}: the host must be the absolute path of the directory "
                 f"that holds the queues, not {host!r}"
             )
+        self._check_host(host)
         directory = os.path.realpath(host)
         self._check_directory(directory)
         return directory
@@ -136,6 +159,16 @@ class QewQewHook(BaseHook):
             above = os.path.dirname(above)
         return path
 
+    def _check_host(self, directory: str) -> None:
+        where = self._extra().get("hostname", EVERY_HOST)
+        if where != EVERY_HOST and where != (here := get_hostname()):  # type: ignore[no-untyped-call]
+            raise WrongHost(
+                f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, and this runs on {here!r}; give the "
+                f"task a queue= that only the worker on {where!r} serves, or correct hostname in the connection's extra "
+                f"({EVERY_HOST!r}: every worker has this very directory)",
+                path=directory,
+            )
+
     def _check_directory(self, directory: str) -> None:
         if not os.path.isdir(directory):
             raise BadPath(
@@ -152,21 +185,17 @@ class QewQewHook(BaseHook):
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `Queue` in the connection's extra; raises `BadArgument` for one that is wrong or unknown."""
-        return self._settings()[0]
+        return {name: value for name, value in self._extra().items() if name in SETTINGS}
 
     def topic_settings(self) -> dict[str, Any]:
         """The arguments of `Topic` in the connection's extra; raises as `settings`."""
-        general, topic = self._settings()
-        return {**{name: value for name, value in general.items() if name not in QUEUE_ONLY}, **topic}
+        general = {name: value for name, value in self.settings().items() if name not in QUEUE_ONLY}
+        return {**general, **self._extra().get("topic", {})}
 
-    def _settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is in the extra, and what is in its object "topic"."""
-        where = f"connection {self.qewqew_conn_id!r}: "
-        found = check_settings(
-            f"{where}the extra", f"{where}extra", self.connection.extra_dejson, {**SETTINGS, "topic": lambda name, value: value}
-        )
-        topic = check_settings(f"{where}extra topic", f"{where}extra topic", found.pop("topic", {}), TOPIC_SETTINGS)
-        return found, topic
+    def _extra(self) -> dict[str, Any]:
+        """All that is in the extra, checked."""
+        where = f"connection {self.qewqew_conn_id!r}: extra"
+        return check_settings(where, where, self.connection.extra_dejson, EXTRA)
 
     def queue(self, queue_name: str, **settings: Any) -> Queue:
         """Open a queue for this process alone; close it soon, others wait for it.
@@ -174,7 +203,21 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Queue` and win over those of the connection. Raises `BadPath`,
         `BadArgument`, `QueueLocked` (after lock_timeout seconds) and whatever `Queue` raises.
         """
-        return Queue(self.path(queue_name), **{**self.settings(), **settings})
+        return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
+
+    def _path_to_open(self, name: str) -> str:
+        """`path`, for somebody who makes what is missing: on another host he would not notice."""
+        path = self.path(name)
+        if "hostname" not in self._extra() and conf.get("core", "executor") != "LocalExecutor":
+            self.log.warning(
+                "Connection %r does not say which host has %s; set hostname in its extra to its name (this is %r), or to %r if "
+                "every worker has this very directory",
+                self.qewqew_conn_id,
+                self.connection.host,
+                get_hostname(),  # type: ignore[no-untyped-call]
+                EVERY_HOST,
+            )
+        return path
 
     def inspect(self, queue_name: str) -> QueueStats:
         """How much is in a queue, without its lock; zeros for a queue that does not exist yet. Raises `BadPath`."""
@@ -186,7 +229,7 @@ class QewQewHook(BaseHook):
         ``settings`` are arguments of `Topic` and win over those of the connection. Raises `BadPath`, `BadArgument`, and
         whatever `Topic` raises.
         """
-        return Topic(self.path(topic), **{**self.topic_settings(), **settings})
+        return Topic(self._path_to_open(topic), **{**self.topic_settings(), **settings})
 
     def inspect_reader(self, topic: str, reader: str) -> QueueStats:
         """How much waits in a reader of a topic, without a lock; of one that does not exist yet: all. Raises `BadPath`."""
@@ -195,7 +238,7 @@ class QewQewHook(BaseHook):
     def test_connection(self) -> tuple[bool, str]:
         """Can the directory be read and written where this runs (the API server), and are the settings right?"""
         try:
-            self._settings()
+            self._extra()
             directory = self.directory()
         except Exception as error:  # whatever is wrong is the answer
             return False, f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from datetime import datetime
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote, urlencode
 
 BIN = Path(sys.prefix) / "bin"  # of the virtual environment: airflow, spark-submit
@@ -173,6 +173,8 @@ class Process:
 class LocalAirflow:
     """Use as a context manager; or `start`, `wait_until_healthy`, and `stop` in a ``finally``."""
 
+    components: ClassVar[Mapping[str, Sequence[str]]] = COMPONENTS  # by name, the arguments of ``airflow``
+
     def __init__(self, home: Path, dags: Path, env: Mapping[str, str] | None = None) -> None:
         """``env`` is for every process of it, tasks included: connections, and whatever shall differ from `_environment`."""
         self.home = home.absolute()
@@ -207,7 +209,7 @@ class LocalAirflow:
         migrate = self._popen("db-migrate", ["db", "migrate"], env)
         if migrate.wait():
             raise AirflowFailed(f"airflow db migrate failed:\n{self._tail('db-migrate')}")
-        for name, command in COMPONENTS.items():
+        for name, command in self.components.items():
             self._components[name] = self._popen(name, command, env)
 
     def _popen(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -272,7 +274,7 @@ class LocalAirflow:
             health = self._call("GET", "/api/v2/monitor/health", login=False)
         except OSError:  # nobody listens yet
             return ["api-server"]
-        return [name for name in COMPONENTS if health.get(name.replace("-", "_"), {}).get("status", "healthy") != "healthy"]
+        return [name for name in self.components if health.get(name.replace("-", "_"), {}).get("status", "healthy") != "healthy"]
 
     def check(self) -> None:
         """Raises if a component has ended, with the tail of its log."""

@@ -2,73 +2,63 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.bases.decorator import determine_kwargs
+from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
+from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later
+from qewqew_airflow.assets import write_counts
 from qewqew_airflow.hooks import TOPIC_SETTINGS, QewQewHook, check_settings
-from qewqew_airflow.source import check_either
+from qewqew_airflow.links import QewQewLink
+from qewqew_airflow.records import Spool, encode, lines, open_file, query, rows
+from qewqew_airflow.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from airflow.sdk import Context, ObjectStoragePath
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 LONGEST_KEY = 512  # bytes; what the core takes
 
 
 def task_key(context: Context) -> str:
-    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it.
-
-    Other tasks never get the same key: what is not a letter, a digit or one of ``_.-~:+`` is
-    percent-encoded, and a key over 512 bytes ends in the SHA-256 of the whole instead.
-    """
+    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it."""
     ti = context["ti"]
-    key = "|".join(quote(str(part), safe=":+") for part in (ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+
+
+def make_key(*parts: object) -> str:
+    """A key of which the parts can be told apart, so that no others make the same.
+
+    What is not a letter, a digit or one of ``_.-~:+`` is percent-encoded, and a key over 512 bytes ends in the SHA-256
+    of the whole instead.
+    """
+    key = "|".join(quote(str(part), safe=":+") for part in parts)
     if len(key) <= LONGEST_KEY:
         return key
     digest = hashlib.sha256(key.encode()).hexdigest()
     return f"{key[: LONGEST_KEY - len(digest) - 1]}|{digest}"
 
 
-def encode(record: Any, number: int) -> bytes:
-    """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
-
-    Raises `BadRecord` naming the record by ``number`` (from 0) for what JSON does not have: dates,
-    sets, NaN, keys that are not text.
-    """
-    try:
-        if isinstance(record, (bytes, bytearray, memoryview)):
-            return bytes(record)
-        if isinstance(record, str):
-            return record.encode()
-        return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadRecord(
-            f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
-            "or values that JSON has. Nothing was stored"
-        ) from error
-
-
 class QewQewStageOperator(BaseOperator):
     """Stages records into a queue or topic: all of a task in one commit, once, however often the task is tried.
 
-    The records come from ``records`` or from the file ``path``. They are encoded first, then the
+    The records come from ``records``, from the file ``path`` or from the query ``sql``. They are encoded first, then the
     queue is opened, and they are committed together under `task_key`: a task that is retried, killed
     after the commit, or cleared finds its commit there and stores nothing more, also when its source
-    gives other records by then. The records of one task are held in memory; for a topic, what exceeds
-    16 MiB is held in a file until it is committed.
+    gives other records by then. Past 16 MiB the records of a task are held in a file until they are committed.
 
     Returns (XCom) ``{"queue": …, "records": n}`` or ``{"topic": …, "records": n}``, n being what the task's
-    one commit holds.
+    one commit holds. The same is in the ``extra`` of the events of the assets among its ``outlets``.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
@@ -78,25 +68,39 @@ class QewQewStageOperator(BaseOperator):
     :param topic_settings: what of the topic is to be kept and how (block_size, max_age, max_records, max_bytes,
         delete_committed, slow_readers); wins over "topic" in the connection's extra
     :param records: the records, or a callable that returns or yields them, called as PythonOperator
-        calls its own: with ``op_kwargs`` and those keys of the context that it has parameters for.
-        Bytes are staged as they are, text as UTF-8, anything else as JSON (see `encode`).
-    :param path: a file to read instead (templated). JSON lines: each line is staged as it is, without
+        calls its own: with ``op_args``, ``op_kwargs`` and those keys of the context that it has parameters for.
+        Bytes are staged as they are, text as UTF-8, anything else as JSON (see `records.encode`).
+        Or the output of another task: a list of records; of a mapped one: of each of its tasks a list of
+        records, or one record that is no list, in the order of their map indexes (those that returned None left out)
+    :param path: a file to read instead (templated): a path, the URL of an object store (``s3://…``), or an
+        ObjectStoragePath. JSON lines: each line is staged as it is, without
         its end of line; it is the reader who decodes it, and counts what does not decode. CSV: each row
         is staged as a JSON object of text values, by the names in the first line; rows that have
         another number of fields fail the task. Blank lines are left out, and the log says how many.
+    :param path_conn_id: the connection of the object store (templated)
     :param format: "jsonl" or "csv"; without it the file's suffix decides (.jsonl, .ndjson, .csv)
+    :param sql: a query to run instead (templated, also from a file .sql): each row is staged as a JSON object by the names
+        of its columns; dates, times, decimals and UUIDs become text, bytes Base64
+    :param sql_conn_id: the connection of the database, whose hook must be a DbApiHook (templated)
+    :param parameters: values for the placeholders in sql, in the style of the database's driver (templated)
+    :param op_args: for the callable (templated)
     :param op_kwargs: for the callable (templated)
     :param qewqew_conn_id: the connection (templated)
 
     Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `QueueLocked`, `QueueFull` and
     `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to wait here would keep
-    those out who make room) and what else `Queue.put_many` or `Topic.append_many` raises; nothing was
+    those out who make room) and what else `Session.commit` or `Topic.append_many` raises; nothing was
     stored then.
     """
 
-    template_fields: Sequence[str] = ("queue_name", "topic", "tag", "id", "path", "op_kwargs", "qewqew_conn_id")
-    template_fields_renderers = {"op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
-    shallow_copy_attrs: Sequence[str] = ("records", "op_kwargs")  # a generator cannot be copied
+    template_fields: Sequence[str] = (
+        *("queue_name", "topic", "tag", "id", "path", "path_conn_id", "sql", "sql_conn_id", "parameters"),
+        *("op_args", "op_kwargs", "qewqew_conn_id"),
+    )
+    template_fields_renderers = {"sql": "sql", "parameters": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
+    template_ext: Sequence[str] = (".sql",)
+    shallow_copy_attrs: Sequence[str] = ("records", "op_args", "op_kwargs")  # a generator cannot be copied
+    operator_extra_links = (QewQewLink(),)
     ui_color = "#cfe2f3"
 
     def __init__(
@@ -107,14 +111,21 @@ class QewQewStageOperator(BaseOperator):
         tag: str | Callable[[Any], str | None] | None = None,
         id: str | Callable[[Any], str | None] | None = None,
         topic_settings: Mapping[str, Any] | None = None,
-        records: Callable[..., Iterable[Any]] | Iterable[Any] | None = None,
-        path: str | None = None,
+        records: Callable[..., Iterable[Any]] | Iterable[Any] | XComArg | None = None,
+        path: str | ObjectStoragePath | None = None,
+        path_conn_id: str | None = None,
         format: str | None = None,
+        sql: str | None = None,
+        sql_conn_id: str | None = None,
+        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+        op_args: Sequence[Any] | None = None,
         op_kwargs: Mapping[str, Any] | None = None,
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if isinstance(records, XComArg) and not op_args and not op_kwargs:  # which Airflow resolves in a templated field
+            records, op_args = _of_tasks, [records]
         self.queue_name = queue_name
         self.topic = topic
         # Airflow would call a callable in a templated field, with the context.
@@ -125,25 +136,32 @@ class QewQewStageOperator(BaseOperator):
         self.topic_settings = topic_settings
         self.records = records
         self.path = path
+        self.path_conn_id = path_conn_id
         self.format = format
+        self.sql = sql
+        self.sql_conn_id = sql_conn_id
+        self.parameters = parameters
+        self.op_args = op_args
         self.op_kwargs = op_kwargs
         self.qewqew_conn_id = qewqew_conn_id
+        self._staged = 0
+        self._bytes: int | None = None
         check_either(queue_name, topic)
         for name, value in (("tag", tag), ("id", id), ("topic_settings", topic_settings)):
             if topic is None and value is not None:
                 raise BadArgument(f"{name} is for a topic")
         self._topic_settings()
-        if (records is None) == (path is None):
-            raise BadArgument("give either records or path")
+        if [records, path, sql].count(None) != 2:
+            raise BadArgument("give one of records, path and sql")
         if records is not None and not callable(records) and not _is_iterable_of_records(records):
-            raise BadArgument(
-                f"records must be a callable or an iterable of records, not {type(records).__name__}; for the result of "
-                "another task: records=lambda rows: rows, op_kwargs={'rows': other_task.output}"
-            )
-        if op_kwargs is not None and not callable(records):
-            raise BadArgument("op_kwargs are for a callable in records")
-        if format is not None and path is None:
-            raise BadArgument("format is for path")
+            raise BadArgument(f"records must be a callable or an iterable of records, not {type(records).__name__}")
+        if (op_args or op_kwargs) and not callable(records):
+            raise BadArgument("op_args and op_kwargs are for a callable in records")
+        for name, of in (("format", "path"), ("path_conn_id", "path"), ("sql_conn_id", "sql"), ("parameters", "sql")):
+            if getattr(self, name) is not None and getattr(self, of) is None:
+                raise BadArgument(f"{name} is for {of}")
+        if sql is not None and sql_conn_id is None:
+            raise BadArgument("give sql_conn_id, the connection of the database in which sql is run")
         if path is not None and not is_rendered_later(path):
             self._file_format()
 
@@ -156,18 +174,40 @@ class QewQewStageOperator(BaseOperator):
         else:
             assert self.queue_name is not None
             path = hook.path(self.queue_name)  # before the records: a wrong name must not cost a long read
-            # Encoded before the queue is opened: a source may be slow, and others wait for the queue.
-            records = [encode(record, number) for number, record in enumerate(self._source(context))]
-            size = sum(map(len, records))
-            with hook.queue(self.queue_name) as queue:
-                before = len(queue)
-                staged = queue.put_many(records, key=key)
-                stored = len(queue) - before
-        if stored == staged:
-            self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
-        else:
+            staged, stored, size = self._put(hook, self.queue_name, context, key)
+        again = stored != staged
+        if again:
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
-        return {"queue": self.queue_name, "records": staged} if self.topic is None else {"topic": self.topic, "records": staged}
+        else:
+            self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
+        of = {"queue": self.queue_name} if self.topic is None else {"topic": self.topic}
+        metrics.count("staged", stored, connection=self.qewqew_conn_id, **of)
+        if self.queue_name is not None:
+            metrics.gauge(hook, Source(self.queue_name))
+        self._staged, self._bytes = staged, None if again else size
+        result = {**of, "records": staged}
+        write_counts(context, self.outlets, result)
+        return result
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
+        from qewqew_airflow.lineage import lineage, written_queue
+
+        name = self.queue_name or self.topic
+        return lineage(outputs=[written_queue(self.qewqew_conn_id, str(name), self._staged, self._bytes)])
+
+    def _put(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
+        """(records of the task's commit, how many were stored now, bytes that the source gave).
+
+        Encoded before the queue is opened: a source may be slow, and others wait for the queue.
+        """
+        encoded = (encode(record, number) for number, record in enumerate(self._source(context)))
+        with Spool(encoded) as spool, hook.queue(name) as queue, queue.session() as session:
+            before = len(queue)
+            waiting = iter(spool)
+            while some := list(islice(waiting, 1000)):
+                session.put_many(some)
+            staged = session.commit(key)
+            return staged, len(queue) - before, spool.bytes
 
     def _append(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
         """(records of the task's commit, how many were stored now, bytes that the source gave).
@@ -200,13 +240,17 @@ class QewQewStageOperator(BaseOperator):
         return value
 
     def _source(self, context: Context) -> Iterable[Any]:
+        if self.sql is not None:
+            assert self.sql_conn_id is not None  # checked in __init__
+            return query(self.sql_conn_id, self.sql, self.parameters)
         if self.path is not None:
-            return self._rows() if self._file_format() == "csv" else self._lines()
+            return self._read_file()
         if not callable(self.records):
             assert self.records is not None  # checked in __init__
-            return self.records
+            return cast(Iterable[Any], self.records)  # an XComArg became a callable
+        args = self.op_args or ()
         given = {**context, **(self.op_kwargs or {})}
-        records = self.records(**determine_kwargs(self.records, (), given))
+        records = self.records(*args, **determine_kwargs(self.records, args, given))
         if not _is_iterable_of_records(records):
             raise BadArgument(f"the callable in records returned {type(records).__name__}, not an iterable of records")
         return records
@@ -214,48 +258,23 @@ class QewQewStageOperator(BaseOperator):
     def _file_format(self) -> str:
         format = self.format or FORMATS.get(os.path.splitext(str(self.path))[1].lower())
         if format is None or format not in FORMATS.values():
-            raise BadArgument(f"the format of {self.path!r} is {format!r}; say format='jsonl' or format='csv'")
+            raise BadArgument(f"the format of {str(self.path)!r} is {format!r}; say format='jsonl' or format='csv'")
         return format
 
-    def _lines(self) -> Iterator[bytes]:
-        blank = 0
-        with open(str(self.path), "rb") as file:
-            for number, line in enumerate(file):
-                record = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
-                record = record.removesuffix(b"\n").removesuffix(b"\r")
-                if record.strip():
-                    yield record
-                else:
-                    blank += 1
-        self._say_blank(blank)
+    def _read_file(self) -> Iterator[Any]:
+        read = rows if self._file_format() == "csv" else lines
+        with open_file(self.path, self.path_conn_id) as file:
+            yield from read(file, str(self.path))
 
-    def _rows(self) -> Iterator[dict[str, str]]:
-        blank = 0
-        with open(str(self.path), encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            try:
-                names = next(rows, [])
-                if len(set(names)) < len(names):
-                    raise BadRecord("the first line names a column twice", path=self.path)
-                for row in rows:
-                    if len(row) == len(names):
-                        yield dict(zip(names, row, strict=True))
-                    elif row:
-                        raise BadRecord(
-                            f"line {rows.line_num} has {len(row)} fields, the first line names {len(names)}. Nothing was stored",
-                            path=self.path,
-                        )
-                    else:
-                        blank += 1
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise BadRecord(
-                    f"near line {rows.line_num}: not CSV in UTF-8: {error}. Nothing was stored", path=self.path
-                ) from error
-        self._say_blank(blank)
 
-    def _say_blank(self, blank: int) -> None:
-        if blank:
-            self.log.warning("%s: %s blank lines were left out", self.path, f"{blank:,}")
+def _of_tasks(output: Any) -> Iterable[Any]:
+    """The records that another task returned; of mapped tasks, those of each."""
+    if not isinstance(output, LazyXComSequence):
+        if not _is_iterable_of_records(output):
+            raise BadArgument(f"the task whose output is staged returned {type(output).__name__}, not a list of records")
+        return cast(Iterable[Any], output)
+    each = (one if isinstance(one, (list, tuple)) else [one] for one in output if one is not None)
+    return chain.from_iterable(each)
 
 
 def _is_iterable_of_records(value: Any) -> bool:

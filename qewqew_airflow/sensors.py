@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.readiness import Thresholds, seen
 from qewqew_airflow.source import Source, Start
-from qewqew_core import QueueStats
+from qewqew_core import errors
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 READY = "ready"  # the key in the task's state store, which lives as long as the run: what was seen
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "min_records": whole,
-    "min_bytes": whole,
-    "max_age": lambda name, value: seconds(name, value, low=0.001),
-}
 
 
 class QewQewSensor(BaseSensorOperator):
@@ -39,6 +36,10 @@ class QewQewSensor(BaseSensorOperator):
     Returns (XCom) what it saw: queue (or topic and reader), ready (the reason), records, bytes, oldest
     (ISO 8601 or None), returned (leases whose time is over included) and leased (numbers of batches).
 
+    With ``deferrable`` it looks once, and then waits in the triggerer, which must have the directory too: it needs no
+    worker, and is ready within a second or two. ``mode`` means nothing then, and ``poke_interval`` is how long it waits
+    at most until it looks again where the file system tells no changes (NFS).
+
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated); messages are its records
     :param reader: whose messages of the topic are waited for (templated)
@@ -50,9 +51,10 @@ class QewQewSensor(BaseSensorOperator):
     :param min_bytes: bytes of records, from 1 (templated)
     :param max_age: timedelta or seconds, from 0.001 s to ten years (templated)
     :param qewqew_conn_id: the connection (templated)
+    :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``
 
-    Raises `BadArgument` for thresholds out of range, and `BadPath` when the directory does not exist or
-    cannot be read: the task fails at once, it does not wait.
+    Raises `BadArgument` for thresholds out of range or above what the connection lets a queue hold, and `BadPath` when the
+    directory does not exist or cannot be read: the task fails at once, it does not wait.
     """
 
     template_fields: Sequence[str] = (
@@ -73,6 +75,7 @@ class QewQewSensor(BaseSensorOperator):
         min_bytes: int | str | None = None,
         max_age: timedelta | float | str | None = None,
         qewqew_conn_id: str = QewQewHook.default_conn_name,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -85,6 +88,7 @@ class QewQewSensor(BaseSensorOperator):
         self.min_bytes = min_bytes
         self.max_age = max_age
         self.qewqew_conn_id = qewqew_conn_id
+        self.deferrable = deferrable
         self._prepared = False
         self._source()
         self._thresholds()  # a wrong number is an error of the DAG file, shown before any run
@@ -95,18 +99,32 @@ class QewQewSensor(BaseSensorOperator):
         if before:
             self.log.info("Not waiting again: %s was ready in this run before (%s)", self._source(), before["ready"])
             return before
-        seen = super().execute(context)
-        if store is not None and seen:
-            store.set(READY, seen)
-        return seen
+        return self._remember(context, super().execute(context))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """The trigger has fired."""
+        if "error" in event:
+            if self.never_fail:
+                raise AirflowSkipException(f"never_fail: {event['message']}")
+            raise getattr(errors, event["error"], AirflowException)(f"in the triggerer: {event['message']}")
+        self.log.info("Ready, %s: %s", event["ready"], event)
+        return self._remember(context, event)
+
+    def _remember(self, context: Context, ready: Any) -> Any:
+        store = context.get("task_state_store")
+        if store is not None and ready:
+            store.set(READY, ready)
+        return ready
 
     def poke(self, context: Context) -> PokeReturnValue:
-        hook, source = QewQewHook(self.qewqew_conn_id), self._source()
+        hook, source, thresholds = QewQewHook(self.qewqew_conn_id), self._source(), self._thresholds()
         if not self._prepared:
+            if source.topic is None:
+                thresholds.check_bounds(hook.settings())
             source.prepare(hook)
             self._prepared = True
         stats = source.inspect(hook)
-        reason = self._reason(stats)
+        reason = thresholds.reason(stats)
         self.log.info(
             "In %s: %s records, %s bytes, oldest %s, %d batches returned, %d leased: %s",
             source,
@@ -117,37 +135,30 @@ class QewQewSensor(BaseSensorOperator):
             stats.leased,
             f"ready, {reason}" if reason else "not ready",
         )
-        if not reason:
-            return PokeReturnValue(False)
-        seen = {
-            **source.names(),
-            "ready": reason,
-            "records": stats.records,
-            "bytes": stats.bytes,
-            "oldest": stats.oldest and stats.oldest.isoformat(),
-            "returned": stats.returned,
-            "leased": stats.leased,
-        }
-        return PokeReturnValue(True, seen)
+        if reason:
+            return PokeReturnValue(True, seen(source, stats, reason))
+        if self.deferrable:
+            self._defer(source, thresholds)
+        return PokeReturnValue(False)
+
+    def _defer(self, source: Source, thresholds: Thresholds) -> None:
+        from qewqew_airflow.triggers import QewQewReadyTrigger  # late: no DAG file needs it
+
+        # Filter and start are the reader's by now: it was made, or given the filter.
+        names = Source(source.queue_name, source.topic, source.reader)
+        self.defer(
+            trigger=QewQewReadyTrigger(
+                qewqew_conn_id=self.qewqew_conn_id,
+                source=asdict(names),
+                thresholds=asdict(thresholds),
+                poll_interval=max(self.poke_interval, 0.1),
+            ),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=self.timeout),
+        )
 
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
 
-    def _thresholds(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in CHECKS if getattr(self, name) is not None}
-        return {name: CHECKS[name](name, value) for name, value in given.items() if not is_rendered_later(value)}
-
-    def _reason(self, stats: QueueStats) -> str | None:
-        """Which condition the queue meets, as text; None: none of them."""
-        if stats.returned:
-            return "a batch waits that was returned, or of which the lease time is over"
-        if not stats.records:
-            return None
-        thresholds = self._thresholds() or {"min_records": 1}
-        if stats.records >= thresholds.get("min_records", stats.records + 1):
-            return f"at least {thresholds['min_records']:,} records"
-        if stats.bytes >= thresholds.get("min_bytes", stats.bytes + 1):
-            return f"at least {thresholds['min_bytes']:,} bytes"
-        if "max_age" in thresholds and (stats.oldest is None or datetime.now(UTC) - stats.oldest > thresholds["max_age"]):
-            return f"a record older than {thresholds['max_age']}"
-        return None
+    def _thresholds(self) -> Thresholds:
+        return Thresholds.of({name: getattr(self, name) for name in ("min_records", "min_bytes", "max_age")})

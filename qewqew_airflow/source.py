@@ -31,7 +31,7 @@ class Source:
     What is a template still is checked when it is rendered.
     """
 
-    queue_name: str | None
+    queue_name: str | None = None
     topic: str | None = None
     reader: str | None = None
     filter: str | None = None
@@ -90,6 +90,13 @@ class Source:
             return hook.inspect(self.queue_name)  # type: ignore[arg-type]
         assert self.reader is not None
         return hook.inspect_reader(self.topic, self.reader)
+
+    def files(self, hook: QewQewHook) -> list[str]:
+        """How the absolute paths begin of the files that change when what `inspect` counts does."""
+        path = self.path(hook)
+        if self.topic is None:
+            return [path]
+        return [os.path.join(path, os.path.basename(path) + "."), os.path.join(path, "state", f"{self.reader}.")]
 
     def may_have_leases(self, hook: QewQewHook) -> bool:
         """False if there is nothing to open in order to return a batch. Makes nothing."""

@@ -25,25 +25,21 @@ from airflow.sdk import BaseHook
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
+from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
+from qewqew_airflow.assets import write_counts
 from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.leases import describe, lease, still_ours
+from qewqew_airflow.links import QewQewLink
 from qewqew_airflow.operators import task_key
 from qewqew_airflow.source import Source, Start
-from qewqew_core import (
-    BadArgument,
-    Batch,
-    BatchConflict,
-    BatchExpired,
-    BatchNotFound,
-    QewQewError,
-    Queue,
-    QueueLocked,
-    Reader,
-)
+from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
+from qewqew_core.store import local_path
 from qewqew_spark.output import Output, check_arguments
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
 
 
@@ -93,6 +89,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     - killed, at whatever point, or marked by a user: the lease stays; the next try or a cleared task
       works on the same batch. Spark's driver on this worker dies with the task, and the task with its
       supervisor; a try whose predecessor still works on the batch waits for its end.
+    - killed in cluster mode (kill -9, lost worker): the driver, which is elsewhere, goes on, and the next try waits for it
+      instead of submitting again (``durable``, of SparkSubmitOperator), then acknowledges.
     - killed, with lease_timeout, and not tried again: the batch is returned lease_timeout after the last
       extension, and the next lease, by whatever run, gets it first.
     - the lease could not be extended in time (`LeaseLost`): Spark's driver is killed and the task fails; the
@@ -106,7 +104,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     Returns (XCom) batch_id, attempt, records, bytes, and what the job reported: for the ready-made job
     codec, read, good, bad, reasons, outputs (of each: written), quarantine, note and seconds (not in cluster
-    mode, where the driver's files are elsewhere).
+    mode, where the driver's files are elsewhere). The numbers are in the ``extra`` of the events of the assets among
+    its ``outlets`` too.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
@@ -120,6 +119,10 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives it is
         extended every third of that. Without it a lease lasts until the task returns or acknowledges it.
         At least twice the pause before a retry, or another run may get the batch first; 1800 suits most.
+    :param publish_to: URL of an object store, or a directory, to which the batch is copied before the job is submitted
+        (templated): the job then reads ``URL/ID/manifest.json``, and needs nothing of this worker's disk. The store's
+        credentials are those that its client finds in the environment. The copy is removed when the batch
+        is acknowledged; until then another try sends only what is missing
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
@@ -132,7 +135,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param max_bad_records: the job fails when more records do not decode
     :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
     :param application: your own job instead of the ready-made one (templated); its
-        ``application_args`` must then hold ``{manifest}`` (path of the batch's manifest) and may hold
+        ``application_args`` must then hold ``{manifest}`` (path or URL of the batch's manifest) and may hold
         ``{batch_id}`` and ``{result}`` (a file on this worker into which it may write a JSON object for
         the XCom).
         Without application_args its one argument is the manifest.
@@ -152,6 +155,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         "reader",
         "filter",
         "qewqew_conn_id",
+        "publish_to",
         "outputs",
         "codec",
         "schema",
@@ -159,6 +163,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         "quarantine",
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
+    operator_extra_links = (QewQewLink(),)
 
     def __init__(
         self,
@@ -172,6 +177,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         max_records: int | None = None,
         max_bytes: int | None = None,
         lease_timeout: timedelta | float | None = None,
+        publish_to: str | None = None,
         outputs: Sequence[Mapping[str, Any]] | None = None,
         codec: str | None = None,
         schema: str | None = None,
@@ -191,6 +197,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.max_records = None if max_records is None else whole("max_records", max_records)
         self.max_bytes = None if max_bytes is None else whole("max_bytes", max_bytes)
         self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
+        self.publish_to = publish_to
         self.outputs = outputs
         self.codec = codec
         self.schema = schema
@@ -201,6 +208,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self._lease_ends = 0.0  # by the monotonic clock
         self._killed = False
         self._driver_is_here = True
+        self._result: dict[str, Any] = {}
         self._ready_made = not self.application
         self._source()
         self._check_job()
@@ -216,24 +224,34 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             batch = self._lease(hook, key)
             if batch is None:
                 raise AirflowSkipException(f"{self._source()} is empty: nothing to hand to Spark")
-            if self._killed:  # during the lease: spark-submit did not run yet, so on_kill could not stop it
-                raise AirflowException("killed before spark-submit")
             with self._alone_with(hook, batch):
                 with self._extending(hook, batch):
-                    result = self._submit(context, batch)
+                    manifest = batch.manifest_path if self.publish_to is None else self._publish(batch)
+                    report = self._submit(context, batch, manifest)
                 self._acknowledge(hook, batch)
+            self._clean_up(context, manifest)
         except AirflowSkipException:
             raise
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, key, error)
             raise
-        return {
-            "batch_id": batch.id,
-            "attempt": batch.attempt,
-            "records": batch.records,
-            "bytes": batch.bytes,
-            **result,
-        }
+        numbers = {"batch_id": batch.id, "attempt": batch.attempt, "records": batch.records, "bytes": batch.bytes}
+        self._result = {**numbers, **report}
+        figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
+        write_counts(context, self.outlets, {**self._source().names(), **numbers, **figures})
+        return self._result
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
+        from qewqew_airflow.lineage import lineage, of_queue, written_output
+
+        queue = of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))
+        outputs = self._result.get("outputs") or self.outputs or ()
+        return lineage([queue], [written_output(output, self._conn_id) for output in outputs])
+
+    def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:
+        from qewqew_airflow.lineage import lineage, of_queue
+
+        return lineage([of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 
     def on_kill(self) -> None:
         """Kill the driver and keep the lease: whoever killed the task decides whether it runs again."""
@@ -281,10 +299,23 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         environment = {**os.environ, **(self.env_vars or {})}
         self._find_spark_submit(connection["spark_binary"], environment)
         check_java(environment)
+        self._check_durable()
         # In cluster mode the driver runs elsewhere, where neither this Python nor a file for the result need be.
         self._driver_is_here = connection["deploy_mode"] != "cluster"
         if self._driver_is_here and "PYSPARK_PYTHON" not in environment:
             self.env_vars = {**(self.env_vars or {}), "PYSPARK_PYTHON": sys.executable}
+
+    def _check_durable(self) -> None:
+        """What the provider refuses only when it submits; it keeps no driver's id then."""
+        hook = self._get_hook()
+        if self._track_driver_via_k8s_api:
+            hook._validate_track_driver_via_k8s_api_config()
+        if hook._is_yarn_cluster_mode:
+            if self.durable and not self._yarn_track_via_rm_api:
+                raise BadArgument(
+                    "in YARN's cluster mode give yarn_track_via_rm_api=True, or durable=False: a retry submits again"
+                )
+            hook._validate_yarn_track_via_rm_api_config()
 
     def _find_spark_submit(self, binary: str, environment: Mapping[str, str]) -> None:
         if shutil.which(binary, path=environment.get("PATH")):
@@ -301,28 +332,14 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     # Lease, submit, acknowledge.
 
     def _lease(self, hook: QewQewHook, key: str) -> Batch | None:
-        try:
-            with self._source().open(hook) as queue:
-                begun = time.monotonic()
-                batch = queue.lease(key, self.max_records, self.max_bytes, self.lease_timeout)
-                self._lease_ends = begun + (self.lease_timeout or 0)
-        except BatchExpired as error:
-            raise AirflowFailException(
-                f"BatchExpired: {error}. Trigger a new run for what is in {self._source()} now; a longer retention in the "
-                "connection's extra keeps batches for longer"
-            ) from error
+        source = self._source()
+        with source.open(hook) as queue:
+            begun = time.monotonic()
+            batch = lease(queue, source, hook, key, self.max_records, self.max_bytes, self.lease_timeout)
+            self._lease_ends = begun + (self.lease_timeout or 0)
+        metrics.gauge(hook, source)
         if batch is not None:
-            self.log.info(
-                "Leased batch %s (%s records, %s bytes, attempt %d, %s%s) under %s: %s",
-                batch.id,
-                f"{batch.records:,}",
-                f"{batch.bytes:,}",
-                batch.attempt,
-                "acknowledged before, processing it again" if batch.state == "acked" else batch.state,
-                f" until {batch.expires} unless it is extended" if batch.expires else "",
-                key,
-                batch.manifest_path,
-            )
+            self.log.info("Leased batch %s: %s", describe(batch), batch.manifest_path)
         return batch
 
     @contextlib.contextmanager
@@ -381,7 +398,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             try:
                 # A short wait for the lock: the task waits for this thread before it acknowledges.
                 with self._source().open(hook, lock_timeout=min(soon, 1.0)) as queue:
-                    batch = self._still_ours(queue, leased)
+                    batch = still_ours(queue, leased.id, leased.key, leased.attempt)
                     if batch.state == "acked":  # by an earlier try that we wait for
                         return
                     batch.extend(lease_timeout)
@@ -404,22 +421,25 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 self.log.warning("Spark could not be killed, trying again: %s", error)
             done.wait(1.0)
 
-    def _still_ours(self, queue: Queue | Reader, leased: Batch) -> Batch:
-        """The batch as it is now; raises `BatchConflict` if somebody else has leased it since."""
-        batch = queue.batch(leased.id)
-        if (batch.key, batch.attempt) != (leased.key, leased.attempt):
-            raise BatchConflict(
-                f"batch {leased.id} was leased again since, by {batch.key}; this task's result is not acknowledged"
-            )
-        return batch
+    def _publish(self, batch: Batch) -> str:
+        """Copy the batch to ``publish_to``; returns the URL of its manifest."""
+        begun = time.monotonic()
+        url = batch.publish(str(self.publish_to))
+        self.log.info("Published batch %s at %s in %.1f s", batch.id, url, time.monotonic() - begun)
+        return f"{url}/manifest.json"
 
-    def _submit(self, context: Context, batch: Batch) -> dict[str, Any]:
+    def _submit(self, context: Context, batch: Batch, manifest: str) -> dict[str, Any]:
+        if self._killed:  # spark-submit did not run yet, so on_kill could not stop it
+            raise AirflowException("killed before spark-submit")
+        # A driver's id is of use only to tries on this very batch: one that was put back left its id to another.
+        self.external_id_key = f"spark_job_id.{batch.id}.{batch.made}"
+        self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status.{batch.id}.{batch.made}"
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
             result = os.path.join(directory, "result.json")
             if self._ready_made:
-                self.application_args = self._job_arguments(batch.manifest_path, result if self._driver_is_here else None)
+                self.application_args = self._job_arguments(manifest, result if self._driver_is_here else None)
             else:
-                places = {"{manifest}": batch.manifest_path, "{batch_id}": batch.id, "{result}": result}
+                places = {"{manifest}": manifest, "{batch_id}": batch.id, "{result}": result}
                 pattern = re.compile("|".join(map(re.escape, places)))
                 self.application_args = [
                     pattern.sub(lambda place: places[place[0]], str(argument))
@@ -428,7 +448,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             start = time.monotonic()
             try:
                 super().execute(context)
-            except AirflowException as error:
+            except (AirflowException, RuntimeError) as error:  # the latter of a driver elsewhere
                 raise SparkJobFailed(f"batch {batch.id}: {last_error(str(error))}") from error
             report = read_result(result)
         report.pop("batch", None)  # it is the batch_id
@@ -459,9 +479,27 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return hook
 
     def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
-        with self._source().open(hook) as queue:
-            self._still_ours(queue, leased).ack()
+        source = self._source()
+        with source.open(hook) as queue:
+            batch = still_ours(queue, leased.id, leased.key, leased.attempt)
+            again = batch.state == "acked"
+            batch.ack()
         self.log.info("Acknowledged batch %s", leased.id)
+        if not again:
+            metrics.count("acknowledged", leased.records, connection=hook.qewqew_conn_id, **source.names())
+        metrics.gauge(hook, source)
+
+    def _clean_up(self, context: Context, manifest: str) -> None:
+        """After the acknowledgement, which stands whatever fails here: forget the driver, remove the copy."""
+        try:
+            store = context.get("task_state_store")
+            if self.durable and store is not None:  # or this task, cleared, would take that job for its own
+                store.delete(self.external_id_key)
+                store.delete(self._K8S_DRIVER_STATUS_KEY)
+            if self.publish_to is not None:
+                remove(os.path.dirname(manifest))
+        except Exception as error:
+            self.log.warning("Something of the acknowledged batch is left behind: %s", error)
 
     # After a failure.
 
@@ -488,6 +526,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 for batch in queue.batches():
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
+                        metrics.count("nacked", batch.records, connection=hook.qewqew_conn_id, **source.names())
                         self.log.info("Last try failed: returned batch %s, the next lease of %s gets it", batch.id, source)
         except Exception as failure:  # it must not hide why the task failed
             self.log.warning("The lease under %s could not be returned (%s): clear this task to process it", key, failure)
@@ -518,6 +557,17 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
+
+
+def remove(url: str) -> None:
+    """Remove a published batch, a directory here or in an object store."""
+    if (directory := local_path(url)) is not None:
+        shutil.rmtree(directory)
+        return
+    import fsspec  # type: ignore[import-untyped]
+
+    store, path = fsspec.core.url_to_fs(url)
+    store.rm(path, recursive=True)
 
 
 def check_java(environment: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from qewqew_airflow.local import BIN, COMPONENTS, LocalAirflow, Run
+from qewqew_airflow.local import BIN, LocalAirflow, Run
 from qewqew_core import BatchExpired, Queue, QueueStats, inspect
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class KillableAirflow(LocalAirflow):
         process.wait()
 
     def start_again(self, component: str) -> None:
-        self._components[component] = self._popen(component, COMPONENTS[component], self._settings)
+        self._components[component] = self._popen(component, self.components[component], self._settings)
 
     def instance(self, run: Run, task_id: str, map_index: int = -1) -> dict[str, Any]:
         """The task instance as the API has it; {} if there is none yet."""

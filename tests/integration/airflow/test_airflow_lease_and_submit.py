@@ -531,8 +531,9 @@ def test_a_time_out_of_the_lease_changes_nothing_for_retries_and_cleared_tasks(r
         (lambda m, c, d: (m.setenv("PATH", "/nowhere"), m.setattr(sys, "executable", "/nowhere/python")), "SparkSubmitNotFound"),
         (lambda m, c, d: m.setenv("JAVA_HOME", "/nowhere"), "JAVA_HOME is /nowhere"),
         (lambda m, c, d: c("qewqew_default", "qewqew", str(d / "missing")), "does not exist on this worker"),
+        (lambda m, c, d: c("spark_default", "spark", "yarn", **{"deploy-mode": "cluster"}), "give yarn_track_via_rm_api=True"),
     ],
-    ids=["connection", "master", "binary", "spark-submit", "java", "directory"],
+    ids=["connection", "master", "binary", "spark-submit", "java", "directory", "durable"],
 )
 def test_what_is_missing_is_named_before_anything_is_leased(
     run: Any,

@@ -133,3 +133,22 @@ def test_two_dags_consume_one_topic_each_with_a_reader_of_its_own(
     assert set(archive.states().values()) == {"success"}
     assert (archive.result("to_parquet")["records"], archive.result("check")["flights"]) == (80_090, 80_090)
     assert inspect_reader(topic, "archive").records == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "result"),
+    [
+        ("livy_style", "wait", {"records": 1000, "total": 4500}),
+        ("pyspark_task", "to_parquet", {"shop 0": 334, "shop 1": 333, "shop 2": 333}),
+    ],
+)
+def test_a_batch_is_handed_to_other_engines_and_acknowledged(
+    run: Any, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, task: str, result: Any
+) -> None:
+    monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
+    dag = DagBag(str(EXAMPLES / f"{name}.py")).dags[name]
+    ran = run(dag)
+    assert ran.states() == {**dict.fromkeys(dag.task_dict, "success"), "nack": "skipped"}
+    assert ran.result(task) == result
+    assert ran.result("ack")["state"] == "acked"
+    assert inspect(directory / name).leased == 0

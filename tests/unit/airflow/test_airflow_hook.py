@@ -157,7 +157,7 @@ def test_a_setting_out_of_range_is_refused_by_name(connect: Connect, directory: 
 def test_an_unknown_setting_is_refused(connect: Connect) -> None:
     """A misspelt sync would be a queue that is less durable than its owner thinks."""
     connect("qewqew_default", "qewqew", "/", snyc="never")
-    with pytest.raises(BadArgument, match="'snyc'; it may have chunk_size, sync"):
+    with pytest.raises(BadArgument, match="'snyc'; it may have hostname, chunk_size, sync"):
         QewQewHook().settings()
 
 

@@ -13,7 +13,7 @@ import pytest
 from airflow._shared.module_loading import import_string
 
 from qewqew_airflow.get_provider_info import get_provider_info
-from qewqew_airflow.hooks import SETTINGS, TOPIC_SETTINGS, QewQewHook
+from qewqew_airflow.hooks import EXTRA, TOPIC_SETTINGS, QewQewHook
 
 
 def test_the_provider_info_satisfies_the_schema_of_airflow() -> None:
@@ -35,14 +35,49 @@ def test_airflow_finds_the_provider_and_its_connection_type() -> None:
 
 def test_everything_that_is_listed_can_be_imported() -> None:
     info = get_provider_info()
-    modules = [module for part in ("hooks", "operators", "sensors") for entry in info[part] for module in entry["python-modules"]]
-    for name in [*modules, info["connection-types"][0]["hook-class-name"]]:
-        assert import_string(name) if name[-4:] == "Hook" else __import__(name)
+    parts = "hooks", "operators", "sensors", "triggers"
+    for module in (module for part in parts for entry in info[part] for module in entry["python-modules"]):
+        assert __import__(module)
+    [asset] = info["asset-uris"]
+    names = [info["connection-types"][0]["hook-class-name"], info["task-decorators"][0]["class-name"]]
+    for name in [*names, *info["queues"], *info["notifications"], *info["extra-links"], *list(asset.values())[1:]]:
+        assert import_string(name)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["get", "qewqew", "--full"], "Durable local queues and topics"),
+        (["hooks"], "qewqew_airflow.hooks.QewQewHook"),
+        (["widgets"], "retention_bytes"),
+        (["behaviours"], "qewqew"),
+        (["queues"], "qewqew_airflow.message_queue.QewQewMessageQueueProvider"),
+        (["triggers"], "qewqew_airflow.triggers"),
+        (["links"], "qewqew_airflow.links.QewQewLink"),
+        (["notifications"], "qewqew_airflow.notifications.QewQewNotifier"),
+        (["configs"], "qewqew"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "lists",
+)
+def test_airflow_lists_what_the_provider_has(command: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from airflow.cli.cli_parser import get_parser
+
+    arguments = get_parser().parse_args(["providers", *command, "--output", "plain"])
+    arguments.func(arguments)
+    assert shown in capsys.readouterr().out
+
+
+def test_airflow_knows_the_decorator_and_the_assets() -> None:
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+
+    runtime = ProvidersManagerTaskRuntime()
+    assert "qewqew" in dict(runtime.taskflow_decorators)
+    assert runtime.asset_uri_handlers["qewqew"].__module__ == "qewqew_airflow.assets"
 
 
 def test_the_form_of_the_connection_has_the_settings_that_the_hook_takes() -> None:
     [connection] = get_provider_info()["connection-types"]
-    assert list(connection["conn-fields"]) == [*SETTINGS, "topic"]
+    assert list(connection["conn-fields"]) == list(EXTRA)
     assert connection["conn-fields"]["topic"]["description"] == f"JSON: {', '.join(TOPIC_SETTINGS)}"
     assert connection["connection-type"] == QewQewHook.conn_type
 
@@ -53,7 +88,20 @@ def run_python(program: str) -> Any:
     return json.loads(done.stdout)
 
 
-MODULES = ", ".join(f"qewqew_airflow.{name}" for name in ("get_provider_info", "hooks", "operators", "sensors", "source"))
+LIGHT = (
+    "arguments",
+    "assets",
+    "get_provider_info",
+    "hooks",
+    "leases",
+    "links",
+    "metrics",
+    "operators",
+    "records",
+    "sensors",
+    "source",
+)
+MODULES = ", ".join(f"qewqew_airflow.{name}" for name in LIGHT)
 
 
 def test_importing_the_provider_imports_nothing_heavy_that_airflow_does_not() -> None:
@@ -61,7 +109,7 @@ def test_importing_the_provider_imports_nothing_heavy_that_airflow_does_not() ->
 import json, sys
 from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Connection, PokeReturnValue, XComArg
 before = set(sys.modules)
-import {MODULES}
+import {MODULES}, qewqew_airflow.decorators, qewqew_airflow.notifications
 print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
 """
     assert set(run_python(program)) <= {"airflow", "qewqew_airflow", "qewqew_core", "portalocker", *sys.stdlib_module_names}

@@ -1,65 +1,16 @@
-"""When a queue is ready, as a table; and thresholds that cannot be meant."""
+"""What the sensor looks at, and arguments that cannot be meant."""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.sensors import QewQewSensor
 from qewqew_core import BadArgument, BadPath, Message, Queue, Topic
-
-HOUR = timedelta(hours=1)
-
-
-def stats(records: int = 0, size: int = 0, age: timedelta | None = None, returned: int = 0, leased: int = 0) -> SimpleNamespace:
-    oldest = None if age is None else datetime.now(UTC) - age
-    return SimpleNamespace(records=records, bytes=size, oldest=oldest, returned=returned, leased=leased)
-
-
-def poke(monkeypatch: pytest.MonkeyPatch, seen: SimpleNamespace, **thresholds: Any) -> Any:
-    monkeypatch.setattr(QewQewHook, "inspect", lambda self, queue_name: seen)
-    return QewQewSensor(task_id="wait", queue_name="orders", **thresholds).poke({})
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "seen", "ready"),
-    [
-        # none given: not empty
-        ({}, stats(), None),
-        ({}, stats(1, 0, timedelta(0)), "at least 1 records"),
-        # each alone, below and at the threshold
-        ({"min_records": 3}, stats(2, 999, HOUR), None),
-        ({"min_records": 3}, stats(3, 0, timedelta(0)), "at least 3 records"),
-        ({"min_bytes": 100}, stats(999, 99, HOUR), None),
-        ({"min_bytes": 100}, stats(1, 100, timedelta(0)), "at least 100 bytes"),
-        ({"max_age": HOUR}, stats(999, 999, HOUR / 2), None),  # far off: the ages are as of the collection of the tests
-        ({"max_age": HOUR}, stats(1, 0, HOUR + timedelta(seconds=1)), "a record older than 1:00:00"),
-        # seconds, and values as templates render them
-        ({"max_age": 3600}, stats(1, 0, 2 * HOUR), "a record older than 1:00:00"),
-        ({"max_age": "0.5"}, stats(1, 0, HOUR), "a record older than 0:00:00.500000"),
-        ({"min_records": "3"}, stats(3), "at least 3 records"),
-        # any of those given is enough
-        ({"min_records": 3, "min_bytes": 100, "max_age": HOUR}, stats(2, 99, timedelta(0)), None),
-        ({"min_records": 3, "min_bytes": 100, "max_age": HOUR}, stats(2, 100, timedelta(0)), "at least 100 bytes"),
-        ({"min_records": 3, "max_age": HOUR}, stats(1, 0, 2 * HOUR), "a record older than 1:00:00"),
-        # the age of an empty queue does not exist; records of unknown age must not wait for ever
-        ({"max_age": HOUR}, stats(0), None),
-        ({"max_age": HOUR}, stats(1, 1, None), "a record older than 1:00:00"),
-        # a returned batch is always ready, a leased one never
-        ({"min_records": 3}, stats(returned=1), "a batch waits that was returned, or of which the lease time is over"),
-        ({"min_records": 3}, stats(leased=1), None),
-    ],
-)
-def test_ready(monkeypatch: pytest.MonkeyPatch, thresholds: dict[str, Any], seen: SimpleNamespace, ready: str | None) -> None:
-    result = poke(monkeypatch, seen, **thresholds)
-    assert bool(result) == (ready is not None)
-    assert (result.xcom_value or {}).get("ready") == ready
 
 
 @pytest.mark.parametrize("names", [{"queue_name": "orders"}, {"topic": "orders", "reader": "load"}], ids=["queue", "topic"])
@@ -78,16 +29,20 @@ def test_a_lease_whose_time_is_over_is_ready(directory: Path, names: dict[str, s
     assert (seen["records"], seen["returned"], seen["leased"]) == (0, 1, 0)
 
 
-def test_what_was_seen_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = stats(5, 70, HOUR, leased=2)
-    assert poke(monkeypatch, seen, min_records=5).xcom_value == {
+def test_what_was_seen_is_the_result(directory: Path) -> None:
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"x" * 10] * 7)
+        queue.lease("somebody", max_records=2)
+        oldest = queue.stats().oldest
+    assert oldest is not None
+    assert QewQewSensor(task_id="wait", queue_name="orders", min_records=5).poke({}).xcom_value == {
         "queue": "orders",
         "ready": "at least 5 records",
         "records": 5,
-        "bytes": 70,
-        "oldest": seen.oldest.isoformat(),
+        "bytes": 50,
+        "oldest": oldest.isoformat(),
         "returned": 0,
-        "leased": 2,
+        "leased": 1,
     }
 
 
@@ -104,8 +59,9 @@ def test_a_threshold_that_cannot_be_meant_is_an_error_of_the_dag_file(name: str,
         QewQewSensor(task_id="wait", queue_name="orders", **{name: value})
 
 
-def test_a_template_is_checked_when_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QewQewHook, "inspect", lambda self, queue_name: stats(5))
+def test_a_template_is_checked_when_it_is_rendered(directory: Path) -> None:
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"x"] * 5)
     sensor = QewQewSensor(task_id="wait", queue_name="orders", min_records="{{ params.n }}")
     sensor.render_template_fields({"params": {"n": -5}})
     with pytest.raises(BadArgument, match="min_records is -5"):

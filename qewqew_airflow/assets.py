@@ -1,0 +1,52 @@
+"""Assets: ``qewqew://CONNECTION/NAME`` is the queue or topic NAME of an Airflow connection.
+
+The connection, not a host: it is what DAGs, triggers and the page name a queue by, and it is known when a DAG file is
+parsed. Where each worker has queues of its own, each has a connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from airflow.sdk import Asset
+
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_core import BadArgument
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.openlineage.facet import Dataset
+    from airflow.sdk import Context
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """The URI of an asset as it is compared; raises `BadArgument` unless it names a connection and a queue."""
+    name = unquote(uri.path.strip("/"))
+    if not uri.netloc or not name or uri.query:
+        raise BadArgument(f"the URI of a queue or topic is qewqew://CONNECTION/NAME, not {uri.geturl()!r:.200}")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise BadArgument(f"{name!r:.200} is not the name of a queue or topic: no '.', '..' or nothing between the slashes")
+    return uri._replace(path="/" + quote(name))
+
+
+def create_asset(
+    *, name: str, qewqew_conn_id: str = QewQewHook.default_conn_name, extra: Mapping[str, Any] | None = None, **asset: Any
+) -> Asset:
+    """The asset of a queue or topic; ``asset`` are further arguments of Asset, as ``group`` or ``watchers``."""
+    return Asset(uri=f"qewqew://{qewqew_conn_id}/{quote(name)}", extra=dict(extra or {}), **asset)
+
+
+def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
+    """The same dataset as the operators name; see `lineage.of_queue`."""
+    from qewqew_airflow.lineage import of_queue
+
+    uri = urlsplit(asset.uri)
+    return of_queue(uri.netloc, unquote(uri.path.strip("/")))
+
+
+def write_counts(context: Context, outlets: list[Any], counts: Mapping[str, Any]) -> None:
+    """Let the events of the assets among the outlets of a task say how much it was."""
+    for outlet in outlets:
+        if isinstance(outlet, Asset):
+            context["outlet_events"][outlet].extra = {**context["outlet_events"][outlet].extra, **counts}

@@ -1,0 +1,36 @@
+"""``@task.qewqew``: a TaskFlow function that yields records, staged in one commit under the task's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+
+from qewqew_airflow.operators import QewQewStageOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+
+class _StagingOperator(DecoratedOperator, QewQewStageOperator):  # type: ignore[misc]  # op_args may be None here
+    template_fields: Sequence[str] = QewQewStageOperator.template_fields
+    template_fields_renderers = QewQewStageOperator.template_fields_renderers
+    shallow_copy_attrs: Sequence[str] = (*QewQewStageOperator.shallow_copy_attrs, "python_callable")
+    custom_operator_name = "@task.qewqew"
+
+    def __init__(self, *, python_callable: Callable[..., Any], op_args: Any = None, op_kwargs: Any = None, **kwargs: Any) -> None:
+        given = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        staged = {"records": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        super().__init__(**given, kwargs_to_upstream=staged, **kwargs)
+
+
+def qewqew_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
+    """Stages what the function returns or yields, as `QewQewStageOperator` does with ``records``.
+
+    ``kwargs`` are that operator's: queue_name or topic, tag, qewqew_conn_id … and those of every task. The
+    arguments with which the function is called in the DAG may be outputs of other tasks. The task returns (XCom) what
+    the operator returns, not the records.
+    """
+    kwargs["multiple_outputs"] = False  # of the dict that the operator returns
+    return task_decorator_factory(python_callable=python_callable, decorated_operator_class=_StagingOperator, **kwargs)

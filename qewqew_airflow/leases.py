@@ -1,0 +1,318 @@
+"""Lease a batch in one task, work on it in others with any engine, acknowledge or return it in a last one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, TriggerRule, XComArg
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from qewqew_airflow import metrics
+from qewqew_airflow.arguments import is_rendered_later, seconds, whole
+from qewqew_airflow.assets import write_counts
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.links import QewQewLink
+from qewqew_airflow.operators import make_key, task_key
+from qewqew_airflow.source import Source, Start
+from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, Reader
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from airflow.sdk import Context
+
+
+def lease(opened: Queue | Reader, source: Source, hook: QewQewHook, key: str, *limits: Any) -> Batch | None:
+    """The batch of this key, by `Leasing.lease`, counted in the metrics; None if there is nothing to lease.
+
+    Raises AirflowFailException, which no retry follows, if the batch has expired.
+    """
+    had = any(one.state == "leased" and one.key == key for one in opened.batches())  # by an earlier try
+    try:
+        batch = opened.lease(key, *limits)
+    except BatchExpired as error:
+        raise fails_at_once(
+            error,
+            f"Trigger a new run for what is in {source} now; a longer retention in the connection's extra keeps batches longer",
+        ) from error
+    if batch is not None and batch.state == "leased" and not had:
+        metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
+    return batch
+
+
+def describe(batch: Batch) -> str:
+    """For the log."""
+    state = "acknowledged before, to be processed again" if batch.state == "acked" else batch.state
+    until = f" until {batch.expires}" if batch.expires else ""
+    return (
+        f"{batch.id} ({batch.records:,} records, {batch.bytes:,} bytes, attempt {batch.attempt}, {state}{until}), key {batch.key}"
+    )
+
+
+def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) -> Batch:
+    """The batch as it is now; raises `BatchConflict` if somebody else has leased it since, `BatchNotFound`, `BatchExpired`."""
+    batch = opened.batch(batch_id)
+    if (batch.key, batch.attempt) != (key, attempt):
+        raise BatchConflict(
+            f"batch {batch_id} was leased again since, by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
+        )
+    return batch
+
+
+def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
+    return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
+
+
+class QewQewLeaseOperator(BaseOperator):
+    """Leases one batch of a queue, or of a reader of a topic, under the task's key (`task_key`), for the tasks that follow.
+
+    Follow it with the tasks that work on the batch, then with `QewQewAckOperator` and `QewQewNackOperator`, both of which
+    are given this task's output. Every try of this task, and this task cleared, leases the same batch again: also one that
+    was acknowledged, which is then processed again, or returned, unless another run has it by now (`BatchConflict`). Is
+    there nothing to lease, the task is skipped, and what follows with it. Each mapped task and each run has a batch
+    of its own.
+
+    Nothing extends the lease when this task has ended: ``lease_timeout`` is how long all the rest may take, with
+    retries and waiting. When it is over, the next lease of any run gets the batch, and the acknowledgement fails. Without it
+    the lease lasts until it is acknowledged or returned.
+
+    Returns (XCom) connection, queue (or topic and reader), batch_id, key, attempt, records, bytes, and manifest: the path
+    on this worker of the batch's manifest, which `qewqew_core.manifest.load` and Spark's format ``qewqew`` read.
+
+    :param queue_name: file name of the queue in the connection's directory (templated)
+    :param topic: instead of queue_name: name of the topic there (templated)
+    :param reader: whose messages of the topic are leased (templated)
+    :param filter: which tags these have (templated); without it what the reader was given before
+    :param start: where a reader begins that does not exist yet, and is then made: "oldest", "latest", the
+        number of a message, or a datetime
+    :param max_records: at most so many records in the batch (templated)
+    :param max_bytes: at most so many bytes in the batch (templated)
+    :param lease_timeout: timedelta or seconds, from 1 s
+    :param qewqew_conn_id: the connection (templated)
+
+    Raises `BadArgument`, `BadPath`, `QueueLocked`, `BatchConflict`; fails without retries if the batch has expired.
+    """
+
+    template_fields: Sequence[str] = ("queue_name", "topic", "reader", "filter", "max_records", "max_bytes", "qewqew_conn_id")
+    operator_extra_links = (QewQewLink(),)
+    ui_color = "#fff2cc"
+
+    def __init__(
+        self,
+        *,
+        queue_name: str | None = None,
+        topic: str | None = None,
+        reader: str | None = None,
+        filter: str | None = None,
+        start: Start = "oldest",
+        max_records: int | str | None = None,
+        max_bytes: int | str | None = None,
+        lease_timeout: timedelta | float | None = None,
+        qewqew_conn_id: str = QewQewHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_name = queue_name
+        self.topic = topic
+        self.reader = reader
+        self.filter = filter
+        self.start = start
+        self.max_records = max_records
+        self.max_bytes = max_bytes
+        self.lease_timeout = None if lease_timeout is None else seconds("lease_timeout", lease_timeout, low=1).total_seconds()
+        self.qewqew_conn_id = qewqew_conn_id
+        self._source()
+        for name in ("max_records", "max_bytes"):
+            if not is_rendered_later(getattr(self, name)):
+                self._bound(name)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        hook, source = QewQewHook(self.qewqew_conn_id), self._source()
+        with source.open(hook) as opened:
+            limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
+            batch = lease(opened, source, hook, task_key(context), *limits)
+        metrics.gauge(hook, source)
+        if batch is None:
+            raise AirflowSkipException(f"{source} is empty: nothing to lease")
+        self.log.info("Leased batch %s: %s", describe(batch), batch.manifest_path)
+        return {
+            "connection": self.qewqew_conn_id,
+            **source.names(),
+            "batch_id": batch.id,
+            "key": batch.key,
+            "attempt": batch.attempt,
+            "records": batch.records,
+            "bytes": batch.bytes,
+            "manifest": batch.manifest_path,
+        }
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
+        from qewqew_airflow.lineage import lineage, of_queue
+
+        return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
+
+    def _source(self) -> Source:
+        return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
+
+    def _bound(self, name: str) -> int | None:
+        value = getattr(self, name)
+        return None if value is None else whole(name, value)
+
+
+class _EndLeaseOperator(BaseOperator):
+    """What ends a lease has in common."""
+
+    template_fields: Sequence[str] = ("batch", "queue_name", "topic", "reader", "qewqew_conn_id")
+    template_fields_renderers = {"batch": "json"}  # noqa: RUF012  (as Airflow declares it)
+    operator_extra_links = (QewQewLink(),)
+    ui_color = "#d9d2e9"
+
+    def __init__(
+        self,
+        *,
+        batch: Mapping[str, Any] | str | XComArg,
+        queue_name: str | None = None,
+        topic: str | None = None,
+        reader: str | None = None,
+        qewqew_conn_id: str = QewQewHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.batch = batch
+        self.queue_name = queue_name
+        self.topic = topic
+        self.reader = reader
+        self.qewqew_conn_id = qewqew_conn_id
+        if (queue_name, topic, reader) != (None, None, None):
+            self._source()
+        elif isinstance(batch, str) and not is_rendered_later(batch):
+            raise BadArgument(
+                "batch is an id: give the queue_name, or topic and reader, that it is of, or the lease task's output"
+            )
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        self._take_output()
+        if self.batch is None:
+            raise AirflowSkipException("the lease task left no batch: nothing to do")
+        hook, source = QewQewHook(self.qewqew_conn_id), self._source()
+        try:
+            with self._open(hook, source) as opened:
+                batch = self._find(opened, context)
+                changed = self._end(batch, context)
+        except (BatchConflict, BatchExpired, BatchNotFound) as error:
+            raise fails_at_once(error, "Trying again cannot help; clear the lease task to lease what is there now") from error
+        if changed:
+            metrics.count(self._counted, batch.records, connection=self.qewqew_conn_id, **source.names())
+        metrics.gauge(hook, source)
+        result = {
+            **source.names(),
+            "batch_id": batch.id,
+            "attempt": batch.attempt,
+            "records": batch.records,
+            "bytes": batch.bytes,
+            "state": batch.state,
+        }
+        write_counts(context, self.outlets, result)
+        return result
+
+    _counted: Any
+
+    def _end(self, batch: Batch, context: Context) -> bool:
+        """End the lease of this batch, which is ours; False if that was done before."""
+        raise NotImplementedError
+
+    def _take_output(self) -> None:
+        """Of a lease task's output, take what it says of the queue."""
+        if isinstance(self.batch, str) and self.batch.lstrip().startswith("{"):  # {{ … | tojson }}, or params
+            self.batch = json.loads(self.batch)
+        if not isinstance(self.batch, Mapping):
+            return
+        if missing := {"connection", "batch_id", "key", "attempt"} - set(self.batch):
+            raise BadArgument(f"batch is not the output of a lease task: it has no {', '.join(sorted(missing))}")
+        self.qewqew_conn_id = self.batch["connection"]
+        self.queue_name, self.topic, self.reader = (self.batch.get(name) for name in ("queue", "topic", "reader"))
+
+    def _source(self) -> Source:
+        return Source(self.queue_name, self.topic, self.reader)
+
+    @contextmanager
+    def _open(self, hook: QewQewHook, source: Source) -> Iterator[Queue | Reader]:
+        if source.topic is not None and not source.may_have_leases(hook):  # opening it would make it
+            raise BatchNotFound(f"there is no {source}", path=source.path(hook))
+        with source.open(hook) as opened:
+            yield opened
+
+    def _find(self, opened: Queue | Reader, context: Context) -> Batch:
+        if isinstance(self.batch, Mapping):
+            return still_ours(opened, self.batch["batch_id"], self.batch["key"], self.batch["attempt"])
+        batch = opened.batch(str(self.batch))
+        ti = context["ti"]
+        run = make_key(ti.dag_id, ti.run_id, "")[:-1]
+        if not batch.key.startswith(run):
+            raise BatchConflict(f"batch {batch.id} was leased by {batch.key}, not by a task of this run; give that task's output")
+        return batch
+
+
+class QewQewAckOperator(_EndLeaseOperator):
+    """Acknowledges a batch that `QewQewLeaseOperator` leased: the work on it is done, and nobody gets it again.
+
+    Runs if all tasks before it succeeded. Tried again or cleared, it finds the batch acknowledged and does nothing. A batch
+    that is returned, expired, unknown, or was leased by another since, fails it at once, without retries, with the name of
+    the error: its result may be there twice, unless the work is written by the batch's id.
+
+    Returns (XCom) queue (or topic and reader), batch_id, attempt, records, bytes and state ("acked"). The same is in the
+    ``extra`` of the events of the assets among its ``outlets``.
+
+    :param batch: ``lease.output`` of the task that leased it (templated). Or the id of a batch that a task of this run leased
+    :param queue_name: file name of the queue (templated); with an id only, as topic, reader and qewqew_conn_id
+    :param topic: instead of queue_name: name of the topic (templated)
+    :param reader: the reader of the topic (templated)
+    :param qewqew_conn_id: the connection (templated)
+    """
+
+    _counted = "acknowledged"
+
+    def _end(self, batch: Batch, context: Context) -> bool:
+        before = batch.state
+        batch.ack()
+        self.log.info("Batch %s: %s", batch.id, "acknowledged" if before == "leased" else "was acknowledged before")
+        return before == "leased"
+
+
+class QewQewNackOperator(_EndLeaseOperator):
+    """Returns a batch that `QewQewLeaseOperator` leased: the work on it failed, and the next lease, of any run, gets it first.
+
+    Runs if a task directly before it failed: its ``trigger_rule`` is "one_failed". Put it after all tasks that work on the
+    batch, as it does not wait for those that still run. After the ``max_attempts`` of the queue the batch becomes a
+    dead letter instead. One that was returned before, or acknowledged (by an earlier success of a cleared task), stays as it
+    is. A batch that is unknown, expired, or was leased by another since, fails it at once, without retries.
+
+    Returns (XCom) what `QewQewAckOperator` does, state being "returned", "dead" or "acked". Parameters as there, and:
+
+    :param reason: why; it stays with the batch and is shown with dead letters (templated)
+    """
+
+    template_fields: Sequence[str] = (*_EndLeaseOperator.template_fields, "reason")
+    _counted = "nacked"
+
+    def __init__(
+        self,
+        *,
+        reason: str = "a task failed in run {{ run_id }} of {{ dag.dag_id }}",
+        trigger_rule: str = TriggerRule.ONE_FAILED,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(trigger_rule=trigger_rule, **kwargs)
+        self.reason = reason
+
+    def _end(self, batch: Batch, context: Context) -> bool:
+        if batch.state != "leased":
+            self.log.info("Batch %s is %s already and stays so", batch.id, batch.state)
+            return False
+        batch.nack(self.reason)
+        end = "in the dead letters" if batch.state == "dead" else "returned, the next lease gets it first"
+        self.log.info("Batch %s: %s (%s)", batch.id, end, self.reason)
+        return True

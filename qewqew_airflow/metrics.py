@@ -1,0 +1,40 @@
+"""What Airflow's metrics get to know; they go wherever Airflow sends its own (StatsD, OpenTelemetry).
+
+Counters, in records: ``qewqew.staged``, ``qewqew.leased``, ``qewqew.acknowledged`` and ``qewqew.nacked``. Gauges of what
+waits: ``qewqew.depth`` (records), ``qewqew.oldest_age`` (seconds) and ``qewqew.dead`` (batches in the dead letters). Their
+tags are ``connection`` and ``queue``, or ``connection``, ``topic`` and ``reader``.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Literal
+
+from airflow.sdk.observability import stats
+
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.source import Source
+from qewqew_core import QueueStats
+
+_logger = logging.getLogger(__name__)
+
+
+def count(what: Literal["staged", "leased", "acknowledged", "nacked"], records: int, **tags: str | None) -> None:
+    """``tags``: connection, and queue or topic (and reader)."""
+    stats.incr(f"qewqew.{what}", records, tags={name: value for name, value in tags.items() if value is not None})
+
+
+def gauge(hook: QewQewHook, source: Source, seen: QueueStats | None = None) -> None:
+    """Tell what waits, of a reader only if it was ``seen``: counting may mean reading all of it. Never raises."""
+    if seen is None and source.topic is not None:
+        return
+    try:
+        seen = seen or source.inspect(hook)
+    except Exception as error:
+        _logger.warning("No metrics of %s: %s", source, error)
+        return
+    tags = {"connection": hook.qewqew_conn_id, **source.names()}
+    stats.gauge("qewqew.depth", seen.records, tags=tags)
+    stats.gauge("qewqew.oldest_age", (datetime.now(UTC) - seen.oldest).total_seconds() if seen.oldest else 0, tags=tags)
+    stats.gauge("qewqew.dead", seen.dead, tags=tags)

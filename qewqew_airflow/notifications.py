@@ -1,0 +1,84 @@
+"""A notifier that stages what became of a task or DAG run, so that other DAGs can wait for it and Spark can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseNotifier
+
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.operators import make_key
+from qewqew_airflow.records import encode
+from qewqew_airflow.source import check_either
+from qewqew_core import BadArgument
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class QewQewNotifier(BaseNotifier):
+    """Stages one record, a JSON object, each time that a callback is called: ``on_failure_callback=QewQewNotifier(…)``.
+
+    It holds dag_id, run_id, state, at (ISO 8601) and, of a task, task_id, map_index, try_number and exception (its type
+    and text, or None). A callback that is called twice for one try of a task stages once.
+
+    :param queue_name: file name of the queue in the connection's directory (templated)
+    :param topic: instead of queue_name: name of the topic there (templated)
+    :param extra: what else the record is to hold, a dict (templated)
+    :param qewqew_conn_id: the connection (templated)
+    """
+
+    template_fields: Sequence[str] = ("queue_name", "topic", "extra", "qewqew_conn_id")
+
+    def __init__(
+        self,
+        *,
+        queue_name: str | None = None,
+        topic: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        qewqew_conn_id: str = QewQewHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.queue_name = queue_name
+        self.topic = topic
+        self.extra = extra
+        self.qewqew_conn_id = qewqew_conn_id
+        check_either(queue_name, topic)
+        if extra is not None and not isinstance(extra, Mapping):
+            raise BadArgument(f"extra must be a dict, not {type(extra).__name__}")
+
+    def notify(self, context: Context) -> None:
+        event = event_of(context)
+        record = encode({**event, "at": datetime.now(UTC).isoformat(), **(self.extra or {})}, 0)
+        key = make_key("notice", *event.values())
+        hook = QewQewHook(self.qewqew_conn_id)
+        if self.topic is not None:
+            with hook.topic(self.topic) as topic:
+                topic.append_many([record], key=key)
+        else:
+            assert self.queue_name is not None
+            with hook.queue(self.queue_name) as queue:
+                queue.put_many([record], key=key)
+        self.log.info("Staged a notice of %s into %s", "|".join(map(str, event.values())), self.queue_name or self.topic)
+
+
+def event_of(context: Context) -> dict[str, Any]:
+    """What happened to the task, or to the DAG run if the callback is of that."""
+    ti, run = context.get("ti"), context.get("dag_run")
+    if ti is None:
+        if run is None:
+            raise BadArgument("the notifier is for callbacks of tasks and DAGs: this context has neither ti nor dag_run")
+        return {"dag_id": run.dag_id, "run_id": run.run_id, "state": str(run.state)}
+    exception = context.get("exception")
+    return {
+        "dag_id": ti.dag_id,
+        "run_id": ti.run_id,
+        "state": str(ti.state),
+        "task_id": ti.task_id,
+        "map_index": ti.map_index,
+        "try_number": ti.try_number,
+        "exception": exception if exception is None or isinstance(exception, str) else f"{type(exception).__name__}: {exception}",
+    }

@@ -1,0 +1,317 @@
+"""The routes of the page, and who may use them: by Airflow's own permissions, see docs/airflow.md.
+
+===================== =================== ==============================================================
+what                  right               routes
+===================== =================== ==============================================================
+look                  GET on assets       all of them; a user without it sees nothing of the page
+look into records     GET on connection   records; without it directories, errors and foreign keys are hidden
+act on dead batches   PUT on connection   return, put-back, drop
+===================== =================== ==============================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, TeamDetails
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_asset, requires_access_connection
+from airflow.configuration import conf
+from airflow.models.connection import Connection
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.page import peeking
+from qewqew_airflow.page.looking import History, Look, Looks, connections, hook_of, leases_of
+from qewqew_core import (
+    BadArgument,
+    BadPath,
+    Batch,
+    BatchConflict,
+    BatchExpired,
+    BatchNotFound,
+    QewQewError,
+    Queue,
+    QueueLocked,
+    Reader,
+)
+from qewqew_core.batch import directory_of
+from qewqew_core.layout import check_reader_name
+from qewqew_core.state import now_ms
+
+STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+CUSTOM_HEADER = "X-QewQew"  # no form of another site can send it, and no script without being asked for
+LOCK_TIMEOUT = 2.0  # seconds that an action waits for another owner of the queue
+LARGEST_REQUEST = 10_000
+STATUS: list[tuple[type[QewQewError], int]] = [
+    (QueueLocked, 409),
+    (BatchConflict, 409),
+    (BatchNotFound, 404),
+    (BatchExpired, 404),
+    (BadArgument, 400),
+    (BadPath, 400),
+]
+
+_logger = logging.getLogger(__name__)
+_looks = Looks()
+_history = History(_looks)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
+    with _history.sampling():
+        yield
+
+
+app = FastAPI(
+    title="QewQew",
+    openapi_url=None,  # the dependencies below would not guard it
+    lifespan=_lifespan,
+    dependencies=[Depends(requires_access_asset("GET"))],
+)
+
+
+@app.middleware("http")
+async def _headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    response = await call_next(request)
+    response.headers.update(HEADERS)
+    return response
+
+
+@app.exception_handler(QewQewError)
+def _failed(_: Request, error: QewQewError) -> JSONResponse:
+    status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
+    return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, status)
+
+
+@app.exception_handler(Exception)
+def _broken(_: Request, error: Exception) -> JSONResponse:
+    """The traceback is in the server's log."""
+    return JSONResponse({"detail": f"{type(error).__name__}; the log of the API server says more"}, 500, HEADERS)
+
+
+# Looking
+
+
+@app.get("/{name}")
+def static(name: str) -> Response:
+    if name not in STATIC:
+        raise HTTPException(404, "there is no such page")
+    file = name if "." in name else f"{name}.html"
+    return Response((files("qewqew_airflow.page") / "static" / file).read_bytes(), media_type=STATIC[name])
+
+
+@app.get("/data/state")
+def state(user: GetUserDep) -> dict[str, Any]:
+    """Everything that the page lists, of the connections that the user may know of."""
+    shown = [_shown(connection, user) for connection in connections().values() if _may_see(connection, user)]
+    return {"now": now_ms(), "connections": shown}
+
+
+@app.get("/data/history")
+def history(user: GetUserDep) -> dict[str, Any]:
+    """For the sparklines: by connection, and queue or topic, how much waited when (seconds ago)."""
+    return {conn_id: _history.of(conn_id) for conn_id, connection in connections().items() if _may_see(connection, user)}
+
+
+def _shown(connection: Connection, user: Any) -> dict[str, Any]:
+    may_peek, may_act = _may("GET", connection, user), _may("PUT", connection, user)
+    seen = _looks(connection)
+    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": seen.complete}
+    if may_peek:
+        return {**shown, "directory": seen.directory, "error": seen.error, "queues": seen.queues, "topics": seen.topics}
+    return {**shown, **_without_what_the_connection_says(seen, user)}
+
+
+def _without_what_the_connection_says(seen: Look, user: Any) -> dict[str, Any]:
+    """Errors without their text, which has paths in it; and keys and reasons only with DAGs that the user may see."""
+    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
+
+    def hide_owner(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["task"] is not None and batch["task"]["dag"] in allowed():
+            return batch
+        return {**batch, "key": None, "task": None, "reason": ""}
+
+    def hide(row: dict[str, Any]) -> dict[str, Any]:
+        changes: dict[str, Callable[[Any], Any]] = {
+            "error": _brief,
+            "batches": lambda batches: [hide_owner(one) for one in batches],
+            "readers": lambda readers: [hide(one) for one in readers],
+        }
+        return {name: changes[name](value) if name in changes else value for name, value in row.items()}
+
+    error = None if seen.error is None else _brief(seen.error)
+    return {"error": error, "queues": [hide(row) for row in seen.queues], "topics": [hide(row) for row in seen.topics]}
+
+
+def _brief(error: str) -> str:
+    return f"{error.partition(':')[0]}: who may read the connection sees what is wrong"
+
+
+def _may_see(connection: Connection, user: Any) -> bool:
+    """A connection of a team is for the team; others are for everybody who may look."""
+    team = connection.team_name
+    return team is None or get_auth_manager().is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
+
+
+def _may(method: ResourceMethod, connection: Connection, user: Any) -> bool:
+    details = ConnectionDetails(conn_id=connection.conn_id, team_name=connection.team_name)
+    return get_auth_manager().is_authorized_connection(method=method, details=details, user=user)
+
+
+# Looking into records
+
+
+class Place(BaseModel):
+    """A queue, or a topic with or without one of its readers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    queue: str | None = None
+    topic: str | None = None
+    reader: str | None = None
+
+    def path(self, hook: QewQewHook) -> str:
+        """Raises `BadArgument`, `BadPath`."""
+        if (self.queue is None) == (self.topic is None) or (self.topic is None and self.reader is not None):
+            raise BadArgument("name a queue, or a topic and maybe its reader")
+        if self.reader is not None:
+            check_reader_name(self.reader)
+        return hook.path(self.queue if self.queue is not None else self.topic)  # type: ignore[arg-type]
+
+    def stem(self, path: str) -> str:
+        """What its batches' directories begin with."""
+        return path if self.reader is None else os.path.join(path, "state", self.reader)
+
+
+class Peek(Place):
+    batch: str | None = None
+    start: Annotated[int, Query(ge=0)] | None = None  # number of a message
+    number: Annotated[int, Query(ge=1, le=100)] = 20
+
+
+@app.get("/connections/{connection_id}/records", dependencies=[Depends(requires_access_connection("GET"))])
+def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, Any]:
+    """The first records of a queue, a topic or a batch. One more than asked for is read, to know whether there are more."""
+    hook = _hook(connection_id)
+    path = asked.path(hook)
+    number = asked.number + 1
+    if asked.batch is not None:
+        leases = leases_of(path, asked.reader)
+        batch = leases.batches.get(asked.batch) if leases is not None else None
+        if batch is None:
+            raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
+        found = peeking.batch_records(directory_of(asked.stem(path), batch), number)
+    elif asked.queue is not None:
+        found = peeking.queue_records(path, number)
+    else:
+        found = peeking.topic_messages(path, number, asked.start, asked.reader)
+    return {"records": found[: asked.number], "more": len(found) > asked.number}
+
+
+def _hook(connection_id: str) -> QewQewHook:
+    connection = connections().get(connection_id)
+    if connection is None:
+        raise HTTPException(404, "there is no such connection of type qewqew in Airflow's database or the environment")
+    return hook_of(connection)
+
+
+# Acting
+
+
+class Act(Place):
+    """A dead batch as the user saw it: if anything happened to it since, nothing is done."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    batch: str
+    attempt: int
+    made: int
+
+
+async def _asked(request: Request) -> Act:
+    """What is to be done, from a page of ours; raises 403 for what another site may have sent, with the user's cookie."""
+    if CUSTOM_HEADER not in request.headers or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        raise HTTPException(403, "this request does not come from the page")
+    origin = request.headers.get("Origin")
+    ours = {request.headers.get("Host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
+    if origin is not None and urlsplit(origin).netloc not in ours - {None, ""}:
+        raise HTTPException(403, "this request comes from another site; behind a proxy, [api] base_url must be what browsers use")
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the request must be JSON")
+    body = await request.body()
+    try:
+        if len(body) > LARGEST_REQUEST:
+            raise ValueError
+        return Act.model_validate(json.loads(body))
+    except (ValueError, ValidationError, RecursionError):
+        raise HTTPException(
+            422, "the request must name a queue, or a topic and reader, and a batch with attempt and made"
+        ) from None
+
+
+ACTIONS: dict[str, Callable[[Batch], None]] = {"return": Batch.return_to_queue, "put-back": Batch.put_back, "drop": Batch.drop}
+
+
+@app.post("/connections/{connection_id}/{action}", dependencies=[Depends(requires_access_connection("PUT"))])
+def act(
+    connection_id: str, action: Literal["return", "put-back", "drop"], asked: Annotated[Act, Depends(_asked)], user: GetUserDep
+) -> dict[str, Any]:
+    """Return, put back or drop a dead batch, as `Batch` does. The queue's lock is waited for `LOCK_TIMEOUT` seconds."""
+    hook = _hook(connection_id)
+    path = asked.path(hook)
+    leases = leases_of(path, asked.reader)  # opening what is not there would make it
+    if leases is None or asked.batch not in leases.batches:
+        raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
+    _check_owner(directory_of(asked.stem(path), leases.batches[asked.batch]))
+    with _open(hook, asked) as source:
+        batch = source.batch(asked.batch)
+        if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
+            raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
+        ACTIONS[action](batch)
+    _logger.info(
+        "%s: %s of dead batch %s (%s records) of %s, connection %s",
+        user.get_name(), action, batch.id, f"{batch.records:,}", asked.queue or f"{asked.topic}, reader {asked.reader}",
+        connection_id,
+    )  # fmt: skip
+    return {"batch": batch.id, "records": batch.records}
+
+
+@contextlib.contextmanager
+def _open(hook: QewQewHook, place: Place) -> Iterator[Queue | Reader]:
+    if place.queue is not None:
+        with hook.queue(place.queue, lock_timeout=LOCK_TIMEOUT) as queue:
+            yield queue
+    else:
+        assert place.topic is not None
+        assert place.reader is not None
+        with hook.topic(place.topic, lock_timeout=LOCK_TIMEOUT) as topic, topic.reader(place.reader) as reader:
+            yield reader
+
+
+def _check_owner(directory: str) -> None:
+    """Raise `BadPath` if the files are another user's: what this one makes, mode 0600, would lock the workers out."""
+    owner, me = os.stat(directory).st_uid, os.geteuid()
+    if owner != me:
+        raise BadPath(
+            f"belongs to user {owner}, and the API server runs as user {me}: the workers could not use what it writes. "
+            "Run both as one user, or do this with the command `qewqew dead` as theirs",
+            path=directory,
+        )

@@ -1,0 +1,161 @@
+"""What the stage operator reads: files here or in an object store, and queries; and how a record becomes bytes."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import logging
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, BinaryIO
+from uuid import UUID
+
+from qewqew_core import BadArgument, BadRecord
+
+FETCHED = 1000  # rows that are in memory at once
+SPOOLED = 16 << 20  # bytes that are in memory, the rest is in a file
+_length = struct.Struct("<I")
+_logger = logging.getLogger(__name__)
+
+
+def encode(record: Any, number: int) -> bytes:
+    """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
+
+    Raises `BadRecord` naming the record by ``number`` (from 0) for what JSON does not have: dates,
+    sets, NaN, keys that are not text.
+    """
+    try:
+        if isinstance(record, (bytes, bytearray, memoryview)):
+            return bytes(record)
+        if isinstance(record, str):
+            return record.encode()
+        return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecord(
+            f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
+            "or values that JSON has. Nothing was stored"
+        ) from error
+
+
+class Spool:
+    """Records that are gathered before a queue is opened: in memory, or past `SPOOLED` bytes in a file without a name."""
+
+    def __init__(self, records: Iterable[bytes]) -> None:
+        self.bytes = 0
+        self._file = tempfile.SpooledTemporaryFile(SPOOLED)  # noqa: SIM115  (closed by __exit__)
+        try:
+            for record in records:
+                self._file.write(_length.pack(len(record)) + record)
+                self.bytes += len(record)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._file.seek(0)
+        while head := self._file.read(_length.size):
+            yield self._file.read(*_length.unpack(head))
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def open_file(path: Any, conn_id: str | None) -> BinaryIO:
+    """A file by its path on this machine, by the URL of an object store, or by an ObjectStoragePath."""
+    if isinstance(path, str) and "://" not in path:
+        return open(path, "rb")
+    from airflow.sdk import ObjectStoragePath  # with all of fsspec
+
+    url: Any = ObjectStoragePath(path) if conn_id is None else ObjectStoragePath(path, conn_id=conn_id)
+    opened: BinaryIO = url.open("rb")
+    return opened
+
+
+def lines(file: BinaryIO, path: str) -> Iterator[bytes]:
+    """The lines of a file as they are, without their ends; blank ones are left out."""
+    blank = 0
+    for number, line in enumerate(file):
+        record = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
+        record = record.removesuffix(b"\n").removesuffix(b"\r")
+        if record.strip():
+            yield record
+        else:
+            blank += 1
+    _say_blank(path, blank)
+
+
+def rows(file: BinaryIO, path: str) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file in UTF-8, by the names in its first line. Raises `BadRecord` for one that does not fit."""
+    blank = 0
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    found = csv.reader(text, strict=True)
+    try:
+        names = next(found, [])
+        if len(set(names)) < len(names):
+            raise BadRecord("the first line names a column twice", path=path)
+        for row in found:
+            if len(row) == len(names):
+                yield dict(zip(names, row, strict=True))
+            elif row:
+                raise BadRecord(
+                    f"line {found.line_num} has {len(row)} fields, the first line names {len(names)}. Nothing was stored",
+                    path=path,
+                )
+            else:
+                blank += 1
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadRecord(f"near line {found.line_num}: not CSV in UTF-8: {error}. Nothing was stored", path=path) from error
+    _say_blank(path, blank)
+
+
+def _say_blank(path: str, blank: int) -> None:
+    if blank:
+        _logger.warning("%s: %s blank lines were left out", path, f"{blank:,}")
+
+
+def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a query by the names of its columns, read through a cursor of the server where the database has one.
+
+    Raises `BadArgument` for a connection that is no database, and for what gives no rows or two columns of one name.
+    """
+    from airflow.sdk import BaseHook
+
+    hook = BaseHook.get_hook(conn_id)
+    if not hasattr(hook, "get_sqlalchemy_engine"):
+        raise BadArgument(f"sql_conn_id {conn_id!r} is no database: {type(hook).__name__} is no DbApiHook")
+    engine = hook.get_sqlalchemy_engine()
+    try:
+        with engine.connect() as connection:
+            result = connection.execution_options(yield_per=FETCHED).exec_driver_sql(sql, parameters)
+            if not result.returns_rows:
+                raise BadArgument("the sql gives no rows; give a query. Nothing was stored, nor changed in the database")
+            names = list(result.keys())
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise BadArgument(f"the query has two columns {twice[0]!r}; name one of them with AS")
+            for row in result:
+                yield dict(zip(names, map(plain, row), strict=True))
+    finally:
+        engine.dispose()
+
+
+def plain(value: Any) -> Any:
+    """What a database gave as what JSON has, so that Spark reads it back as the type it had: see the table in the manual."""
+    if isinstance(value, (date, time)):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return value

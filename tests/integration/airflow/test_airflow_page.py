@@ -1,0 +1,574 @@
+"""The routes of the page in Airflow's own API server application: rights, requests of other sites, actions, and what is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qewqew_core import Message, Queue, Topic
+from qewqew_core.state import now_ms
+
+PAGE = "/qewqew"
+KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|3"
+FROM_THE_PAGE = {"X-QewQew": "1", "Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
+RECORDS = f"{PAGE}/connections/qewqew_default/records"
+
+Login = Callable[[str | None], Any]
+
+
+@pytest.fixture(scope="module")
+def application() -> Iterator[Any]:
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    yield create_app()
+    purge_cached_app()
+
+
+@pytest.fixture
+def client(application: Any, directory: Path) -> Iterator[Login]:
+    """``client(role)`` asks as a user with this role, or (None) as nobody; ``directory`` is that of its connection."""
+    from airflow.api_fastapi.app import get_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from fastapi.testclient import TestClient
+
+    with ExitStack() as stack:
+
+        def login(role: str | None) -> TestClient:
+            one = TestClient(application, raise_server_exceptions=False)
+            stack.callback(one.close)
+            if role is not None:
+                one.cookies.set("_token", get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=role, role=role)))
+            return one
+
+        yield login
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request looks at the directories anew."""
+    from qewqew_airflow.page import looking
+
+    monkeypatch.setattr(looking, "FRESH", -1.0)
+
+
+def dead_batch(directory: Path, records: list[bytes], key: str = KEY, name: str = "orders") -> dict[str, Any]:
+    """A dead batch of these records; what an action on it must send."""
+    with Queue(directory / name, max_attempts=1) as queue:
+        queue.put_many(records)
+        batch = queue.lease(key)
+        assert batch is not None
+        batch.nack("the cluster was gone")
+    return {"queue": name, "batch": batch.id, "attempt": 1, "made": batch.made}
+
+
+def act(client: Any, action: str, body: dict[str, Any], **headers: str) -> Any:
+    return client.post(f"{PAGE}/connections/qewqew_default/{action}", json=body, headers={**FROM_THE_PAGE, **headers})
+
+
+def only_connection(client: Any) -> dict[str, Any]:
+    answer = client.get(f"{PAGE}/data/state")
+    assert answer.status_code == 200, answer.text
+    (found,) = answer.json()["connections"]
+    return dict(found)
+
+
+# Rights
+
+LOOKS = ["page", "page.js", "page.css", "data/state", "data/history"]
+ALL = {"viewer", "user", "op", "admin"}
+OPERATORS = {"op", "admin"}
+ROUTES = [
+    *((("GET", path), ALL) for path in LOOKS),
+    (("GET", "connections/qewqew_default/records?queue=orders"), OPERATORS),
+    *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop")),
+]
+
+
+@pytest.mark.parametrize(("route", "roles"), ROUTES, ids=lambda one: " ".join(one) if isinstance(one, tuple) else "")
+def test_every_route_is_for_those_who_have_the_right(
+    route: tuple[str, str], roles: set[str], directory: Path, client: Login
+) -> None:
+    body = dead_batch(directory, [b"x"])
+    for role in (None, "viewer", "user", "op", "admin"):
+        method, path = route
+        # Nobody without the right gets as far as what is wrong with the request.
+        found = client(role).request(method, f"{PAGE}/{path}", content=None if method == "GET" else b"{", headers=FROM_THE_PAGE)
+        wanted = 401 if role is None else 403 if role not in roles else 200 if method == "GET" else 415
+        assert found.status_code == wanted, (role, found.text)
+    assert body["batch"] in {one.id for one in Queue(directory / "orders").dead()}
+
+
+def test_no_route_of_the_page_is_missing_from_the_test_above(application: Any) -> None:
+    from qewqew_airflow.page.app import STATIC, app
+
+    assert {(method, route.path) for route in app.routes for method in route.methods} == {
+        ("GET", "/{name}"),
+        ("GET", "/data/state"),
+        ("GET", "/data/history"),
+        ("GET", "/connections/{connection_id}/records"),
+        ("POST", "/connections/{connection_id}/{action}"),
+    }
+    assert set(STATIC) == set(LOOKS[:3])
+
+
+@pytest.mark.parametrize("path", ["openapi.json", "docs", "redoc", "../qewqew/docs", "page.py", "%2e%2e%2fapp.py", "..%2fapp.py"])
+def test_nothing_else_is_served(path: str, client: Login) -> None:
+    assert client("admin").get(f"{PAGE}/{path}").status_code in (404, 405)
+    assert "openapi" not in client(None).get(f"{PAGE}/{path}").text
+
+
+def test_whoever_may_not_read_the_connection_sees_numbers_and_no_paths_keys_or_reasons(
+    directory: Path, client: Login, fresh: None
+) -> None:
+    dead_batch(directory, [b"x"] * 3)
+    (directory / "broken").write_bytes(b"\x00\x01")
+    (directory / "broken.log").write_bytes(b"no log at all")
+    seen = only_connection(client("viewer"))
+    text = json.dumps(seen)
+    assert str(directory) not in text
+    assert KEY not in text
+    assert "the cluster was gone" not in text
+    assert [(row["name"], row.get("dead"), "error" in row) for row in seen["queues"]] == [
+        ("broken", None, True),
+        ("orders", 1, False),
+    ]
+    assert (seen["peek"], seen["act"]) == (False, False)
+
+    seen = only_connection(client("op"))
+    assert seen["directory"] == str(directory)
+    assert (seen["peek"], seen["act"]) == (True, True)
+    (batch,) = seen["queues"][1]["batches"]
+    assert (batch["key"], batch["reason"]) == (KEY, "attempt 1 of 1: the cluster was gone")
+
+
+def test_a_viewer_sees_the_owner_if_airflow_shows_him_the_dag(directory: Path, client: Login, fresh: None, run: Any) -> None:
+    from airflow.sdk import DAG, task
+
+    with DAG("page_seen", schedule=None) as dag:
+
+        @task
+        def nothing() -> None: ...
+
+        nothing()
+    run(dag)
+    dead_batch(directory, [b"x"], "page_seen|manual|nothing|-1")
+    (batch,) = only_connection(client("viewer"))["queues"][0]["batches"]
+    assert batch["task"] == {"dag": "page_seen", "run": "manual", "task": "nothing", "index": -1}
+
+
+def test_connections_of_other_types_are_not_reached_and_secrets_are_not_shown(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = {"conn_type": "qewqew", "host": str(directory), "password": "geheim1", "extra": {"password": "geheim2"}}
+    monkeypatch.setenv("AIRFLOW_CONN_QEWQEW_DEFAULT", json.dumps(secret))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_WAREHOUSE", json.dumps({"conn_type": "postgres", "host": str(directory), "password": "geheim3"})
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_UNREADABLE", "{")
+    body = dead_batch(directory, [b"x"])
+    admin = client("admin")
+    assert only_connection(admin)["id"] == "qewqew_default"
+    answers = [
+        admin.get(f"{PAGE}/data/state"),
+        admin.get(f"{PAGE}/connections/warehouse/records", params={"queue": "orders"}),
+        act(admin, "drop", body),  # the extra is wrong
+    ]
+    assert [answer.status_code for answer in answers] == [200, 404, 400]
+    assert not any("geheim" in answer.text for answer in answers)
+    assert "extra has 'password'" in answers[2].text
+
+
+def test_a_connection_in_the_database_is_listed_and_one_of_the_environment_with_its_id_wins(
+    tmp_path: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.models.connection import Connection
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        session.add_all(
+            Connection(conn_id=one, conn_type="qewqew", host=str(tmp_path / one)) for one in ("stored", "qewqew_default")
+        )
+        session.add(Connection(conn_id="other", conn_type="http"))
+    try:
+        found = client("admin").get(f"{PAGE}/data/state").json()["connections"]
+        assert [(one["id"], bool(one["error"])) for one in found] == [("qewqew_default", False), ("stored", True)]
+        assert "does not exist" in found[1]["error"]
+    finally:
+        with create_session() as session:
+            for one in session.query(Connection).filter(Connection.conn_id.in_(["stored", "qewqew_default", "other"])):
+                session.delete(one)
+
+
+# Requests of other sites
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"X-QewQew": None}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+    ],
+)
+def test_what_another_site_can_make_a_browser_send_changes_nothing(
+    headers: dict[str, str | None], status: int, directory: Path, client: Login
+) -> None:
+    body = dead_batch(directory, [b"x"])
+    sent = {name: value for name, value in {"Content-Type": "application/json", **FROM_THE_PAGE, **headers}.items() if value}
+    answer = client("admin").post(f"{PAGE}/connections/qewqew_default/drop", content=json.dumps(body), headers=sent)
+    assert answer.status_code == status, answer.text
+    with Queue(directory / "orders") as queue:
+        assert len(queue.dead()) == 1
+
+
+def test_behind_a_proxy_the_origin_may_be_that_of_base_url(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/blue/")
+    body = dead_batch(directory, [b"x"])
+    assert act(client("op"), "drop", body, Origin="https://airflow.example").status_code == 200
+
+
+def test_state_changes_by_post_alone_and_every_answer_has_the_headers(directory: Path, client: Login) -> None:
+    admin = client("admin")
+    assert admin.get(f"{PAGE}/connections/qewqew_default/drop").status_code == 405
+    for answer in (
+        admin.get(f"{PAGE}/page"),
+        admin.get(f"{PAGE}/data/state"),
+        client(None).get(f"{PAGE}/page"),
+        act(admin, "drop", {"queue": "orders", "batch": "b", "attempt": 1, "made": 1}),
+    ):
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert "frame-ancestors 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-store"
+
+
+def test_the_page_has_relative_links_alone_and_nothing_from_the_network() -> None:
+    import qewqew_airflow.page
+
+    for file in (Path(qewqew_airflow.page.__path__[0]) / "static").iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text
+        assert "https://" not in text
+        assert 'href="/' not in text
+        assert "innerHTML" not in text
+        assert "eval(" not in text
+
+
+# Looking
+
+
+def test_the_state_says_what_the_queues_and_topics_hold(directory: Path, client: Login, fresh: None) -> None:
+    (directory / "shop").mkdir()
+    with Queue(directory / "shop" / "orders") as queue:
+        queue.put_many([b"12345"] * 7)
+        leased = queue.lease(KEY, max_records=2, lease_timeout=1000)
+    assert leased is not None
+    with Topic(directory / "events") as topic, topic.reader("lake", "a.*"):
+        topic.append_many([Message(b"x", tag="a.b"), Message(b"y", tag="c")])
+    found = only_connection(client("op"))
+    (queue_row,), (topic_row,) = found["queues"], found["topics"]
+    assert (queue_row["name"], queue_row["waiting"], queue_row["bytes"]) == ("shop/orders", 5, 25)
+    assert (queue_row["leased"], queue_row["returned"], queue_row["dead"]) == (1, 0, 0)
+    (batch,) = queue_row["batches"]
+    assert batch["task"] == {"dag": "flights", "run": "manual__2026-01-01T00:00:00+00:00", "task": "load", "index": 3}
+    assert (batch["state"], batch["records"], batch["attempt"]) == ("leased", 2, 1)
+    assert batch["expires"] is not None
+    assert (topic_row["name"], topic_row["messages"], topic_row["waiting"]) == ("events", 2, 2)
+    (reader,) = topic_row["readers"]
+    assert (reader["name"], reader["filter"], reader["lag"]) == ("lake", "a.*", 2)
+
+
+def test_looking_waits_for_no_owner_and_acting_says_that_it_is_locked(
+    directory: Path, client: Login, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qewqew_airflow.page import app
+
+    monkeypatch.setattr(app, "LOCK_TIMEOUT", 0.05)
+    body = dead_batch(directory, [b"dead"])
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"only in the log as yet"])
+        op = client("op")
+        assert only_connection(op)["queues"][0]["waiting"] == 1
+        records = op.get(RECORDS, params={"queue": "orders"}).json()["records"]
+        assert [one["text"] for one in records] == ["only in the log as yet"]
+        assert op.get(RECORDS, params={"queue": "orders", "batch": body["batch"]}).json()["records"][0]["text"] == "dead"
+        answer = act(op, "return", body)
+        assert (answer.status_code, "QueueLocked" in answer.json()["detail"]) == (409, True)
+        assert len(queue.dead()) == 1
+    assert act(op, "return", body).status_code == 200
+
+
+HOSTILE = ["<img src=x onerror=alert(1)>", "a'\"&b", "ünï", "%2e", "a?b#c", "-x"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_queue_with_any_printable_name_can_be_looked_into(name: str, directory: Path, client: Login, fresh: None) -> None:
+    with Queue(directory / name) as queue:
+        queue.put(b"</script><b>")
+    op = client("op")
+    assert only_connection(op)["queues"][0]["name"] == name
+    answer = op.get(RECORDS, params={"queue": name})
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.json()["records"][0] == {"number": 0, "bytes": 12, "kind": "text", "text": "</script><b>", "cut": False}
+
+
+def test_names_that_cannot_be_shown_are_listed_escaped_and_with_the_reason(directory: Path, client: Login, fresh: None) -> None:
+    for name in (b"new\nline", b"\xff\xfe", "right\u202eleft".encode()):
+        with Queue(os.path.join(os.fsencode(directory), name).decode("utf-8", "surrogateescape")) as queue:
+            queue.put(b"x")
+    rows = only_connection(client("op"))["queues"]
+    assert sorted(row["name"] for row in rows) == ["\\udcff\\udcfe", "new\nline", "right\\u202eleft"]
+    assert all("BadPath" in row["error"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["../orders", "/etc/passwd", "", ".", "a//b", "a\0b", "link/orders", "x" * 300])
+def test_names_cannot_leave_the_directory(name: str, directory: Path, client: Login) -> None:
+    outside = directory.parent / "outside"
+    outside.mkdir()
+    body = dead_batch(outside, [b"secret"])
+    dead_batch(directory.parent, [b"secret"])
+    (directory / "link").symlink_to(outside)
+    op = client("op")
+    answers = [
+        op.get(RECORDS, params={"queue": name}),
+        op.get(RECORDS, params={"topic": name}),
+        act(op, "drop", {**body, "queue": name}),
+    ]
+    assert [answer.status_code for answer in answers] == [400, 400, 400], [answer.text for answer in answers]
+    assert "secret" not in "".join(answer.text for answer in answers)
+    with Queue(outside / "orders") as queue:
+        assert len(queue.dead()) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"queue": "q", "topic": "t"},
+        {"queue": "q", "reader": "r"},
+        {"topic": "t", "reader": "../r", "batch": "b"},
+    ],
+)
+def test_a_place_that_cannot_be_meant_is_a_bad_request(asked: dict[str, str], client: Login) -> None:
+    assert client("op").get(RECORDS, params=asked).status_code == 400
+
+
+@pytest.mark.parametrize("asked", [{"number": 0}, {"number": 1000}, {"number": "x"}, {"start": -1}, {"other": 1}])
+def test_limits_of_a_peek_are_checked(asked: dict[str, Any], client: Login) -> None:
+    assert client("op").get(RECORDS, params={"queue": "q", **asked}).status_code == 422
+
+
+def test_messages_are_read_from_the_oldest_a_number_or_the_place_of_a_reader(directory: Path, client: Login) -> None:
+    with Topic(directory / "events") as topic, topic.reader("odd", "odd") as reader:
+        topic.append_many([Message(b"%d" % number, tag="odd" if number % 2 else "even") for number in range(50)])
+        reader.read_many(5)
+        reader.commit()
+    op = client("op")
+
+    def numbers(**asked: Any) -> list[int]:
+        answer = op.get(RECORDS, params={"topic": "events", "number": 3, **asked}).json()
+        assert answer["more"] == (answer["records"][-1]["number"] < 49)
+        return [one["number"] for one in answer["records"]]
+
+    assert numbers() == [0, 1, 2]
+    assert numbers(start=47) == [47, 48, 49]
+    assert numbers(reader="odd") == [11, 13, 15]
+    assert op.get(RECORDS, params={"topic": "events", "reader": "nobody"}).status_code == 400
+    assert op.get(RECORDS, params={"topic": "missing"}).status_code == 400
+
+
+def test_looking_at_what_is_not_there_makes_nothing(directory: Path, client: Login) -> None:
+    op = client("op")
+    op.get(RECORDS, params={"queue": "orders"})
+    op.get(RECORDS, params={"topic": "events"})
+    act(op, "drop", {"queue": "orders", "batch": "b", "attempt": 1, "made": 1})
+    act(op, "drop", {"topic": "events", "reader": "r", "batch": "b", "attempt": 1, "made": 1})
+    assert list(directory.iterdir()) == []
+
+
+def test_an_unexpected_error_has_no_traceback(directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qewqew_airflow.page import peeking
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a secret of the code")
+
+    monkeypatch.setattr(peeking, "queue_records", fail)
+    answer = client("op").get(RECORDS, params={"queue": "q"})
+    assert answer.status_code == 500
+    assert "RuntimeError" in answer.json()["detail"]
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+# Acting
+
+
+def test_a_dead_batch_of_a_queue_is_returned_put_back_or_dropped(directory: Path, client: Login, fresh: None) -> None:
+    op = client("op")
+    for action, wanted in (("return", (0, "returned")), ("put-back", (2, None)), ("drop", (0, None))):
+        body = dead_batch(directory, [b"1", b"2"], f"key {action}", action)
+        answer = act(op, action, body)
+        assert (answer.status_code, answer.json()) == (200, {"batch": body["batch"], "records": 2})
+        with Queue(directory / action) as queue:
+            assert (len(queue), *(one.state for one in queue.batches())) == tuple(one for one in wanted if one is not None)
+            assert queue.dead() == []
+
+
+def test_a_dead_batch_of_a_reader_is_returned_put_back_or_dropped(directory: Path, client: Login, fresh: None) -> None:
+    op = client("op")
+    for action, states in (("return", ["returned"]), ("put-back", []), ("drop", [])):
+        with Topic(directory / action, max_attempts=1) as topic, topic.reader("lake") as reader:
+            topic.append_many([b"1", b"2"])
+            batch = reader.lease("key")
+            assert batch is not None
+            batch.nack()
+        place = {"topic": action, "reader": "lake"}
+        peeked = op.get(RECORDS, params={**place, "batch": batch.id}).json()["records"]
+        assert [one["text"] for one in peeked] == ["1", "2"]
+        assert act(op, action, {**place, "batch": batch.id, "attempt": 1, "made": batch.made}).status_code == 200
+        with Topic(directory / action) as topic, topic.reader("lake") as reader:
+            assert [one.state for one in reader.batches()] == states
+            assert reader.dead() == []
+            assert len(reader.read_many(10, timeout=0)) == (2 if action == "put-back" else 0)
+
+
+def test_nothing_is_done_to_a_batch_that_has_changed_since_it_was_shown(directory: Path, client: Login) -> None:
+    op = client("op")
+    body = dead_batch(directory, [b"x"])
+    for wrong in ({"attempt": 2}, {"made": body["made"] + 1}):
+        assert act(op, "drop", {**body, **wrong}).status_code == 409
+    assert act(op, "drop", {**body, "batch": "another"}).status_code == 404
+    with Queue(directory / "orders") as queue:
+        queue.dead()[0].return_to_queue()
+    assert [act(op, action, body).status_code for action in ("return", "put-back", "drop")] == [409, 409, 409]
+    with Queue(directory / "orders") as queue:
+        assert [one.state for one in queue.batches()] == ["returned"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        [],
+        "x",
+        {"queue": "orders"},
+        {"batch": 1},
+        {"queue": "q", "batch": "b", "attempt": "1", "made": 1},
+        {"x": "y" * 20_000},
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_meant_is_refused(body: Any, client: Login) -> None:
+    assert act(client("op"), "drop", body).status_code == 422
+
+
+def test_an_action_is_not_made_up_from_its_name(directory: Path, client: Login) -> None:
+    body = dead_batch(directory, [b"x"])
+    assert act(client("admin"), "ack", body).status_code == 422
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_files_of_another_user_are_looked_at_and_left_alone(directory: Path, client: Login, fresh: None) -> None:
+    body = dead_batch(directory, [b"x"])
+    for parent, names, files in os.walk(directory):
+        for one in [*names, *files]:
+            os.chown(os.path.join(parent, one), 12345, -1)
+    op = client("op")
+    assert only_connection(op)["queues"][0]["dead"] == 1
+    answer = act(op, "drop", body)
+    assert (answer.status_code, "belongs to user 12345" in answer.json()["detail"]) == (400, True)
+
+
+# History
+
+
+def test_the_history_is_sampled_while_the_server_runs_and_is_bounded(
+    application: Any, directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, fresh: None
+) -> None:
+    from qewqew_airflow.page import app, looking
+
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"x"] * 3)
+    history = app.History(looking.Looks())
+    for _ in range(looking.SAMPLES + 5):
+        history.sample()
+    assert [count for _, count in history.of("qewqew_default")["queue orders"]] == [3] * looking.SAMPLES
+    with Queue(directory / "orders") as queue:
+        queue.get_many(3)
+    history.sample()
+    assert history.of("qewqew_default") == {}  # an empty closed queue leaves no files
+    monkeypatch.delenv("AIRFLOW_CONN_QEWQEW_DEFAULT")
+    history.sample()
+    assert history._samples == {}
+
+
+def test_airflow_runs_the_sampler_as_long_as_its_api_server(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+    import time
+
+    from qewqew_airflow.page import app
+
+    with Queue(directory / "orders") as queue:
+        queue.put_many([b"x"] * 3)
+    monkeypatch.setattr(app, "_history", app.History(app.Looks()))
+
+    def running() -> bool:
+        return any(thread.name == "qewqew samples" for thread in threading.enumerate())
+
+    viewer = client("viewer")
+    assert not running()
+    with viewer:
+        assert running()
+        deadline = time.monotonic() + 30
+        while not (found := viewer.get(f"{PAGE}/data/history").json()["qewqew_default"]):
+            assert time.monotonic() < deadline
+        ((_, count),) = found["queue orders"]
+        assert count == 3
+    assert not running()
+
+
+def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:
+    from types import SimpleNamespace
+
+    from qewqew_airflow.operators import task_key
+    from qewqew_airflow.page.looking import task_of
+
+    ti = SimpleNamespace(dag_id="a.b", run_id="manual__x|y/ü +00:00", task_id="group.load", map_index=-1)
+    assert task_of(task_key({"ti": ti})) == {"dag": "a.b", "run": ti.run_id, "task": "group.load", "index": -1}  # type: ignore[typeddict-item]
+    ti.run_id = "r" * 600
+    for key in (task_key({"ti": ti}), "mine", "a|b|c", "a|b|c|d", "a|..|c|1", "|b|c|1", "a|b|c|²", "a|b|c|1|2"):  # type: ignore[typeddict-item]
+        assert task_of(key) is None
+
+
+def test_every_process_loads_the_plugin_without_the_web_framework(tmp_path: Path) -> None:
+    import subprocess
+
+    program = """
+import sys, airflow.plugins_manager
+before = set(sys.modules)
+import qewqew_airflow.plugin
+heavy = ("fastapi", "starlette", "pyspark", "qewqew_core")
+print([name for name in set(sys.modules) - before if name.split(".")[0] in heavy])
+"""
+    env = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_clock_of_the_page_is_the_servers(client: Login) -> None:
+    before = now_ms()
+    assert before <= client("viewer").get(f"{PAGE}/data/state").json()["now"] <= now_ms()

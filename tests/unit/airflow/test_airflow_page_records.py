@@ -1,0 +1,75 @@
+"""Records as the page shows them, and reading them without the queue's lock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qewqew_airflow.page.peeking import SHOWN, described, queue_records
+from qewqew_core import Queue
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        (b'{"a":1.50,"a":[1e400,{}],"b":[]}', "json", '{\n  "a": 1.50,\n  "a": [\n    1e400,\n    {}\n  ],\n  "b": []\n}'),
+        (b'{"a:,[]{}":"\\"x, y\\""}', "json", '{\n  "a:,[]{}": "\\"x, y\\""\n}'),
+        (b'["\xe2\x80\xae\\u0000"]', "json", '[\n  "\\u202e\\u0000"\n]'),
+        (b"12", "text", "12"),
+        (b"", "text", ""),
+        (b"{broken", "text", "{broken"),
+        ("zwei\nZeilen\tü".encode(), "text", "zwei\nZeilen\tü"),
+        (b"a\x1b[31mred" + b"." * 20, "text", "a\\x1b[31mred" + "." * 20),
+        (b"\x00abc", "hex", "0000  00 61 62 63                                      ·abc"),
+        (b"\xff\xfe", "hex", "0000  ff fe                                            ··"),
+    ],
+)
+def test_a_record_is_shown_as_json_text_or_hex(body: bytes, kind: str, text: str) -> None:
+    assert described(body) == {"bytes": len(body), "kind": kind, "text": text, "cut": False}
+
+
+def test_a_large_record_is_cut_between_two_letters() -> None:
+    shown = described("ü".encode() * SHOWN)
+    assert (shown["kind"], shown["text"], shown["cut"], shown["bytes"]) == ("text", "ü" * (SHOWN // 2), True, 2 * SHOWN)
+    shown = described(b"a" + "ü".encode() * SHOWN)
+    assert shown["text"] == "a" + "ü" * ((SHOWN - 1) // 2)
+    shown = described(bytes(range(256)) * 100)
+    assert (shown["kind"], len(shown["text"].splitlines()), shown["cut"]) == ("hex", 32, True)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 2000 + b"]" * 2000, b'{"a":' * 500 + b"1" + b"}" * 500, b"9" * 4000, b"[" + b"9" * 4090 + b"]"]
+)
+def test_json_that_is_nested_deeply_or_has_huge_numbers_is_not_blown_up(body: bytes) -> None:
+    shown = described(body)
+    assert len(shown["text"]) < 2 * len(body)
+    assert shown["text"].replace("\n", "").replace(" ", "") == body.decode()
+
+
+def test_the_first_records_are_those_that_get_would_take(tmp_path: Path) -> None:
+    expected = [json.dumps({"n": number, "pad": "x" * (number % 300)}).encode() for number in range(2000)]
+
+    def texts(number: int) -> list[str]:
+        return [one["text"] for one in queue_records(path, number)]
+
+    def shown(records: list[bytes]) -> list[str]:
+        return [str(described(one)["text"]) for one in records]
+
+    path = str(tmp_path / "q")
+    assert queue_records(path, 3) == []
+    with Queue(path, chunk_size=100_000) as queue:  # several chunks; what is new is only in the log
+        queue.put_many(expected[:1999])
+        queue.get_many(700)
+        assert texts(5) == shown(expected[700:705])
+        session = queue.session()
+        session.get_many(3)
+        with queue.session() as other:
+            other.get_many(2)
+            other.commit()  # gone in the middle of a chunk
+        queue.put(expected[1999])
+        assert texts(5) == shown([*expected[700:703], *expected[705:707]])
+        assert len(queue_records(path, 5000)) == 2000 - 702
+        session.rollback()
+    assert texts(1) == shown(expected[700:701])
