@@ -42,7 +42,7 @@ def get_provider_info() -> dict[str, Any]:
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": None,
-                        "default": "30",
+                        "default": "10",
                     }
                 },
             }

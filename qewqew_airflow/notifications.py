@@ -71,14 +71,19 @@ def event_of(context: Context) -> dict[str, Any]:
     if ti is None:
         if run is None:
             raise BadArgument("the notifier is for callbacks of tasks and DAGs: this context has neither ti nor dag_run")
-        return {"dag_id": run.dag_id, "run_id": run.run_id, "state": str(run.state)}
+        return {"dag_id": run.dag_id, "run_id": run.run_id, "state": _text(run.state)}
     exception = context.get("exception")
     return {
         "dag_id": ti.dag_id,
         "run_id": ti.run_id,
-        "state": str(ti.state),
+        "state": _text(ti.state),
         "task_id": ti.task_id,
         "map_index": ti.map_index,
         "try_number": ti.try_number,
         "exception": exception if exception is None or isinstance(exception, str) else f"{type(exception).__name__}: {exception}",
     }
+
+
+def _text(state: Any) -> str:
+    """Airflow's states are texts or members of an enumeration, of which ``str`` would be the member's name."""
+    return str(getattr(state, "value", state))

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
+from qewqew_airflow import metrics
 from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.links import QewQewLink
 from qewqew_airflow.readiness import Thresholds, seen
 from qewqew_airflow.source import Source, Start
 from qewqew_core import errors
@@ -61,6 +63,7 @@ class QewQewSensor(BaseSensorOperator):
         *("queue_name", "topic", "reader", "filter"),
         *("min_records", "min_bytes", "max_age", "qewqew_conn_id"),
     )
+    operator_extra_links = (QewQewLink(),)
     ui_color = "#d9ead3"
 
     def __init__(
@@ -124,6 +127,7 @@ class QewQewSensor(BaseSensorOperator):
             source.prepare(hook)
             self._prepared = True
         stats = source.inspect(hook)
+        metrics.gauge(hook, source, stats)
         reason = thresholds.reason(stats)
         self.log.info(
             "In %s: %s records, %s bytes, oldest %s, %d batches returned, %d leased: %s",

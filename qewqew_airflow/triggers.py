@@ -14,9 +14,11 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from airflow.sdk import conf
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
+from qewqew_airflow import metrics
 from qewqew_airflow.arguments import check_rendered, seconds, whole
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.readiness import Thresholds, seen
@@ -24,7 +26,6 @@ from qewqew_airflow.source import Source, Start
 from qewqew_airflow.watching import Watch
 from qewqew_core import BadArgument, QueueStats
 
-POLL_INTERVAL = 10.0  # seconds
 PAUSE = 0.2  # seconds between two looks at least, and ten times what a look takes: a busy queue costs a tenth of a processor
 LONGEST_RETRY = 60.0  # seconds
 LONGEST_REMIND = 3600.0  # seconds
@@ -51,6 +52,7 @@ async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGene
             begun = clock()
             stats = await asyncio.to_thread(source.inspect, hook)
             done = clock()
+            metrics.gauge(hook, source, stats)
             due = [done + poll_interval]
             yield Look(stats, settings, lambda wait, due=due: due.append(clock() + wait))  # type: ignore[misc]
             await asyncio.sleep(max(PAUSE, 10 * (done - begun)))
@@ -163,7 +165,7 @@ class QewQewEventTrigger(BaseEventTrigger):
     :param max_records: what the run is to lease at most, from min_records: for the event's payload, nothing else
     :param qewqew_conn_id: the connection
     :param remind: seconds after which it is announced again that nobody has leased; doubled each time, up to an hour
-    :param poll_interval: seconds between two looks at most
+    :param poll_interval: seconds between two looks at most; default: ``[qewqew] poll_interval`` of Airflow's configuration, 10
 
     Raises `BadArgument` and `BadPath` for arguments that cannot be meant. What is wrong only in the triggerer (no such
     connection, a directory that cannot be read) is an error in its log, and tried again, at last every minute.
@@ -183,7 +185,7 @@ class QewQewEventTrigger(BaseEventTrigger):
         max_records: int | None = None,
         qewqew_conn_id: str = QewQewHook.default_conn_name,
         remind: timedelta | float = 300.0,
-        poll_interval: timedelta | float = POLL_INTERVAL,
+        poll_interval: timedelta | float | None = None,
     ) -> None:
         super().__init__()
         names = {"queue_name": queue_name, "topic": topic, "reader": reader, "filter": filter}
@@ -197,7 +199,8 @@ class QewQewEventTrigger(BaseEventTrigger):
             raise BadArgument(f"max_records is {max_records:,}: a batch of that is less than min_records, {min_records:,}")
         self.qewqew_conn_id = qewqew_conn_id
         self.remind = seconds("remind", remind, low=1).total_seconds()
-        self.poll_interval = seconds("poll_interval", poll_interval, low=0.1).total_seconds()
+        given = conf.get("qewqew", "poll_interval", fallback="10") if poll_interval is None else poll_interval
+        self.poll_interval = seconds("poll_interval", given, low=0.1).total_seconds()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {

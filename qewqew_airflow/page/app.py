@@ -286,6 +286,7 @@ def act(
         if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         ACTIONS[action](batch)
+    _looks.forget(connection_id.__eq__)
     _logger.info(
         "%s: %s of dead batch %s (%s records) of %s, connection %s",
         user.get_name(), action, batch.id, f"{batch.records:,}", asked.queue or f"{asked.topic}, reader {asked.reader}",

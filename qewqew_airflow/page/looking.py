@@ -186,10 +186,10 @@ class Looks:
                 kept[:] = [(time.monotonic(), look(connection))]
             return kept[0][1]
 
-    def forget(self, keep: set[str]) -> None:
-        """Connections that are no more."""
+    def forget(self, is_old: Callable[[str], bool]) -> None:
+        """Look anew at these connections, by their ids, when they are asked for."""
         with self._guard:
-            for one in [one for one in self._kept if one[0] not in keep]:
+            for one in [one for one in self._kept if is_old(one[0])]:
                 del self._kept[one]
 
 
@@ -224,7 +224,7 @@ class History:
 
     def sample(self) -> None:
         found = connections()
-        self._looks.forget(set(found))
+        self._looks.forget(lambda conn_id: conn_id not in found)
         for gone in self._samples.keys() - found.keys():
             self._samples.pop(gone, None)
         for conn_id, connection in found.items():

@@ -44,6 +44,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
+    sync_api.expect.set_options(timeout=60_000)
     with sync_api.sync_playwright() as playwright:
         # Its sandbox does not work as root, and in most containers.
         yield playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.geteuid() == 0 else [])
@@ -138,15 +139,16 @@ class InAirflow:
 
 @pytest.fixture
 def opened(login: Callable[[str], BrowserContext], server: ApiServer, queues: Path) -> Iterator[Callable[..., InAirflow]]:
-    """``opened(user)`` goes there by Browse -> QewQew."""
+    """``opened(user)`` goes there, or by the menu, Browse -> QewQew."""
     pages = []
 
-    def go(user: str = "admin") -> InAirflow:
+    def go(user: str = "admin", by_menu: bool = False) -> InAirflow:
         page = login(user).new_page()
         pages.append(InAirflow(page))
-        page.goto(server.page + "/")
-        page.get_by_role("button", name="Browse").click()
-        page.get_by_role("menuitem", name="QewQew").click()
+        page.goto(f"{server.page}/" if by_menu else f"{server.page}/plugin/qewqew")
+        if by_menu:
+            page.get_by_role("button", name="Browse").click()
+            page.get_by_role("menuitem", name="QewQew").click()
         pages[-1].button("flights").wait_for()
         return pages[-1]
 
@@ -159,7 +161,7 @@ def opened(login: Callable[[str], BrowserContext], server: ApiServer, queues: Pa
 def test_browse_leads_to_the_page_and_its_numbers_follow_the_queues(opened: Callable[..., InAirflow], queues: Path) -> None:
     from playwright.sync_api import expect
 
-    airflow = opened()
+    airflow = opened(by_menu=True)
     name, records, size, oldest, _, leased, returned, dead, peek = airflow.row("flights")
     assert (name, records, leased, returned, dead, peek) == ("flights", "10,500", "1", "1", "1", "Peek")
     assert size.endswith("KiB")
@@ -167,7 +169,7 @@ def test_browse_leads_to_the_page_and_its_numbers_follow_the_queues(opened: Call
     assert airflow.row("events")[:2] == ["events", "60"]
     assert airflow.row("events")[5:8] == ["2", "60", "0"]
     expect(airflow.frame.get_by_role("alert")).to_contain_text("does not exist")  # of the other connection
-    expect(airflow.frame.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"10,500 now"))
+    expect(airflow.frame.get_by_role("img", name=re.compile("^10,500 now"))).to_be_visible()
 
     airflow.button("flights").focus()
     airflow.page.keyboard.press("Enter")
@@ -178,7 +180,7 @@ def test_browse_leads_to_the_page_and_its_numbers_follow_the_queues(opened: Call
     airflow.screenshot("page-light")
     with Queue(queues / "flights") as queue:
         queue.put_many([b"{}"] * 100)
-    expect(airflow.frame.get_by_role("cell", name="10,600")).to_be_visible()
+    expect(airflow.frame.get_by_role("cell", name="10,600", exact=True)).to_be_visible()
     expect(airflow.button("flights")).to_be_focused()
     expect(airflow.button("flights")).to_have_attribute("aria-expanded", "true")
 
@@ -260,10 +262,12 @@ def test_the_page_is_dark_when_airflow_is(opened: Callable[..., InAirflow], serv
     airflow = opened()
     root = airflow.frame.locator("html")
     expect(root).to_have_css("color-scheme", "light")
-    expect(airflow.frame.locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
     airflow.page.get_by_role("button", name="User").click()
-    airflow.page.get_by_role("menuitem", name=re.compile("dark", re.IGNORECASE)).click()
+    airflow.page.get_by_text("Appearance").click()
+    airflow.page.get_by_text("Dark Mode").click()
     expect(root).to_have_css("color-scheme", "dark")
+    around = airflow.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    expect(airflow.frame.locator("body")).to_have_css("background-color", around)
     airflow.button("flights").click()
     airflow.button("events").click()
     airflow.screenshot("page-dark")

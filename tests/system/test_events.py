@@ -1,7 +1,8 @@
 """Event-driven runs and the deferrable sensor in a real Airflow with two triggerers, of which parts are killed.
 
 What is asserted of the runs: each record is in the batch of exactly one, and there is one for each batch. More are allowed
-only where a triggerer has forgotten what it announced, because it was killed: such a run finds nothing, and is skipped.
+only where two triggerers have announced the same: the one was killed, or both were started at the same time (on SQLite,
+which has no row locks, both then take a trigger for a moment). Such a run finds nothing, and is skipped.
 """
 
 from __future__ import annotations
@@ -171,7 +172,6 @@ def test_each_record_is_in_the_batch_of_one_run_whatever_is_killed(airflow: TwoT
     for each in both:
         each.drained()
         assert sorted(map(len, each.batches())) == [20, 50, 50]
-        until(lambda each=each: list(airflow.runs(each.name).values()) == ["success"] * 3, "three runs")  # type: ignore[misc]
 
     def deferred() -> bool:
         return airflow.instance(sensing, "ready").get("state") == "deferred"
@@ -209,7 +209,7 @@ def test_each_record_is_in_the_batch_of_one_run_whatever_is_killed(airflow: TwoT
 
         until(over, "all runs have ended")
         empty = len(airflow.runs(each.name)) - len(each.batches())
-        assert 0 <= empty <= 2  # the triggerer that had the trigger was killed at most twice
+        assert 0 <= empty <= 3  # two kills, and the start
     until(lambda: airflow.state(sensing) in ("success", "failed"), "the sensors have ended")
     states = {each.task_id: each.state for each in airflow.task_instances(sensing)}
     assert states == {"ready": "success", "late": "failed", "soft": "skipped", "never": "skipped"}
@@ -221,6 +221,7 @@ def test_each_record_is_in_the_batch_of_one_run_whatever_is_killed(airflow: TwoT
 def test_events_that_coalesce_leave_no_record_waiting(airflow: TwoTriggerers, queues: Path, output: Path) -> None:
     """Airflow makes one run of two events, and the run has only the first: the second waits for a third."""
     twice = Consumed("twice", queues, output)
+    airflow.kill("triggerer-2")  # so that each event is announced by one
     airflow.unpause("twice")
     scheduler = airflow._components["scheduler"].pid
     os.kill(scheduler, signal.SIGSTOP)

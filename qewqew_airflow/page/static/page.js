@@ -174,8 +174,8 @@ function readerTable(connection, row) {
 }
 
 function batchTable(connection, caption, rows, counts) {
-  const columns = [["Batch", ".w-age"], ["Owner"], ["Records", SMALL], ["Size", SMALL],
-    ["Attempt", SMALL, "how often it was leased"], ["Since", AGE, "when it came into this state"], ["", ".w-acts"]];
+  const columns = [["Batch", ".w-count"], ["Owner"], ["Records", SMALL], ["Size", SMALL],
+    ["Attempt", SMALL, "how often it was leased"], ["Since", COUNT, "when it came into this state"], ["", ".w-acts"]];
   const total = counts.readers ? ["leased", "returned", "dead"].reduce((all, kind) => all + sum(counts.readers, kind), 0)
     : counts.leased + counts.returned + counts.dead;
   return [table(caption, columns, rows.map(({ batch, place }) => batchRow(connection, batch, place)), true),
@@ -396,8 +396,8 @@ try {
   const follow = () => {
     const theme = ["dark", "light"].find(one => root.classList.contains(one));
     if (theme) document.documentElement.dataset.theme = theme;
-    const ground = window.parent.getComputedStyle(window.parent.document.body).backgroundColor;
-    if (theme && /^rgb\(/.test(ground)) document.documentElement.style.setProperty("--ground", ground);
+    const ground = window.parent.getComputedStyle(root).backgroundColor;
+    if (theme && ground !== "rgba(0, 0, 0, 0)") document.documentElement.style.setProperty("--ground", ground);
   };
   if (window.parent !== window) {
     new MutationObserver(follow).observe(root, { attributes: true, attributeFilter: ["class"] });

@@ -15,6 +15,8 @@ import pytest
 from qewqew_core import Message, Queue, Topic
 from qewqew_core.state import now_ms
 
+pytestmark = pytest.mark.filterwarnings("ignore:The HMAC key")  # of an Airflow that was just made
+
 PAGE = "/qewqew"
 KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|3"
 FROM_THE_PAGE = {"X-QewQew": "1", "Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
@@ -443,6 +445,14 @@ def test_a_dead_batch_of_a_reader_is_returned_put_back_or_dropped(directory: Pat
             assert [one.state for one in reader.batches()] == states
             assert reader.dead() == []
             assert len(reader.read_many(10, timeout=0)) == (2 if action == "put-back" else 0)
+
+
+def test_what_was_done_is_seen_at_once(directory: Path, client: Login) -> None:
+    op = client("op")
+    body = dead_batch(directory, [b"x"])
+    assert only_connection(op)["queues"][0]["dead"] == 1
+    assert act(op, "return", body).status_code == 200
+    assert only_connection(op)["queues"][0]["dead"] == 0
 
 
 def test_nothing_is_done_to_a_batch_that_has_changed_since_it_was_shown(directory: Path, client: Login) -> None:

@@ -41,13 +41,13 @@ def test_the_rows_of_a_query_are_staged_by_the_names_of_its_columns(run: Any, he
         QewQewStageOperator(
             task_id="stage",
             **held.into,
-            sql="SELECT id, name, price * 2 AS twice, photo, NULL AS nothing FROM orders WHERE id >= :least ORDER BY id",
+            sql="SELECT id, name, price * 2 AS twice, photo, NULL AS missing FROM orders WHERE id >= :least ORDER BY id",
             sql_conn_id="shop",
             parameters={"least": "{{ params.least }}"},
         )
     assert run(dag).result("stage")["records"] == 2499
     found = rows(held)
-    assert found[0] == {"id": 1, "name": "größe 1", "twice": 0.5, "photo": "/w==", "nothing": None}
+    assert found[0] == {"id": 1, "name": "größe 1", "twice": 0.5, "photo": "/w==", "missing": None}
     assert [row["id"] for row in found] == list(range(1, 2500))
 
 
