@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-PARTITION_BYTES = 32 << 20  # starting a task of Python's costs as much as decoding several MiB
+LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 32 << 20  # starting a task of Python's costs as much as decoding several MiB
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
 
 
@@ -61,6 +61,14 @@ class Bundle(InputPartition, Generic[Part]):
     parts: tuple[Part, ...]
 
 
+def partition_bytes(given: int | None, total: int) -> int:
+    """About how many bytes of ``total`` one partition reads: as ``given``, or such that each processor gets some.
+
+    Spark does not tell a Python source how many processors there are, so those of the driver's host are counted.
+    """
+    return given or min(LARGEST_PARTITION, max(LEAST_PARTITION, total // (os.cpu_count() or 1)))
+
+
 class Split:
     """How a read divides segments between tasks: of about ``maxPartitionBytes``, and into ``minPartitions`` at least if
     boundaries allow it. Raises `BadArgument`.
@@ -68,11 +76,12 @@ class Split:
 
     def __init__(self, options: Options) -> None:
         self.least = options.whole("minPartitions") or 1
-        self.size = options.whole("maxPartitionBytes") or PARTITION_BYTES
+        self.size = options.whole("maxPartitionBytes")
 
     def __call__(self, segments: Sequence[Segment], may: Sequence[bool] | None = None) -> list[list[Segment]]:
         """The parts of each segment; of those that ``may`` not be divided, themselves."""
-        size = min(self.size, max(1, sum(one.end - one.start for one in segments) // self.least))
+        total = sum(one.end - one.start for one in segments)
+        size = min(partition_bytes(self.size, total), max(1, total // self.least))
         while True:
             parts = [one.split(size) if may is None or may[at] else [one] for at, one in enumerate(segments)]
             if sum(map(len, parts)) >= self.least or size == 1:
@@ -81,7 +90,7 @@ class Split:
 
     def bundles(self, parts: Sequence[Part]) -> list[Bundle[Part]]:
         """The parts, in their order, several together where they are small."""
-        size = self.size
+        size = partition_bytes(self.size, sum(part.segment.end - part.segment.start for part in parts))
         while True:
             found: list[list[Part]] = []
             room = 0

@@ -28,7 +28,7 @@ from qewqew_core.state import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Found, Position, View
 from qewqew_core.zbus import Entry
-from qewqew_spark.batches import PARTITION_BYTES, SPLIT_OPTIONS
+from qewqew_spark.batches import SPLIT_OPTIONS, partition_bytes
 from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
 
@@ -113,7 +113,7 @@ class TopicRead:
     filter: str | None
     fail_on_data_loss: bool
     least: int  # partitions
-    size: int  # bytes of a partition, about
+    size: int | None  # bytes of a partition, about, if that was asked for
     dialect: str
     created: int  # the topic of this name that was made then, milliseconds since the epoch
 
@@ -122,7 +122,7 @@ class TopicRead:
         """Raises `BadArgument`, `BadPath` if there is no topic."""
         text = options.text("filter")
         Filter(text)
-        least, size = options.whole("minPartitions") or 1, options.whole("maxPartitionBytes") or PARTITION_BYTES
+        least, size = options.whole("minPartitions") or 1, options.whole("maxPartitionBytes")
         with closing(View.of(Files(), path)) as view:
             return cls(path, text, options.flag("failOnDataLoss", True), least, size, view.dialect, view.common().created)
 
@@ -193,7 +193,8 @@ class TopicRead:
             if begin < end:
                 number = view.begin(start).number if begin else view.number_of(entry)
                 whole.append(TopicRange(block, entry.base, begin, end, number))
-        size = min(self.size, -(-sum(one.end - one.start for one in whole) // self.least))
+        total = sum(one.end - one.start for one in whole)
+        size = min(partition_bytes(self.size, total), -(-total // self.least))
         partitions: list[InputPartition] = []
         ranges: list[TopicRange] = []
         room = size

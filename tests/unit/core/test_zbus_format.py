@@ -487,7 +487,9 @@ def test_a_body_that_is_not_bytes_is_refused(body):
         zbus.check_message(Message(body), "B")
 
 
-@pytest.mark.parametrize("body", [b"x", bytearray(b"x"), memoryview(b"x"), b""], ids=lambda body: f"{type(body).__name__}-{len(body)}")
+@pytest.mark.parametrize(
+    "body", [b"x", bytearray(b"x"), memoryview(b"x"), b""], ids=lambda body: f"{type(body).__name__}-{len(body)}"
+)
 def test_a_body_of_bytes_is_taken(body):
     assert zbus.check_message(Message(body), "C") == (b"", b"")
 
