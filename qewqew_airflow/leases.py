@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole

@@ -11,7 +11,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Literal
 
-from airflow.sdk.observability import stats
+from airflow.providers.common.compat.sdk import Stats as stats
 
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.source import Source

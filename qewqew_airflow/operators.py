@@ -9,8 +9,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
+from airflow.providers.common.compat.sdk import determine_kwargs
 from airflow.sdk import BaseOperator, XComArg
-from airflow.sdk.bases.decorator import determine_kwargs
 from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
 from qewqew_airflow import metrics

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.configuration import conf
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from qewqew_airflow import metrics
 from qewqew_airflow.hooks import QewQewHook

@@ -21,9 +21,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+)
 from airflow.sdk import BaseHook
-from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException, AirflowSkipException
 
 from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
@@ -539,6 +543,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         policy = getattr(self, "retry_policy", None)
         if policy is None:
             return False
+        from airflow.sdk.definitions.retry_policy import RetryAction  # of Airflow 3.3, as the policies are
+
         decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries, context=context)
         return bool(decision.action == RetryAction.FAIL)
 

@@ -14,9 +14,13 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from airflow.sdk import conf
+from airflow.configuration import conf
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
-from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+
+try:
+    from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+except ImportError:  # before Airflow 3.3: Airflow calls `run`, and each trigger looks for itself
+    SharedStreamProducer = object  # type: ignore[assignment,misc]
 
 from qewqew_airflow import metrics
 from qewqew_airflow.arguments import check_rendered, seconds, whole

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, TeamDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_asset, requires_access_connection
 from airflow.configuration import conf
 from airflow.models.connection import Connection
@@ -167,12 +167,16 @@ def _brief(error: str) -> str:
 
 def _may_see(connection: Connection, user: Any) -> bool:
     """A connection of a team is for the team; others are for everybody who may look."""
-    team = connection.team_name
-    return team is None or get_auth_manager().is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
+    team = getattr(connection, "team_name", None)  # Airflow has teams since 3.2
+    if team is None:
+        return True
+    from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
+
+    return get_auth_manager().is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
 
 
 def _may(method: ResourceMethod, connection: Connection, user: Any) -> bool:
-    details = ConnectionDetails(conn_id=connection.conn_id, team_name=connection.team_name)
+    details = ConnectionDetails(conn_id=connection.conn_id, team_name=getattr(connection, "team_name", None))
     return get_auth_manager().is_authorized_connection(method=method, details=details, user=user)
 
 

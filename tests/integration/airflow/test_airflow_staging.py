@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowException
 from holding import Held
 
 from qewqew_airflow.operators import QewQewStageOperator
