@@ -274,3 +274,12 @@ def test_the_page_is_dark_when_airflow_is(opened: Callable[..., InAirflow], serv
     airflow.page.goto(f"{server.page}/qewqew/page")  # without Airflow around it, the system's theme counts
     expect(airflow.page.locator("html")).to_have_css("color-scheme", "light dark")
     airflow.page.evaluate("localStorage.removeItem('theme')")
+
+
+def test_the_link_of_a_task_shows_the_details_of_its_queue(opened: Callable[..., InAirflow], server: ApiServer) -> None:
+    from playwright.sync_api import expect
+
+    page = opened().page
+    page.goto(f"{server.page}/qewqew/page?connection=qewqew_default&name=events")
+    expect(page.get_by_role("button", name="events", exact=True)).to_have_attribute("aria-expanded", "true")
+    expect(page.get_by_role("button", name="flights", exact=True)).to_have_attribute("aria-expanded", "false")

@@ -232,6 +232,16 @@ function render() {
     "Connections in a secrets backend cannot be listed, and are not shown here.")]);
 }
 
+// The link of a task names its queue or topic: its details are shown.
+const link = new URLSearchParams(location.search);
+let sought = ["queue", "topic"].map(kind => `${link.get("connection")} ${kind} ${link.get("name")}`);
+sought.forEach(key => expanded.add(key));
+
+function seek() {
+  sought.map(key => document.querySelector(`tr[data-key="${CSS.escape(key)}"]`)).find(Boolean)?.scrollIntoView({ block: "center" });
+  sought = [];
+}
+
 // Asking the server
 
 async function ask(url, options) {
@@ -256,6 +266,7 @@ async function refresh() {
     behind = state.now - Date.now();
     [connections, histories] = [state.connections, history];
     render();
+    seek();
     $("status").className = "";
     $("status").textContent = `Updated ${new Date().toLocaleTimeString()}`;
   } catch (error) {
