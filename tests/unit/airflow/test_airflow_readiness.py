@@ -53,15 +53,16 @@ def test_when_a_queue_is_ready(thresholds: dict[str, Any], seen: Any, ready: str
 
 
 @pytest.mark.parametrize(
-    ("seen", "low", "high"),
+    ("records", "age", "low", "high"),
     [
-        (stats(1, 1, timedelta(minutes=10)), 2900, 3000),
-        (stats(1, 1, 2 * HOUR), 0, 0),
-        (stats(0), None, None),
-        (stats(1, 1, None), None, None),  # of unknown age: it is ready
+        (1, timedelta(minutes=10), 2900, 3000),
+        (1, 2 * HOUR, 0, 0),
+        (0, None, None, None),
+        (1, None, None, None),  # of unknown age: it is ready
     ],
 )
-def test_when_it_will_be_ready_by_age_alone(seen: Any, low: float | None, high: float | None) -> None:
+def test_when_it_will_be_ready_by_age_alone(records: int, age: timedelta | None, low: float | None, high: float | None) -> None:
+    seen = stats(records, records, age)
     left = Thresholds.of({"min_records": 5, "max_age": 3600}).seconds_left(seen)
     assert left == low if low is None or high is None else low <= (left or 0) <= high
     assert Thresholds.of({"min_records": 5}).seconds_left(seen) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import reader_log, topic_log
+from qewqew_core import reader_log, topic_log, zbus
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -66,6 +66,11 @@ def load_without_filter(
     return state
 
 
+def check_head_of_any_number(data: bytes, start: int, at: int, *_: object) -> tuple[int, int]:
+    number, _, length = zbus.keys_at(data, at - start + zbus.NUMBER_AT)
+    return at + zbus.HEAD + length, number
+
+
 MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
     "chain": ("qewqew_core.recovery.check_reference", lambda chunk_id, path, offset: None),
@@ -73,7 +78,7 @@ MUTANTS = {
     "manifest": ("qewqew_core.manifest.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
     "topic_log": ("qewqew_core.topic_log.Block.append", append_without_checksum),
     "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
-    "topic": ("qewqew_core.view.View._check", lambda *_: None),
+    "topic": ("qewqew_core.zbus.check_head", check_head_of_any_number),
 }
 
 
