@@ -154,6 +154,7 @@ def test_two_tasks_on_two_hosts_drain_one_queue(airflow: CeleryAirflow, queues: 
     assert counts(path) == (0, 0, 0, 0)
 
 
+@pytest.mark.soak  # a minute; the fan-in is tested on a cluster too
 def test_each_host_has_its_queue_and_one_spark_job_makes_one_table(airflow: CeleryAirflow, queues: Path, output: Path) -> None:
     run = airflow.trigger("lanes")
     airflow.succeeded(run)

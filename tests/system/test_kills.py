@@ -145,6 +145,7 @@ def staged_once(path: Path, records: int = 1000) -> None:
 # ----------------------------------------------------------------------------------------------------- everything
 
 
+@pytest.mark.soak  # three and a half minutes; each part is killed by a test of its own below
 def test_every_part_is_killed_in_one_run_of_a_year_of_flights(airflow: KillableAirflow, queues: Path, output: Path) -> None:
     path = queues / "flights"
     submit = airflow.gate("submit")
