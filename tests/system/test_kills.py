@@ -318,6 +318,7 @@ def test_a_killed_sensor_goes_on_in_both_modes(airflow: KillableAirflow, queues:
 # ---------------------------------------------------------------------------------------------------------- Spark
 
 
+@pytest.mark.soak  # a minute; tests/integration/airflow/test_airflow_lease_and_submit.py shows it without a scheduler
 def test_a_driver_does_not_outlive_the_supervisor_of_its_task(airflow: KillableAirflow, queues: Path, output: Path) -> None:
     """Airflow starts the retry when the supervisor is missed: two drivers would write the same batch at the same time."""
     path = queues / "fatherless"
@@ -406,6 +407,7 @@ def test_a_task_killed_on_its_last_try_gets_the_same_batch_when_it_is_cleared(
     all_numbers(output, "cleared")
 
 
+@pytest.mark.soak  # a minute; tests/integration/airflow/test_airflow_lease_and_submit.py shows it without a scheduler
 def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when_its_time_is_over(
     airflow: KillableAirflow, queues: Path, output: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_job_that_fails_says_why_at_the_end_and_the_batch_is_returned(
     assert inspect(directory / "orders").returned == 1
 
 
+@pytest.mark.soak  # a minute; tests/system/test_pipeline.py runs it in a whole Airflow
 def test_the_example_makes_the_tables_that_the_csv_file_says(
     run: Any, directory: Path, tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_the_example_makes_the_tables_that_the_csv_file_says(
     assert len(ran.result("check")["delays"]) == 16
 
 
+@pytest.mark.soak  # a minute; tests/system/test_pipeline.py runs it in a whole Airflow
 def test_two_dags_consume_one_topic_each_with_a_reader_of_its_own(
     run: Any, directory: Path, tmp_path: Path, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from pyspark.sql import functions as F
 
 from qewqew_core import Queue, Topic, manifest
 
+ROOT = Path(__file__).parents[3]
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
 REPLACED = {
     '"/': '"{home}/',

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from qewqew_core import Topic
+
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = Path(__file__).with_name("killed_stream.py")
 
