@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 from collections.abc import Callable, Generator
@@ -19,6 +20,8 @@ if WORKER and "AIRFLOW_HOME" in os.environ:  # each has a database of its own
 
 
 def pytest_configure() -> None:
+    # It logs when the process ends, to a stream that pytest has closed: an error after pytest's summary.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     # A shell starts what runs in its background with SIGINT ignored, and that is inherited: what the tests start, and
     # interrupt, would not notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)

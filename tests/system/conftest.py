@@ -9,7 +9,6 @@ A test that kills components, or needs other settings, takes an Airflow of its o
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -26,8 +25,6 @@ DAGS_EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 def pytest_configure() -> None:
     # A test run that is ended politely stops its Airflow as one that is interrupted does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # It logs when the process ends, to a stream that pytest has closed: an error after pytest's summary.
-    logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
