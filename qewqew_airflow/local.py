@@ -316,12 +316,19 @@ class LocalAirflow:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, timeout: float = 90) -> Run:
         """Starts a run of the DAG as soon as the DAG processor has read it."""
+        self.unpause(dag_id, timeout)
+        path = f"/api/v2/dags/{quote(dag_id, safe='')}/dagRuns"
+        run = self._call("POST", path, {"logical_date": None, "conf": dict(conf or {})})
+        return Run(dag_id, run["dag_run_id"])
+
+    def unpause(self, dag_id: str, timeout: float = 90) -> None:
+        """As soon as the DAG processor has read it."""
         path = f"/api/v2/dags/{quote(dag_id, safe='')}"
         deadline = time.monotonic() + timeout
         while True:
             try:
                 self._call("PATCH", path, {"is_paused": False})
-                break
+                return
             except FileNotFoundError:
                 self.check()
                 self._check_imports()
@@ -330,8 +337,6 @@ class LocalAirflow:
                         f"no DAG {dag_id} in {self.dags} after {timeout:.0f} s:\n{self._tail('dag-processor')}"
                     ) from None
                 time.sleep(0.5)
-        run = self._call("POST", f"{path}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
-        return Run(dag_id, run["dag_run_id"])
 
     def _check_imports(self) -> None:
         for error in self._call("GET", "/api/v2/importErrors")["import_errors"]:
@@ -400,17 +405,23 @@ class LocalAirflow:
         return "\n".join((self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
     def _call(self, method: str, path: str, body: Any = None, *, login: bool = True) -> Any:
-        """One request to the API; FileNotFoundError for 404."""
+        """What the API answers; FileNotFoundError for 404. Asks again after an error of the database: in SQLite, a transaction
+        that has read fails if another has written before it writes, and Airflow does not try again.
+        """
         if login and not self._token:
             credentials = {"username": "admin", "password": self.password()}
             self._token = self._call("POST", "/auth/token", credentials, login=False)["access_token"]
         headers = {"Content-Type": "application/json"}
         if login:
             headers["Authorization"] = f"Bearer {self._token}"
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            content = answer.read()
+        for attempt in range(5):
+            with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+                connection.request(method, path, None if body is None else json.dumps(body), headers)
+                answer = connection.getresponse()
+                content = answer.read()
+            if answer.status != 500 or b'"Database error"' not in content:
+                break
+            time.sleep(0.2 * attempt)
         if answer.status >= 400:
             text = f"{method} {path}: {answer.status} {content.decode(errors='replace')[:2000]}"
             raise FileNotFoundError(text) if answer.status == 404 else AirflowFailed(text)

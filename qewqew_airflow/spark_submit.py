@@ -38,7 +38,7 @@ from qewqew_airflow.links import QewQewLink
 from qewqew_airflow.operators import task_key
 from qewqew_airflow.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
-from qewqew_core.store import local_path
+from qewqew_core.store import store_of
 from qewqew_spark.output import Output, check_arguments
 
 if TYPE_CHECKING:
@@ -496,12 +496,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def _clean_up(self, context: Context, manifest: str) -> None:
         """After the acknowledgement, which stands whatever fails here: forget the driver, remove the copy."""
         try:
-            store = context.get("task_state_store")
-            if self.durable and store is not None:  # or this task, cleared, would take that job for its own
-                store.delete(self.external_id_key)
-                store.delete(self._K8S_DRIVER_STATUS_KEY)
+            known = context.get("task_state_store")
+            if self.durable and known is not None:  # or this task, cleared, would take that job for its own
+                known.delete(self.external_id_key)
+                known.delete(self._K8S_DRIVER_STATUS_KEY)
             if self.publish_to is not None:
-                remove(os.path.dirname(manifest))
+                store_of(os.path.dirname(manifest)).remove()
         except Exception as error:
             self.log.warning("Something of the acknowledged batch is left behind: %s", error)
 
@@ -563,17 +563,6 @@ def check_job(outputs: Any, **arguments: Any) -> None:
         json.dumps(outputs)
     except (TypeError, ValueError) as error:
         raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
-
-
-def remove(url: str) -> None:
-    """Remove a published batch, a directory here or in an object store."""
-    if (directory := local_path(url)) is not None:
-        shutil.rmtree(directory)
-        return
-    import fsspec  # type: ignore[import-untyped]
-
-    store, path = fsspec.core.url_to_fs(url)
-    store.rm(path, recursive=True)
 
 
 def check_java(environment: Mapping[str, str]) -> None:

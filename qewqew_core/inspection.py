@@ -44,13 +44,13 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     queue must the records be counted. Raises `BadPath`, `CorruptQueue`.
     """
     full = layout.check_path(path)
-    return _steady(full, lambda: stats_of(full, _look(full)[0]))
+    return steady(full, lambda: stats_of(full, _look(full)[0]))
 
 
 def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
     """The same, and the batches that are leased, returned or dead, oldest first."""
     full = layout.check_path(path)
-    return _steady(full, lambda: _with_batches(full))
+    return steady(full, lambda: _with_batches(full))
 
 
 def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
@@ -73,13 +73,26 @@ def snapshot(path: str) -> Snapshot:
     exist, if its directory does. Raises `BadPath`, `CorruptQueue`.
     """
     full = layout.check_path(path)
-    return _steady(full, lambda: _snapshot(full))
+    return steady(full, lambda: _snapshot(full))
 
 
 def _snapshot(path: str) -> Snapshot:
     state, redo = _look(path)
     chunks = [one for one in state.chain.values() if one.records]
     return Snapshot(chunks, {one.id: _missing(chunk.chunk_path(path, one.id), redo[one.id]) for one in chunks if one.id in redo})
+
+
+def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
+    """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
+    over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
+    if not over:
+        return data
+    whole = bytearray(data.ljust(end - start, b"\0"))
+    for offset, frames in over:
+        piece = frames[max(0, start - offset) : end - offset]
+        at = max(0, offset - start)
+        whole[at : at + len(piece)] = piece
+    return bytes(whole)
 
 
 def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
@@ -95,8 +108,8 @@ def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]
         files.close(fd)
 
 
-def _steady(path: str, look: Callable[[], _T]) -> _T:
-    """What ``look`` finds; again, if the queue changed under its eyes."""
+def steady(path: str, look: Callable[[], _T]) -> _T:
+    """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `CorruptQueue`."""
     for attempt in range(5):
         try:
             return look()

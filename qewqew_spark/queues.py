@@ -56,18 +56,7 @@ class ChunkFiles(Local):
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
         with super().open(name) as read:
-            yield lambda start, end: self._with_pending(start, end, read(start, end))
-
-    def _with_pending(self, start: int, end: int, data: bytes) -> bytes:
-        over = [(offset, frames) for offset, frames in self.pending if start < offset + len(frames) and offset < end]
-        if not over:
-            return data
-        whole = bytearray(data.ljust(end - start, b"\0"))
-        for offset, frames in over:
-            piece = frames[max(0, start - offset) : end - offset]
-            at = max(0, offset - start)
-            whole[at : at + len(piece)] = piece
-        return bytes(whole)
+            yield lambda start, end: inspection.with_pending(read(start, end), start, end, self.pending)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""In two processes (``-n 2``, as .ci/run has it) tests run file by file; the system tests last, in one of the two, and alone."""
+"""In two processes (``./run test``: ``-n 2``) tests run file by file; the system tests last, in one of the two, and alone."""
 
 from __future__ import annotations
 

@@ -6,13 +6,12 @@ import codecs
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from qewqew_airflow.page.looking import iso, visible
-from qewqew_core import BadArgument, CorruptQueue, Message, chunk, inspection, layout, manifest
+from qewqew_core import BadArgument, Message, chunk, inspection, layout, manifest
 from qewqew_core.files import Files
 from qewqew_core.reader import foresee
 from qewqew_core.reading import read_run
@@ -29,15 +28,8 @@ MOST_SKIPPED = 500  # windows of 64 KiB
 
 def queue_records(path: str, number: int) -> list[dict[str, Any]]:
     """The first records of a queue; again, if somebody took them while they were read. Raises `BadPath`, `CorruptQueue`."""
-    for attempt in range(5):
-        try:
-            found = islice(_records(path), number)
-            return [{"number": place, **described(record)} for place, record in enumerate(found)]
-        except (CorruptQueue, FileNotFoundError):
-            if attempt == 4:
-                raise
-            time.sleep(0.01 * attempt)
-    raise AssertionError
+    found = inspection.steady(path, lambda: list(islice(_records(path), number)))
+    return [{"number": place, **described(record)} for place, record in enumerate(found)]
 
 
 def _records(path: str) -> Iterator[bytes]:
@@ -74,13 +66,7 @@ class WithPending(Files):
         self._pending = pending
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        whole = bytearray(super().read(fd, size, offset))
-        for start, frames in self._pending:
-            first, last = max(start, offset), min(start + len(frames), offset + size)
-            if first < last:
-                whole.extend(bytes(max(0, last - offset - len(whole))))
-                whole[first - offset : last - offset] = frames[first - start : last - start]
-        return bytes(whole)
+        return inspection.with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
 
 
 def batch_records(directory: str, number: int) -> list[dict[str, Any]]:

@@ -86,17 +86,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TwoTriggerers(KillableAirflow):
     components = {**COMPONENTS, "triggerer-2": ["triggerer", "--skip-serve-logs"]}  # noqa: RUF012
 
-    def unpause(self, dag_id: str) -> None:
-        def there() -> bool:
-            try:
-                self._call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
-            except FileNotFoundError:
-                self._check_imports()
-                return False
-            return True
-
-        until(there, f"DAG {dag_id} is read")
-
     def runs(self, dag_id: str) -> dict[str, str]:
         """The states of all runs."""
         found = self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns?limit=100")["dag_runs"]

@@ -16,11 +16,12 @@ from holding import Held
 
 from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.sensors import QewQewSensor
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, {here!r})
+sys.path[:0] = {imports!r}
 from conftest import Runner
 from test_airflow_observed import make
 Path({states!r}).write_text(json.dumps(Runner()(make()).states()))
@@ -38,8 +39,9 @@ def make() -> DAG:
         stages = [QewQewStageOperator(task_id=f"stage_{name}", queue_name=name, records=["a", "bc"]) for name in ("one", "two")]
         stages.append(QewQewStageOperator(task_id="stage_news", topic="news", records=["x", "y", "z"]))
         submit = [held.operator(task_id=f"submit_{name}", queue_name=name, trigger_rule="all_done") for name in ("one", "two")]
+        wait = QewQewSensor(task_id="wait", topic="news", reader="load", trigger_rule="all_done")
         lease = QewQewLeaseOperator(task_id="lease", topic="news", reader="load", max_records=2, trigger_rule="all_done")
-        stages[0] >> stages[1] >> stages[2] >> submit[0] >> submit[1] >> lease
+        stages[0] >> stages[1] >> stages[2] >> submit[0] >> submit[1] >> wait >> lease
         nack = QewQewNackOperator(task_id="nack", batch=lease.output)
         work(lease.output) >> nack
         again = QewQewLeaseOperator(task_id="again", topic="news", reader="load", trigger_rule="all_done")
@@ -107,6 +109,7 @@ def test_metrics_and_lineage_tell_what_became_of_the_records(observed: tuple[lis
     assert told("depth", queue="one") == ["2|g", "0|g", "0|g"]
     assert told("dead", queue="one") == ["0|g"] * 3
     assert len(told("oldest_age", queue="one")) == 3
+    assert told("depth", **news) == ["3|g"]  # by the sensor, which counts anyway
 
     def lineage(name: str, kind: str) -> tuple[list[Any], list[Any]]:
         [event] = [each for each in events if each["job"]["name"] == f"observed.{name}" and each["eventType"] == kind]

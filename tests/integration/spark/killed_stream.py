@@ -30,7 +30,7 @@ def write(home: Path) -> None:
             topic.append_many([Message(b"%d " % one + b"x" * random.randint(0, 300), "ab"[one % 2]) for one in numbers])
             number = numbers.stop
             time.sleep(random.uniform(0, 0.1))
-        print(json.dumps({"messages": number, "oldest": topic.stats().first}))
+        print(json.dumps({"messages": number}))
 
 
 def stream(home: Path, finish: bool) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Topic
+from qewqew_core.topic import inspect_topic
 
 ROOT = Path(__file__).parents[3]
 
@@ -70,6 +71,9 @@ def run(home: Path, kills: int) -> None:
                     assert process.poll() is None, errors(home)
                     time.sleep(0.05)
                 (home / "retention").touch()  # from now on what both have committed is removed
+                while number == 0 and inspect_topic(home / "orders")[0].first == 0:
+                    assert process.poll() is None, errors(home)
+                    time.sleep(0.05)
                 time.sleep(random.uniform(0, 2))
                 print(f"kill {number}: {committed(home)} batches committed", flush=True)
             finally:
@@ -87,7 +91,6 @@ def run(home: Path, kills: int) -> None:
     print(wrote, lines)
     expected = [count, count, 0, count - 1, 0]
     assert json.loads(lines[-1]) == {"batches": expected, "files": expected}, errors(home)
-    assert wrote["oldest"] > 0
     with Topic(home / "orders") as topic:
         assert len(topic.readers()) == 2
 

@@ -506,6 +506,16 @@ def test_arguments_that_cannot_be_meant_are_an_error_of_the_dag_file(
         QewQewEventTrigger(**arguments)
 
 
+def test_how_often_it_looks_is_a_setting_of_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert QewQewEventTrigger(**QUEUE).poll_interval == 10
+    monkeypatch.setenv("AIRFLOW__QEWQEW__POLL_INTERVAL", "2.5")
+    assert QewQewEventTrigger(**QUEUE).poll_interval == 2.5
+    assert QewQewEventTrigger(**QUEUE, poll_interval=timedelta(minutes=1)).poll_interval == 60
+    monkeypatch.setenv("AIRFLOW__QEWQEW__POLL_INTERVAL", "often")
+    with pytest.raises(BadArgument, match=r"poll_interval.*often"):
+        QewQewEventTrigger(**QUEUE)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
