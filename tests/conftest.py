@@ -1,4 +1,6 @@
-"""In two processes (``./run test``: ``-n 2``) tests run file by file; the system tests last, in one of the two, and alone."""
+"""In two processes (``./run test``: ``-n 2``) tests run file by file: the integration tests, then in one of the two the system
+tests, beside which the other runs the unit tests, with what they leave of the processors.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,6 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_system(path: str) -> bool:
-    return path.startswith("tests/system/")
-
-
 @pytest.hookimpl(optionalhook=True)  # xdist need not be there
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> Any:
     from xdist.scheduler import LoadScopeScheduling
@@ -38,19 +36,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::")[0]
-            return "tests/system" if is_system(path) else path
+            return "tests/system" if path.startswith("tests/system/") else path
 
-    config.option.loadscopereorder = False  # in the order of testpaths: what takes long first
+    config.option.loadscopereorder = False  # in the order of testpaths
     return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """A system test waits until the other process is done: it kills parts of an Airflow, and the others must notice in time."""
+    """A system test waits until no integration test runs: it kills parts of an Airflow, and the others must notice in time."""
     if not WORKER:
         return (yield)
+    kind = item.nodeid.split("/")[1]
+    if kind == "unit":
+        os.nice(max(0, 10 - os.nice(0)))  # from now on: the process that runs the system tests does so before unit tests
+        return (yield)
     lock = os.open(HERE, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX if is_system(item.nodeid) else fcntl.LOCK_SH)
+    fcntl.flock(lock, fcntl.LOCK_EX if kind == "system" else fcntl.LOCK_SH)
     try:
         return (yield)
     finally:

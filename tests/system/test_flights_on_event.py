@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from killing import counts, rows, until
 
 from qewqew_airflow.local import LocalAirflow
 
 
+@pytest.mark.soak  # a minute and a half; test_events.py shows such runs without Spark
 def test_the_flights_of_a_month_start_two_runs(airflow: LocalAirflow, queues: Path, output: Path) -> None:
     by_hand = airflow.trigger("flights_on_event")
     assert airflow.wait(by_hand) == "success"

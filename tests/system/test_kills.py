@@ -353,6 +353,7 @@ def test_a_killed_scheduler_leaves_one_result(airflow: KillableAirflow, queues: 
     all_numbers(output, "unscheduled")
 
 
+@pytest.mark.soak  # a minute and a half; the test of this name in tests/integration/airflow shows it without a scheduler
 def test_the_last_failure_returns_the_batch_and_the_next_run_gets_it_first(
     airflow: KillableAirflow, queues: Path, output: Path
 ) -> None:

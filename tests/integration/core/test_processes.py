@@ -226,14 +226,16 @@ def test_stagers_and_consumers_killed_at_random_leave_each_record_in_one_acknowl
     out.mkdir()
     code = STAGE.replace("1 << 14", "1 << 12")
     acknowledged: set[str] = set()
-    for cycle in range(12):
+    for cycle in range(8):
         stagers = [python(code, path, f"c{cycle}s{number}", 400, 5) for number in range(2)]
         consumer = python(CONSUME, path, out, 1000 * cycle)
-        time.sleep(luck.uniform(0.4, 0.9))
+        first = stagers[cycle % 2].stdout.readline()  # however slow the machine: one of them has begun
+        time.sleep(luck.uniform(0, 0.5))
         for process in (*stagers, consumer):
             process.send_signal(signal.SIGKILL)
         for number, process in enumerate(stagers):
-            lines = process.communicate()[0].splitlines()
+            lines = [first] * (number == cycle % 2) + process.stdout.read().splitlines()
+            process.wait()
             acknowledged |= {f"c{cycle}s{number} {line.split()[1]} {index}" for line in lines for index in range(5)}
         consumer.communicate()
     finish = python(CONSUME, path, out, 99000)
@@ -251,5 +253,5 @@ def test_stagers_and_consumers_killed_at_random_leave_each_record_in_one_acknowl
     assert acknowledged <= set(delivered), "a record that was acknowledged is lost"
     # What was in flight when its process was killed is there whole or not at all.
     extra = set(delivered) - acknowledged
-    assert len({line.rsplit(" ", 1)[0] for line in extra}) * 5 == len(extra) <= 12 * 2 * 5
-    assert len(acknowledged) > 500
+    assert len({line.rsplit(" ", 1)[0] for line in extra}) * 5 == len(extra) <= 8 * 2 * 5
+    assert len(acknowledged) >= 8 * 5
