@@ -36,10 +36,10 @@ def write(table: str, *urls: str) -> int:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
-    from qewqew_spark.source import QewqewDataSource
+    from qewqew_spark.source import register
 
     spark = SparkSession.builder.appName("fan-in").getOrCreate()
-    spark.dataSource.register(QewqewDataSource)  # Spark finds what is installed, but not what comes with --py-files
+    register(spark)  # Spark finds what is installed, but not what comes with --py-files
     batches = {url: manifest.load(url) for url in urls}
     reader = spark.read.format("qewqew").schema(SCHEMA).options(codec="json", mode="FAILFAST")
     frames = [reader.load(url).withColumn("batch", F.lit(batch.id)) for url, batch in batches.items()]

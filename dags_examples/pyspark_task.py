@@ -28,9 +28,9 @@ with DAG("pyspark_task", schedule=None, max_active_runs=1, tags=["qewqew"], defa
 
     @task.pyspark(conn_id="spark_default", retries=2)
     def to_parquet(batch: dict[str, Any], spark: Any = None) -> dict[str, int]:
-        from qewqew_spark.source import QewqewDataSource
+        from qewqew_spark.source import register
 
-        spark.dataSource.register(QewqewDataSource)
+        register(spark)
         rows = spark.read.format("qewqew").schema("id INT, shop STRING").option("codec", "json").load(batch["manifest"])
         rows.write.mode("overwrite").parquet(f"{OUTPUT}/pyspark_task/batch={batch['batch_id']}")
         return {row["shop"]: row["count"] for row in rows.groupBy("shop").count().collect()}

@@ -33,8 +33,8 @@ class QewQewSensor(BaseSensorOperator):
     given, one record is enough. A batch that was returned (by the last failure of a task), or of which the
     lease time is over (its task was killed), is always ready.
 
-    A sensor that was ready once in a DAG run is ready at once when it is cleared: the run's batch is
-    the one it leased then, whatever is in the queue now.
+    A sensor that was ready once in a DAG run is ready at once when it is cleared (from Airflow 3.3 on): the run's batch
+    is the one it leased then, whatever is in the queue now.
 
     Returns (XCom) what it saw: queue (or topic and reader), ready (the reason), records, bytes, oldest
     (ISO 8601 or None), returned (leases whose time is over included) and leased (numbers of batches).

@@ -94,7 +94,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
       works on the same batch. Spark's driver on this worker dies with the task, and the task with its
       supervisor; a try whose predecessor still works on the batch waits for its end.
     - killed in cluster mode (kill -9, lost worker): the driver, which is elsewhere, goes on, and the next try waits for it
-      instead of submitting again (``durable``, of SparkSubmitOperator), then acknowledges.
+      instead of submitting again (``durable``, of SparkSubmitOperator, from Airflow 3.3 on), then acknowledges.
     - killed, with lease_timeout, and not tried again: the batch is returned lease_timeout after the last
       extension, and the next lease, by whatever run, gets it first.
     - the lease could not be extended in time (`LeaseLost`): Spark's driver is killed and the task fails; the

@@ -1,7 +1,7 @@
 """Who may open a queue: one owner at a time, between processes, between threads, and against a Java process.
 
-The lock is the one that the original takes, a write lock on the whole header file, as an *open file
-description* lock (`F_OFD_SETLK`): it collides with the POSIX locks of the JVM in both directions, with a
+The lock is the one that the original takes, a write lock on the header file (we leave out bytes far behind its end, see `_Line`),
+as an *open file description* lock (`F_OFD_SETLK`): it collides with the POSIX locks of the JVM in both directions, with a
 second opening in the same process, and it is not dropped when another descriptor of the file is closed.
 portalocker's default is flock(2), which does not collide with Java's lock at all; where the system has no
 OFD locks, portalocker's `LockfLocker` takes the POSIX lock instead, and the registry below stands in
@@ -20,7 +20,10 @@ import time
 
 from qewqew_core.errors import QueueLocked
 
-_WHOLE_FILE = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
+_LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
+_LONGEST_PAUSE = 0.02  # seconds between two tries
+_PATIENCE = 1.0  # seconds without moving forward
 _held: set[tuple[int, int]] = set()  # (device, inode) of the headers that this process holds
 _held_guard = threading.Lock()
 
@@ -52,22 +55,74 @@ class HeaderLock:
             _held.discard(self._identity)
 
 
+class _Line:
+    """Those who wait for a header's lock, in the order in which they came: each holds a byte behind what the lock covers, and
+    moves to the byte before that when it is free.
+
+    Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
+    can stand in line (there is no header, a Java process has all of it, no OFD locks), everybody is the first.
+    """
+
+    def __init__(self, path: str, follow: bool) -> None:
+        self.place = 0
+        self.moved = time.monotonic()
+        self._fd = -1
+        if hasattr(fcntl, "F_OFD_SETLK"):
+            with contextlib.suppress(OSError):
+                self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+                self._join()
+
+    def _join(self) -> None:
+        while True:
+            free = 0
+            while (taken := self._taken(free)) is not None:
+                if taken < 0:
+                    return
+                free = taken + 1
+            if _set(self._fd, fcntl.F_WRLCK, _LINE + free, 1):
+                self.place = free
+                return
+
+    def _taken(self, place: int) -> int | None:
+        """The first place from this one on that somebody else has; less than 0: all are locked."""
+        lock = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LINE + place, 0, 0))
+        kind, _, start, _, _ = _FLOCK.unpack(lock)
+        return None if kind == fcntl.F_UNLCK else start - _LINE
+
+    def first(self) -> bool:
+        """Whether nobody is before us, perhaps since now."""
+        while self.place and _set(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
+            _set(self._fd, fcntl.F_UNLCK, _LINE + self.place, 1)
+            self.place -= 1
+            self.moved = time.monotonic()
+        return self.place == 0
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                _set(self._fd, fcntl.F_UNLCK, _LINE, 0)  # see `HeaderLock.release`
+            os.close(self._fd)
+
+
 def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, then raises `QueueLocked`. Errors of opening the file pass through.
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `QueueLocked`. Errors of opening the file pass
+    through.
     """
     deadline = time.monotonic() + timeout
-    pause = 0.001
-    while True:
-        taken = _try(path, follow)
-        if taken is not None:
-            return taken
-        if time.monotonic() >= deadline:
-            raise _locked(path, timeout)
-        # Jitter, so that eight waiting processes do not knock in step and one of them starves.
-        time.sleep(min(pause * random.uniform(0.5, 1.5), max(0.0, deadline - time.monotonic())))  # noqa: S311
-        pause = min(pause * 1.5, 0.02)
+    with contextlib.closing(_Line(path, follow)) as waiting:
+        while True:
+            first, now = waiting.first(), time.monotonic()
+            still = now - waiting.moved
+            # Nobody waits for ever for one who is before him and was stopped.
+            if (first or still > _PATIENCE or now >= deadline) and (taken := _try(path, follow)) is not None:
+                return taken
+            if now >= deadline:
+                raise _locked(path, timeout)
+            # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
+            pause = max(still / 20, 0.0002 if first else 0.001 * waiting.place) * random.uniform(0.5, 1.5)  # noqa: S311
+            time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
 
 
 def _try(path: str, follow: bool) -> tuple[HeaderLock, bool] | None:
@@ -111,11 +166,11 @@ def _is_still(path: str, mine: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _set(fd: int, kind: int) -> bool:
-    """Take or drop the lock without waiting; False if somebody else holds it."""
+def _set(fd: int, kind: int, start: int = 0, length: int = _LINE) -> bool:
+    """Take or drop a lock without waiting, without more that on the header; False if somebody else holds it."""
     if hasattr(fcntl, "F_OFD_SETLK"):
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _WHOLE_FILE.pack(kind, os.SEEK_SET, 0, 0, 0))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
         except (BlockingIOError, PermissionError):
             return False
         return True
@@ -157,7 +212,7 @@ def holder(path: str) -> int | None:
     except OSError:
         return None
     for line in lines:  # "1: POSIX  ADVISORY  WRITE 4242 08:01:1234 0 EOF"; a waiter has "->" in second place
-        if len(line) >= 6 and line[1] in ("POSIX", "OFDLCK") and line[3] == "WRITE" and line[5] == wanted:
+        if len(line) >= 7 and line[1] in ("POSIX", "OFDLCK") and line[3] == "WRITE" and line[5:7] == [wanted, "0"]:
             return int(line[4]) if int(line[4]) > 0 else _process_with(status)
     return None
 
@@ -171,6 +226,7 @@ def _process_with(header: os.stat_result) -> int | None:
                     status = os.stat(f"/proc/{name}/fd/{fd}")
                     if (status.st_dev, status.st_ino) == (header.st_dev, header.st_ino):
                         with open(f"/proc/{name}/fdinfo/{fd}") as info:
-                            if "OFDLCK" in info.read():
-                                return int(name)
+                            locks = [line.split() for line in info if "OFDLCK" in line]
+                        if any(lock[-2] == "0" for lock in locks):  # else it stands in line
+                            return int(name)
     return None

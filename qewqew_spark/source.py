@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -26,6 +27,7 @@ from qewqew_spark.options import Options
 from qewqew_spark.rows import TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 
 
@@ -111,6 +113,15 @@ class QewqewDataSource(DataSource):
         from qewqew_spark import sink
 
         return sink.stream_writer(Options(self.options), schema, overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to this Spark, which does not find by itself what came with ``--py-files``."""
+    try:
+        spark.dataSource.register(QewqewDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # Spark 4.0 has found it and takes no other
+            raise
 
 
 def _path(options: Mapping[str, str]) -> str:

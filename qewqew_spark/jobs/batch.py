@@ -41,7 +41,7 @@ try:
     from qewqew_spark.jobs.writing import Sink, delete, folding, sink_of
     from qewqew_spark.options import Options
     from qewqew_spark.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
-    from qewqew_spark.source import QewqewDataSource, local_path
+    from qewqew_spark.source import local_path, register
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(
@@ -96,7 +96,7 @@ def run(
     quarantined = f"{quarantine}/{BATCH}={description.id}"
     sinks = [sink_of(spark, output, description.id, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
-    spark.dataSource.register(QewqewDataSource)
+    register(spark)
     given = None if schema is None else records.parsed(schema)
     found = records.read(spark, batch, description, codec, given, options)
 

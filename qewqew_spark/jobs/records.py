@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
@@ -101,7 +103,10 @@ def infer(spark: SparkSession, raw: DataFrame) -> StructType:
     objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(wrapped)
     # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
     with setting(spark, "spark.sql.caseSensitive", "true"):
-        inferred = spark.read.json(objects, mode="DROPMALFORMED").schema
+        try:
+            inferred = spark.read.json(objects, mode="DROPMALFORMED").schema
+        except PySparkTypeError:  # before Spark 4.2 it takes no DataFrame
+            inferred = spark.read.json(objects.rdd.map(itemgetter(0)), mode="DROPMALFORMED").schema
     kind = inferred["record"].dataType if "record" in inferred.names else None
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
         return kind.elementType

@@ -10,6 +10,8 @@ from typing import Any
 
 from qewqew_core import Queue, Reader, Topic, inspect, inspect_reader
 
+IMPORTS = [str(Path(__file__).parent), str(Path(__file__).parents[2])]  # where a process of its own finds the tests' modules
+
 
 class Held:
     """A queue, or a topic with a reader, in the directory of the connection: to the operators they are the same."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from airflow_version import needs_state_store
 from holding import Held
 
 from qewqew_airflow.operators import QewQewStageOperator
@@ -59,6 +60,7 @@ def test_the_filter_and_the_start_of_a_reader_hold(run: Any, directory: Path) ->
     assert run(dag).result("wait")["records"] == 1
 
 
+@needs_state_store
 def test_a_sensor_that_was_ready_does_not_wait_again_when_the_run_is_cleared(run: Any, held: Held) -> None:
     with DAG(f"defer_{held.kind}_cleared", schedule=None) as dag:
 

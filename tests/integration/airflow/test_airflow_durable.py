@@ -20,7 +20,8 @@ from typing import Any
 import pyspark
 import pytest
 from airflow.sdk import DAG
-from holding import Held
+from airflow_version import needs_state_store
+from holding import IMPORTS, Held
 
 from qewqew_airflow.local import free_ports
 from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
@@ -42,7 +43,7 @@ sys.exit(os.path.exists(os.path.join(home, "fail")))
 """
 KILLED = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {imports!r}
 from conftest import Runner
 from test_airflow_durable import make
 Runner()(make(*{arguments!r}))
@@ -118,6 +119,7 @@ def make(home: str, dag_id: str, publish_to: str | None) -> DAG:
     return dag
 
 
+@needs_state_store
 def test_a_worker_killed_in_cluster_mode_is_followed_by_a_try_that_waits_for_its_driver(
     run: Any, directory: Path, cluster: Path
 ) -> None:
@@ -125,7 +127,7 @@ def test_a_worker_killed_in_cluster_mode_is_followed_by_a_try_that_waits_for_its
     held.put("a", "b")
     published = cluster / "published"
     arguments = (str(cluster), "durable", str(published))
-    program = KILLED.format(here=str(Path(__file__).parent), arguments=arguments)
+    program = KILLED.format(imports=IMPORTS, arguments=arguments)
     calls = cluster / "calls"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:

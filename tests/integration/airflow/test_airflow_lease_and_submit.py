@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction, RetryRule, task
-from holding import Held
+from airflow.sdk import DAG, task
+from airflow_version import needs_retry_policies, needs_state_store
+from holding import IMPORTS, Held
 
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_airflow.operators import QewQewStageOperator
@@ -156,7 +157,10 @@ def test_after_max_attempts_the_batch_is_a_dead_letter_and_does_not_stop_the_que
     assert held.counts() == {"records": 1, "leased": 0, "returned": 0, "dead": 1}
 
 
+@needs_retry_policies
 def test_a_retry_policy_that_gives_up_returns_the_batch(run: Any, held: Held, spark: Any) -> None:
+    from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+
     held.put("a")
     spark.next("fail")
     policy = ExceptionRetryPolicy(rules=[RetryRule(exception=SparkJobFailed, action=RetryAction.FAIL)])
@@ -207,7 +211,7 @@ def test_the_failed_task_tells_the_cause_last(run: Any, held: Held, spark: Any, 
 
 KILLED = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {imports!r}
 from conftest import Runner
 from holding import Held
 from pathlib import Path
@@ -217,8 +221,8 @@ Runner()(Held({kind!r}, Path({directory!r})).make({dag_id!r}, **{arguments!r}))
 
 def run_and_be_killed(held: Held, dag_id: str, **arguments: Any) -> None:
     """Run a DAG in a process that the fake spark-submit kills."""
-    here, directory = str(Path(__file__).parent), str(held.directory)
-    program = KILLED.format(here=here, kind=held.kind, directory=directory, dag_id=dag_id, arguments=arguments)
+    directory = str(held.directory)
+    program = KILLED.format(imports=IMPORTS, kind=held.kind, directory=directory, dag_id=dag_id, arguments=arguments)
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
 
@@ -531,7 +535,11 @@ def test_a_time_out_of_the_lease_changes_nothing_for_retries_and_cleared_tasks(r
         (lambda m, c, d: (m.setenv("PATH", "/nowhere"), m.setattr(sys, "executable", "/nowhere/python")), "SparkSubmitNotFound"),
         (lambda m, c, d: m.setenv("JAVA_HOME", "/nowhere"), "JAVA_HOME is /nowhere"),
         (lambda m, c, d: c("qewqew_default", "qewqew", str(d / "missing")), "does not exist on this worker"),
-        (lambda m, c, d: c("spark_default", "spark", "yarn", **{"deploy-mode": "cluster"}), "give yarn_track_via_rm_api=True"),
+        pytest.param(
+            lambda m, c, d: c("spark_default", "spark", "yarn", **{"deploy-mode": "cluster"}),
+            "give yarn_track_via_rm_api=True",
+            marks=needs_state_store,
+        ),
     ],
     ids=["connection", "master", "binary", "spark-submit", "java", "directory", "durable"],
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
-from holding import Held
+from holding import IMPORTS, Held
 
 from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 from qewqew_airflow.operators import QewQewStageOperator
@@ -56,7 +56,7 @@ def observed(directory: Path, spark: Any, tmp_path: Path) -> tuple[list[str], li
     spark.next("wait", "fail")
     spark.go()
     states = tmp_path / "states.json"
-    program = PROGRAM.format(here=str(Path(__file__).parent), states=str(states))
+    program = PROGRAM.format(imports=IMPORTS, states=str(states))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)

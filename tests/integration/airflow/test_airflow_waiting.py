@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from airflow_version import needs_state_store
 from holding import Held
 
 from qewqew_airflow.operators import QewQewStageOperator
@@ -66,6 +67,7 @@ def test_a_threshold_may_be_the_result_of_another_task(run: Any, held: Held) -> 
     assert ran.result("template")["ready"] == "at least 2 records"
 
 
+@needs_state_store
 def test_a_sensor_that_was_ready_does_not_wait_again_when_the_run_is_cleared(run: Any, held: Held) -> None:
     """Its records are in the run's batch by then, and not in the queue."""
     with DAG(f"wait_{held.kind}_cleared", schedule=None) as dag:

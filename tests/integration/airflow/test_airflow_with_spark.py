@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
+from airflow_version import DagBag
 
 from qewqew_airflow.operators import QewQewStageOperator
 from qewqew_airflow.sensors import QewQewSensor

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -179,12 +180,12 @@ path, name, commits, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.
 for commit in range(commits):
     with Queue(path, chunk_size=1 << 14, lock_timeout=60) as q:
         q.put_many([f"{name} {commit} {number}".encode() for number in range(size)], key=f"{name} {commit}")
-    print("ack", commit)
+    print(f"ack {commit}")  # one write: a kill does not cut it
 """
 
 
-def test_eight_processes_stage_at_once_and_each_finds_its_records_in_its_order(tmp_path):
-    path, commits, size = tmp_path / "q", 25, 40
+def test_eight_processes_stage_at_once_each_finds_its_records_in_its_order_and_none_is_starved(tmp_path):
+    path, commits, size = tmp_path / "q", 40, 25
     stagers = [python(STAGE, path, f"p{number}", commits, size) for number in range(8)]
     for stager in stagers:
         stager.communicate()
@@ -196,6 +197,14 @@ def test_eight_processes_stage_at_once_and_each_finds_its_records_in_its_order(t
         mine = [(int(commit), int(index)) for name, commit, index in records if name == f"p{number}"]
         assert mine == [(commit, index) for commit in range(commits) for index in range(size)]
     assert len(records) == 8 * commits * size
+    # While all of them want the queue, each has its turn: seven others come before it, and some more if it is late once.
+    order = [name for name, _, index in records if index == "0"]
+    last_begins = max(order.index(f"p{number}") for number in range(8))
+    first_ends = min(len(order) - order[::-1].index(f"p{number}") for number in range(8))
+    contended = order[last_begins:first_ends]
+    for number in range(8):
+        turns = [-1, *(at for at, name in enumerate(contended) if name == f"p{number}"), len(contended)]
+        assert max(after - before for before, after in pairwise(turns)) <= 3 * 8
 
 
 CONSUME = """

@@ -182,7 +182,7 @@ def test_with_a_schema_every_record_is_either_in_the_table_or_in_quarantine_with
         assert mixed[row.offset] == bytes(row.value)
         assert row.segment == ("orders.qew.17" if row.offset < 20 else "orders.qew.18")
     # The good ones are what Spark's own reader makes of the same texts.
-    texts = spark.createDataFrame([(record.decode(),) for record in GOOD], "value STRING")
+    texts = spark.sparkContext.parallelize([record.decode() for record in GOOD])
     expected = sorted(map(tuple, spark.read.schema(SCHEMA).json(texts).collect()), key=repr)
     assert table(spark, tmp_path / "out", "a", "b", "c", "l", "t") == expected
     assert {3, 4, 9223372036854775807} <= {row[0] for row in expected}
@@ -194,7 +194,7 @@ def test_without_a_schema_it_is_what_spark_infers_from_the_good_records(spark, t
     result = run(spark, str(batch), [Output(str(tmp_path / "out"))])
     assert (result["good"], result["bad"]) == (len(good), len(BAD))
     assert quarantine(spark, tmp_path / "out-quarantine") == BAD
-    texts = spark.createDataFrame([(record.decode(),) for record in good], "value STRING")
+    texts = spark.sparkContext.parallelize([record.decode() for record in good])
     expected = spark.read.json(texts, columnNameOfCorruptRecord="unused")
     written = spark.read.parquet(str(tmp_path / "out" / "batch=orders-1a2b"))
     assert written.schema == expected.schema

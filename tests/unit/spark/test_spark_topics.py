@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from qewqew_core import BadArgument, BadPath, CommitConflict, CorruptQueue, Message, MessagesLost, QueueClosed, Topic
 from qewqew_spark import stream, topics
@@ -277,11 +276,18 @@ def replace(topic: Topic, tmp_path: Path) -> None:
 # Streams
 
 
-class Driver:
-    """Calls a stream as Spark does, and keeps what Spark keeps in the checkpoint: ends of batches, and how many are committed."""
+def stream_of(topic: Topic, **options: Any) -> stream.TopicStream:
+    texts = {name: str(value) for name, value in options.items()}
+    return stream.stream_reader(Options({"path": topic.path} | texts), TOPIC_SCHEMA)
 
-    def __init__(self, path: str, **options: Any) -> None:
-        self.options = {"path": path, **{name: str(value) for name, value in options.items()}}
+
+class Driver:
+    """Calls a stream as Spark does since 4.2, and keeps what the checkpoint has: ends of batches, and how many are committed."""
+
+    def __init__(self, topic: Topic, **options: Any) -> None:
+        if stream.limits is None:
+            pytest.skip("Spark tells a stream where its batches begin since 4.2")
+        self.topic, self.options = topic, options
         self.ends: list[dict[str, Any]] = []
         self.committed = 0
         self.sink: dict[int, list[int]] = {}  # by batch: a sink that overwrites
@@ -293,7 +299,7 @@ class Driver:
 
     def restart(self) -> None:
         """As after a SIGKILL: nothing is closed. What was planned and not committed is read again."""
-        self.stream = stream.stream_reader(Options(self.options), TOPIC_SCHEMA)
+        self.stream = stream_of(self.topic, **self.options)
         if self.committed:
             self.start = self.ends[self.committed - 1]
         else:
@@ -349,7 +355,7 @@ class Driver:
     ],
 )
 def test_a_stream_takes_batches_up_to_its_limits(topic: Topic, options: dict[str, Any], first: int, sizes: list[int]) -> None:
-    driver = Driver(topic.path, **options)
+    driver = Driver(topic, **options)
     assert driver.run() == sizes
     fill(topic, range(1000, 1100))
     driver.run()
@@ -358,28 +364,28 @@ def test_a_stream_takes_batches_up_to_its_limits(topic: Topic, options: dict[str
 
 
 def test_limits_count_messages_before_the_filter(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=400, filter="a")
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, filter="a")
     assert driver.run() == [134, 133, 67]
     assert driver.got == list(range(0, 1000, 3))
 
 
 def test_a_stream_that_is_told_to_read_all_ignores_its_limits(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=10, maxBytesPerTrigger=1)
-    assert driver.stream.getDefaultReadLimit() == ReadMaxRows(10)
-    assert driver.plan(ReadAllAvailable())
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=10, maxBytesPerTrigger=1)
+    assert driver.stream.getDefaultReadLimit() == stream.limits.ReadMaxRows(10)
+    assert driver.plan(stream.limits.ReadAllAvailable())
     driver.read()
     assert len(driver.got) == 1000
-    assert Driver(topic.path, maxBytesPerTrigger=7).stream.getDefaultReadLimit() == ReadMaxBytes(7)
-    assert Driver(topic.path).stream.getDefaultReadLimit() == ReadAllAvailable()
+    assert Driver(topic, maxBytesPerTrigger=7).stream.getDefaultReadLimit() == stream.limits.ReadMaxBytes(7)
+    assert Driver(topic).stream.getDefaultReadLimit() == stream.limits.ReadAllAvailable()
 
 
 def test_available_now_ends_where_the_topic_ended(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=400)
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400)
     driver.stream.prepareForTriggerAvailableNow()
     fill(topic, range(1000, 1500))
     assert driver.run() == [400, 400, 200]
     assert driver.stream.reportLatestOffset()["number"] == 1500
-    late = Driver(topic.path)
+    late = Driver(topic)
     late.stream.prepareForTriggerAvailableNow()
     fill(topic, range(1500, 1600))
     late.start = late.stream.initialOffset()  # asked for after that: it is beyond the end
@@ -387,7 +393,7 @@ def test_available_now_ends_where_the_topic_ended(topic: Topic) -> None:
 
 
 def test_a_batch_that_ended_with_its_block_is_followed_by_one_in_the_next(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest")
+    driver = Driver(topic, startingOffsets="earliest")
     driver.run()
     topic.block_size = 1
     topic.append(b"the first of a block")
@@ -401,7 +407,7 @@ def test_each_message_comes_once_whatever_happens(tmp_path: Path, seed: int) -> 
     limits = {"maxRecordsPerTrigger": chance.randint(10, 100), "maxBytesPerTrigger": chance.randint(3000, 30_000)}
     options = {name: value for name, value in limits.items() if chance.random() < 0.6}
     with Topic(tmp_path / "t", block_size=chance.choice([1, 1000, 20_000, 1 << 20])) as topic:
-        driver = Driver(topic.path, startingOffsets="earliest", maxPartitionBytes=chance.choice([1000, 1 << 20]), **options)
+        driver = Driver(topic, startingOffsets="earliest", maxPartitionBytes=chance.choice([1000, 1 << 20]), **options)
         fill(topic, range(count := 1))
         assert driver.plan()
         driver.read(killed=True)  # from now on the stream has its reader
@@ -429,7 +435,7 @@ def lag(topic: Topic, name: str) -> int:
 
 
 def test_the_reader_of_a_stream_stands_where_the_first_batch_that_is_not_committed_begins(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets=100, maxRecordsPerTrigger=300, reader="lake")
+    driver = Driver(topic, startingOffsets=100, maxRecordsPerTrigger=300, reader="lake")
     assert topic.readers() == []  # who reads nothing holds nothing
     lags = []
     while driver.plan():
@@ -442,7 +448,7 @@ def test_the_reader_of_a_stream_stands_where_the_first_batch_that_is_not_committ
 
 
 def test_blocks_stay_until_the_stream_has_committed_them(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=400)
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400)
     assert driver.plan()
     assert trim(topic) == 0
     driver.read()
@@ -456,7 +462,7 @@ def test_blocks_stay_until_the_stream_has_committed_them(topic: Topic) -> None:
 
 
 def test_each_checkpoint_has_a_reader_of_its_own(topic: Topic) -> None:
-    one, two = Driver(topic.path, startingOffsets=0), Driver(topic.path, startingOffsets=0)
+    one, two = Driver(topic, startingOffsets=0), Driver(topic, startingOffsets=0)
     assert one.run() == two.run() == [1000]
     names = topic.readers()
     assert len(names) == 2
@@ -471,7 +477,7 @@ def test_each_checkpoint_has_a_reader_of_its_own(topic: Topic) -> None:
 @pytest.mark.parametrize("kills", [1, 2])
 def test_the_first_batch_is_repeated_as_it_was_planned_although_the_beginning_was_not_kept(topic: Topic, kills: int) -> None:
     # Spark keeps where batches end. Where the first one began, it asks again: by then "latest" is another place.
-    driver = Driver(topic.path, startingOffsets="latest")
+    driver = Driver(topic, startingOffsets="latest")
     fill(topic, range(1000, 1100))
     assert driver.plan()
     planned = driver.ends[0]["reader"]
@@ -486,22 +492,22 @@ def test_the_first_batch_is_repeated_as_it_was_planned_although_the_beginning_wa
 
 
 def test_a_stream_that_never_had_a_batch_leaves_no_reader_behind(topic: Topic, tmp_path: Path) -> None:
-    driver = Driver(topic.path)
+    driver = Driver(topic)
     assert not driver.plan()
     assert len(topic.readers()) == 1  # from now on, what comes is held
     driver.stream.stop()
     assert topic.readers() == []
-    named = Driver(topic.path, reader="mine")
+    named = Driver(topic, reader="mine")
     assert not named.plan()
     named.stream.stop()
     assert topic.readers() == ["mine"]
 
 
 def test_a_stream_notices_that_its_reader_is_used_by_others(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=100, reader="r")
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=100, reader="r")
     driver.plan()
     driver.read()
-    other = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=300, reader="r")
+    other = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=300, reader="r")
     other.plan()
     other.read()
     driver.plan()
@@ -511,11 +517,11 @@ def test_a_stream_notices_that_its_reader_is_used_by_others(topic: Topic) -> Non
     with topic.reader("r") as reader:
         reader.read()
         with pytest.raises(CommitConflict, match="1 of its messages are in flight"):
-            Driver(topic.path, reader="r").plan()
+            Driver(topic, reader="r").plan()
 
 
 def test_a_reader_that_was_deleted_is_made_again_by_a_restart(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=100)
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=100)
     driver.plan()
     driver.read()
     topic.delete_reader(topic.readers()[0])
@@ -528,7 +534,7 @@ def test_a_reader_that_was_deleted_is_made_again_by_a_restart(topic: Topic) -> N
 
 
 def test_a_stream_may_do_without_a_reader(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
     driver.plan()
     driver.read()
     assert topic.readers() == []
@@ -542,7 +548,7 @@ def test_a_stream_may_do_without_a_reader(topic: Topic) -> None:
 
 
 def test_what_was_read_and_removed_is_no_loss(topic: Topic) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=350, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=350, reader="")
     driver.plan()
     driver.read()
     driver.plan()
@@ -557,15 +563,15 @@ def test_a_topic_that_cannot_be_written_needs_the_option(topic: Topic, monkeypat
     log.unlink()
     log.mkdir()  # to root no file is read-only
     with pytest.raises(BadPath, match=r"the stream cannot have its reader 'spark-.*' here: .*by the option reader=''"):
-        Driver(topic.path).plan()
-    assert Driver(topic.path, reader="", startingOffsets="earliest").run() == [1000]
+        Driver(topic).plan()
+    assert Driver(topic, reader="", startingOffsets="earliest").run() == [1000]
 
 
 # Another topic
 
 
 def test_a_stream_notices_that_its_topic_was_replaced(topic: Topic, tmp_path: Path) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
     driver.plan()
     driver.read()
     replace(topic, tmp_path)
@@ -577,7 +583,7 @@ def test_a_stream_notices_that_its_topic_was_replaced(topic: Topic, tmp_path: Pa
 
 
 def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: Topic, tmp_path: Path) -> None:
-    driver = Driver(topic.path, startingOffsets="earliest", reader="")
+    driver = Driver(topic, startingOffsets="earliest", reader="")
     topic.close()
     shutil.copytree(tmp_path / "t", tmp_path / "copy")
     with Topic(topic.path) as again:
@@ -602,7 +608,7 @@ def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: To
 )
 def test_what_makes_no_sense_in_a_stream_is_refused(topic: Topic, options: dict[str, Any], message: str) -> None:
     with pytest.raises((BadArgument, BadPath), match=message):
-        Driver(topic.path, **options)
+        stream_of(topic, **{"reader": "r"} | options).initialOffset()
 
 
 def test_before_pyspark_4_2_a_stream_has_no_limits_and_needs_the_name_of_a_reader(
@@ -611,14 +617,14 @@ def test_before_pyspark_4_2_a_stream_has_no_limits_and_needs_the_name_of_a_reade
     monkeypatch.setattr(stream, "limits", None)
     for options in ({}, {"reader": "r", "maxRecordsPerTrigger": 1}, {"reader": "r", "maxBytesPerTrigger": 1}):
         with pytest.raises(BadArgument, match=r"upgrade it to 4.2"):
-            Driver(topic.path, **options)
-    one = stream.stream_reader(Options({"path": topic.path, "reader": "r", "startingOffsets": "900"}), TOPIC_SCHEMA)
+            stream_of(topic, **options)
+    one = stream_of(topic, reader="r", startingOffsets=900)
     start = one.initialOffset()
     end = one.latestOffset()
     assert one.latestOffset() == end
     assert flat(numbers_of(one, one.partitions(start, end))) == list(range(900, 1000))
     fill(topic, range(1000, 1100))
-    again = stream.stream_reader(Options({"path": topic.path, "reader": "r"}), TOPIC_SCHEMA)
+    again = stream_of(topic, reader="r")
     later = again.latestOffset()  # Spark has said nothing of the start by now
     assert flat(numbers_of(again, again.partitions(end, later))) == list(range(1000, 1100))
     again.commit(later)
