@@ -74,25 +74,19 @@ class _Line:
 
     def _join(self) -> None:
         while True:
-            free = 0
-            while (taken := self._taken(free)) is not None:
-                if taken < 0:
+            free = _LINE
+            while (taken := first_locked(self._fd, free, 0)) is not None:
+                if taken < _LINE:
                     return
                 free = taken + 1
-            if _set(self._fd, fcntl.F_WRLCK, _LINE + free, 1):
-                self.place = free
+            if set_bytes(self._fd, fcntl.F_WRLCK, free, 1):
+                self.place = free - _LINE
                 return
-
-    def _taken(self, place: int) -> int | None:
-        """The first place from this one on that somebody else has; less than 0: all are locked."""
-        lock = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LINE + place, 0, 0))
-        kind, _, start, _, _ = _FLOCK.unpack(lock)
-        return None if kind == fcntl.F_UNLCK else start - _LINE
 
     def first(self) -> bool:
         """Whether nobody is before us, perhaps since now."""
-        while self.place and _set(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
-            _set(self._fd, fcntl.F_UNLCK, _LINE + self.place, 1)
+        while self.place and set_bytes(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
+            set_bytes(self._fd, fcntl.F_UNLCK, _LINE + self.place, 1)
             self.place -= 1
             self.moved = time.monotonic()
         return self.place == 0
@@ -100,7 +94,7 @@ class _Line:
     def close(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                _set(self._fd, fcntl.F_UNLCK, _LINE, 0)  # see `HeaderLock.release`
+                set_bytes(self._fd, fcntl.F_UNLCK, _LINE, 0)  # see `HeaderLock.release`
             os.close(self._fd)
 
 
@@ -166,14 +160,26 @@ def _is_still(path: str, mine: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
 
 
-def _set(fd: int, kind: int, start: int = 0, length: int = _LINE) -> bool:
-    """Take or drop a lock without waiting, without more that on the header; False if somebody else holds it."""
+def set_bytes(fd: int, kind: int, start: int, length: int) -> bool:
+    """Lock or unlock these bytes (0: all from ``start`` on) without waiting; False if another open file has some of them."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def first_locked(fd: int, start: int, length: int) -> int | None:
+    """Where a lock begins that another open file has on some of these bytes (0: all from ``start`` on)."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    kind, _, found, _, _ = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else found
+
+
+def _set(fd: int, kind: int) -> bool:
+    """Take or drop the header's lock without waiting; False if somebody else holds it."""
     if hasattr(fcntl, "F_OFD_SETLK"):
-        try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
+        return set_bytes(fd, kind, 0, _LINE)
     if kind == fcntl.F_UNLCK:
         fcntl.lockf(fd, fcntl.LOCK_UN)
         return True

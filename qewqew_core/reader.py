@@ -13,7 +13,6 @@ import fcntl
 import logging
 import os
 import random
-import struct
 import sys
 import time as clock
 import weakref
@@ -24,7 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import journal, layout, manifest, reader_log, topic_log, zbus
+from qewqew_core import journal, layout, lock, manifest, reader_log, topic_log, zbus
 from qewqew_core.errors import (
     BadArgument,
     BadPath,
@@ -59,7 +58,6 @@ _logger = logging.getLogger(__name__)
 LOG_BYTES_AT_CLOSE = 64 << 10
 LOG_BYTES = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
 LOOK_AT_OWNERS = 0.25  # seconds between two looks whether those who have messages in flight still live
-_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
@@ -144,7 +142,7 @@ class Reader(Guard, Leasing):
 
     def _open_lock(self) -> int:
         fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        _set(fd, fcntl.F_WRLCK, self._owner)
+        lock.set_bytes(fd, fcntl.F_WRLCK, self._owner, 1)
         return fd
 
     def _has_lock_file(self) -> bool:
@@ -160,7 +158,7 @@ class Reader(Guard, Leasing):
             return
         pause, timeout = 0.0001, self._topic.lock_timeout
         until = clock.monotonic() + timeout
-        while not _set(self._lock_fd, fcntl.F_WRLCK, 0):
+        while not lock.set_bytes(self._lock_fd, fcntl.F_WRLCK, 0, 1):
             if clock.monotonic() >= until:
                 raise QueueLocked(
                     f"another process is in a call of the reader; gave up after {timeout:g} s. It was stopped, or leases very "
@@ -186,7 +184,7 @@ class Reader(Guard, Leasing):
     def _leave(self) -> None:
         self._depth -= 1
         if self._depth == 0:
-            _set(self._lock_fd, fcntl.F_UNLCK, 0)
+            lock.set_bytes(self._lock_fd, fcntl.F_UNLCK, 0, 1)
 
     def _catch_up(self, log: Log) -> None:
         try:
@@ -566,7 +564,7 @@ class Reader(Guard, Leasing):
         if clock.monotonic() >= self._looked + LOOK_AT_OWNERS:
             self._looked = clock.monotonic()
             owners = {one.owner for one in self._state.flight.values()} - {0, self._owner}
-            self._gone = {owner for owner in owners if not _is_locked(self._lock_fd, owner)}
+            self._gone = {owner for owner in owners if lock.first_locked(self._lock_fd, owner, 1) is None}
         return self._gone  # also between two looks: what they had comes before what is new
 
     def _drop_lost(self) -> None:
@@ -695,7 +693,7 @@ class Reader(Guard, Leasing):
         """If a process died while it committed a session: have the topic's log say how that ended."""
         with self._exclusive():
             undecided = {one.owner for one in self._state.flight.values() if one.session is not None} - {self._owner}
-            if all(_is_locked(self._lock_fd, owner) for owner in undecided):
+            if all(lock.first_locked(self._lock_fd, owner, 1) is not None for owner in undecided):
                 return
         self._topic._recover()
 
@@ -1108,8 +1106,9 @@ class Reader(Guard, Leasing):
         assert self._log is not None
         if self._mine:
             self._append("give_back", self._check_mine(()), now_ms())
-        _set(self._lock_fd, fcntl.F_UNLCK, self._owner)  # now, so that of two that leave one after the other the second is alone
-        if _is_locked(self._lock_fd, 1, 1 << 62):
+        # Now, so that of two that leave one after the other the second is alone.
+        lock.set_bytes(self._lock_fd, fcntl.F_UNLCK, self._owner, 1)
+        if lock.first_locked(self._lock_fd, 1, 0) is not None:
             return  # by another consumer
         if self._is_temporary():
             delete_files(self._files, self._topic.path, self.name)
@@ -1361,21 +1360,6 @@ def delete_files(files: Files, directory: str, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         files.unlink(stem + ".lock")
     files.sync_directory(os.path.join(directory, "reader"))
-
-
-def _set(fd: int, kind: int, at: int) -> bool:
-    """Take or drop the lock of one byte without waiting; False if somebody else holds it."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, at, 1, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
-def _is_locked(fd: int, at: int, length: int = 1) -> bool:
-    """Whether another open file has bytes of the lock file locked."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
-    return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _after_fork() -> None:

@@ -207,6 +207,38 @@ def test_eight_processes_stage_at_once_each_finds_its_records_in_its_order_and_n
         assert max(after - before for before, after in pairwise(turns)) <= 3 * 8
 
 
+def waits(process: subprocess.Popen[str], path: Path) -> bool:
+    """Whether the process stands in line for the queue."""
+    for info in Path(f"/proc/{process.pid}/fdinfo").iterdir():
+        try:
+            if "OFDLCK" in info.read_text():
+                return os.readlink(f"/proc/{process.pid}/fd/{info.name}") == str(path)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return False
+
+
+def test_one_that_was_stopped_first_in_line_holds_nobody_up_and_comes_later(tmp_path):
+    path = tmp_path / "q"
+    with Queue(path) as q:
+        q.put(b"so that the header stays")
+        code = STAGE.replace("lock_timeout=60", "lock_timeout=120")
+        stagers = []
+        for name in ("first", "second"):
+            stagers.append(python(code, path, name, 1, 1))
+            while not waits(stagers[-1], path):
+                assert stagers[-1].poll() is None
+                time.sleep(0.01)
+        with pytest.raises(QueueLocked, match="this process"):  # not one of those who wait
+            Queue(path, lock_timeout=0)
+        stagers[0].send_signal(signal.SIGSTOP)
+    assert stagers[1].communicate()[0] == "ack 0\n"
+    stagers[0].send_signal(signal.SIGCONT)
+    assert stagers[0].communicate()[0] == "ack 0\n"
+    with Queue(path) as q:
+        assert [record.split()[0] for record in q.get_many(9)] == [b"so", b"second", b"first"]
+
+
 CONSUME = """
 import sys
 from qewqew_core import Queue
