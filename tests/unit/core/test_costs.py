@@ -1,0 +1,220 @@
+"""What each operation costs, in what does not depend on the machine: calls of the file system, bytes, calls of functions.
+
+Times are for the benchmarks. Here a change that adds a system call, writes more, or calls more functions for each record is
+seen at once, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import pytest
+from disk import NoSync
+
+from qewqew_core import Message, Queue, Reader, Topic
+from qewqew_core.files import Files
+
+RECORD = bytes(range(100))
+CHANGED = (
+    "What operations cost has changed. If they cost less, or more for a reason that is worth it, put these figures into COSTS; "
+    "`./run bench --only QewQew` shows what that means in time:\n"
+)
+
+
+class Counted(NoSync):
+    """Counts the calls, and the bytes that are written."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+
+def _counting(name: str) -> Callable[..., object]:
+    def call(self: Counted, *arguments: object, **named: object) -> object:
+        self.counts[name] += 1
+        if name == "write":
+            self.counts["bytes"] += len(arguments[1])  # type: ignore[arg-type]
+        return getattr(NoSync, name)(self, *arguments, **named)
+
+    return call
+
+
+for _name in [name for name in vars(Files) if not name.startswith("_")]:
+    setattr(Counted, _name, _counting(_name))
+
+
+@contextmanager
+def counted(files: Counted) -> Iterator[Counter[str]]:
+    """Calls of the file system, and of functions of the package. Comprehensions are functions in some versions of Python only,
+    and generators are entered once more to be ended: they do not count.
+    """
+    found: Counter[str] = Counter()
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        counts = "qewqew_core" in code.co_filename and not code.co_name.startswith("<") and not code.co_flags & CO_GENERATOR
+        if event == "call" and counts:
+            found["functions"] += 1
+
+    files.counts.clear()
+    gc.collect()
+    gc.disable()  # a finalizer is no cost of this operation
+    sys.setprofile(called)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+        found.update(files.counts)
+
+
+# What is counted: the operation as often as said. Each finds the queue or topic as those before it have left it.
+QUEUE: dict[str, tuple[int, Callable[[Queue], object]]] = {
+    "put": (1_000, lambda q: q.put(RECORD)),
+    "put_many": (1, lambda q: q.put_many([RECORD] * 1_000)),
+    "get": (1_000, lambda q: q.get()),
+    "get_many": (1, lambda q: q.get_many(1_000)),
+    "put_many again": (1, lambda q: q.put_many([RECORD] * 1_000)),
+    "session: get, put, commit": (100, lambda q: move(q)),
+    "lease": (1, lambda q: q.lease("key")),
+    "ack": (1, lambda q: q.batches()[0].ack()),
+}
+TOPIC: dict[str, tuple[int, Callable[[Topic, Reader], object]]] = {
+    "append": (1_000, lambda t, r: t.append(RECORD, tag="a.b")),
+    "append_many": (1, lambda t, r: t.append_many([Message(RECORD, "a.b")] * 1_000)),
+    "read, commit": (1_000, lambda t, r: (r.read(), r.commit())),
+    "read_many, commit": (1, lambda t, r: (r.read_many(1_000), r.commit())),
+}
+
+
+VARIED = ("lease", "ack", "read, commit", "read_many, commit")  # have the path, or the number of the process, in what is written
+
+
+def move(q: Queue) -> None:
+    with q.session() as s:
+        s.put(s.get())
+
+
+COSTS = {
+    "queue, never": {
+        "put": {"bytes": 134000, "functions": 27000, "write": 1000},
+        "put_many": {"bytes": 204153, "close": 1, "functions": 47, "open": 1, "write": 4},
+        "get": {"bytes": 36000, "functions": 26012, "read": 2, "write": 1000},
+        "get_many": {"bytes": 36, "functions": 34, "read": 1, "write": 1},
+        "put_many again": {"bytes": 102051, "close": 1, "functions": 42, "open": 1, "write": 3},
+        "session: get, put, commit": {"bytes": 15002, "functions": 7713, "read": 1, "write": 101},
+        "lease": {
+            "close": 4,
+            "exists": 3,
+            "functions": 139,
+            "is_directory": 5,
+            "make_directory": 2,
+            "open": 2,
+            "open_to_read": 1,
+            "read": 2,
+            "rename": 3,
+            "size": 1,
+            "sync": 3,
+            "sync_directory": 7,
+            "truncate": 1,
+            "write": 3,
+        },
+        "ack": {"functions": 42, "sync": 1, "write": 1},
+    },
+    "topic, never": {
+        "append": {"allocate": 1, "bytes": 690000, "functions": 39003, "write": 4000},
+        "append_many": {"bytes": 304143, "functions": 3058, "write": 8},
+        "read, commit": {"functions": 75012, "identity": 2000, "read": 5005, "size": 2000, "write": 3000},
+        "read_many, commit": {"functions": 1089, "identity": 2, "read": 9, "size": 2, "write": 3},
+    },
+    "queue, commit": {
+        "put": {"bytes": 134000, "functions": 28000, "sync": 1000, "write": 1000},
+        "put_many": {"bytes": 102043, "functions": 38, "sync": 1, "write": 1},
+        "get": {"bytes": 240102, "functions": 27020, "read": 2, "sync": 1000, "write": 1001},
+        "get_many": {"bytes": 36, "functions": 35, "read": 1, "sync": 1, "write": 1},
+        "put_many again": {"allocate": 1, "bytes": 102043, "functions": 39, "sync": 1, "write": 1},
+        "session: get, put, commit": {"bytes": 117002, "functions": 7814, "read": 1, "sync": 100, "write": 101},
+        "lease": {
+            "close": 4,
+            "exists": 3,
+            "functions": 124,
+            "is_directory": 5,
+            "make_directory": 2,
+            "open": 2,
+            "open_to_read": 1,
+            "read": 2,
+            "rename": 3,
+            "size": 1,
+            "sync": 3,
+            "sync_directory": 7,
+            "truncate": 1,
+            "write": 3,
+        },
+        "ack": {"functions": 42, "sync": 1, "write": 1},
+    },
+    "topic, commit": {
+        "append": {"allocate": 1, "bytes": 690000, "functions": 46001, "sync": 1000, "write": 4000},
+        "append_many": {"bytes": 304143, "functions": 3067, "sync": 2, "write": 8},
+        "read, commit": {"functions": 76010, "identity": 2000, "read": 5005, "size": 2000, "sync": 1000, "write": 3000},
+        "read_many, commit": {"functions": 1090, "identity": 2, "read": 9, "size": 2, "sync": 1, "write": 3},
+    },
+}
+
+
+def costs(files: Counted, name: str, times: int, act: Callable[[], object]) -> dict[str, int]:
+    with counted(files) as found:
+        for _ in range(times):
+            act()
+    return {what: count for what, count in sorted(found.items()) if what != "bytes" or name not in VARIED}
+
+
+def check(kind: str, found: dict[str, dict[str, int]]) -> None:
+    rows = "\n".join(f'"{name}": {json.dumps(counts)},' for name, counts in found.items())
+    assert found == COSTS[kind], f"{CHANGED}\n{kind}\n{rows}"
+
+
+@pytest.mark.parametrize("sync", ["never", "commit"])
+def test_each_operation_of_a_queue_costs_what_it_did(sync: Literal["never", "commit"], tmp_path: Path) -> None:
+    files = Counted()
+    with Queue(tmp_path / "q", sync=sync, _files=files) as q:
+        q.put(RECORD)
+        q.get()  # what is done once is done
+        q.put(RECORD)
+        found = {name: costs(files, name, times, partial(act, q)) for name, (times, act) in QUEUE.items()}
+    check(f"queue, {sync}", found)
+
+
+@pytest.mark.parametrize("sync", ["never", "commit"])
+def test_each_operation_of_a_topic_costs_what_it_did(sync: Literal["never", "commit"], tmp_path: Path) -> None:
+    files = Counted()
+    with Topic(tmp_path / "t", sync=sync, _files=files) as t, t.reader("r") as r:
+        t.append(RECORD)
+        r.read()
+        r.commit()
+        found = {name: costs(files, name, times, partial(act, t, r)) for name, (times, act) in TOPIC.items()}
+    check(f"topic, {sync}", found)
+
+
+def test_a_record_that_waits_keeps_no_memory(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", sync="never", _files=Counted()) as q:
+        q.put_many([RECORD] * 10_000)
+        q.get_many(1_000)
+        tracemalloc.start()
+        try:
+            for _ in range(50):
+                q.put_many([RECORD] * 1_000)
+            q.get_many(1_000)
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert kept < 128 << 10, f"{kept:,} bytes are kept for 50,000 records of 100 bytes; a piece that was read has 64 KiB"
