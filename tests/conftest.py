@@ -1,5 +1,5 @@
-"""In two processes (``./run test``: ``-n 2``) tests run file by file: the integration tests, then in one of the two the system
-tests, beside which the other runs the unit tests, with what they leave of the processors.
+"""In several processes (``./run test``: ``-n 3``) tests run file by file: the integration tests, then in one of them the system
+tests, beside which the others run the unit tests, with what they leave of the processors.
 """
 
 from __future__ import annotations

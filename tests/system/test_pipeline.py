@@ -57,6 +57,7 @@ def test_the_twelve_months_are_staged_at_the_same_time(airflow: LocalAirflow, fi
     assert most == 12
 
 
+@pytest.mark.soak  # a minute; tests/integration/airflow/test_airflow_lease_and_submit.py shows it without a scheduler
 def test_clearing_the_spark_task_processes_the_same_batch_again(
     airflow: LocalAirflow, finished: Run, queues: Path, output: Path
 ) -> None:

@@ -429,6 +429,7 @@ def test_spark_submit_runs_the_job_by_its_path_and_ends_with_the_result(spark, t
     assert table(spark, tmp_path / "out", "id") == [(1,), (2,)]
 
 
+@pytest.mark.soak  # half a minute; test_spark_job_records.py shows it without spark-submit
 def test_spark_submit_runs_the_job_on_a_batch_of_a_topic(spark, tmp_path):
     make_topic_batch(tmp_path / "b", messages(*lines({"id": 1}, {"id": 2}, {"id": 3}), b"x"), dialect="C")
     output = json.dumps({"path": str(tmp_path / "out")})

@@ -424,7 +424,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=400,
+    max_examples=250,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

@@ -143,7 +143,7 @@ def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, tmp_path):
     for name in files_of(folder):
         if any(name.name == other.name and other.parent < name.parent for other in files_of(folder)):
             continue  # another name of a block
-        for how, data in damages((folder / name).read_bytes(), 7 if name.suffix != ".json" else 3):
+        for how, data in damages((folder / name).read_bytes(), 11 if name.suffix != ".json" else 3):
             soon()
             copy = tmp_path / "t"
             shutil.copytree(folder, copy)

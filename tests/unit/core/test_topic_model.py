@@ -491,7 +491,7 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(
-    max_examples=500,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
