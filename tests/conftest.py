@@ -17,6 +17,8 @@ import pytest
 HERE = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 
+_lock = os.open(HERE, os.O_RDONLY)
+
 if WORKER and "AIRFLOW_HOME" in os.environ:  # each has a database of its own
     os.environ["AIRFLOW_HOME"] = os.path.join(os.environ["AIRFLOW_HOME"], WORKER)
 
@@ -42,19 +44,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
     return Scheduling(config, log)
 
 
+def kind(item: pytest.Item) -> str:
+    return item.nodeid.split("/")[1]
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """A system test waits until no integration test runs: it kills parts of an Airflow, and the others must notice in time."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, bool, bool]:
+    """The system tests wait until no process has integration tests left, and run when none does: they kill parts of an Airflow,
+    and the others must notice in time.
+    """
     if not WORKER:
         return (yield)
-    kind = item.nodeid.split("/")[1]
-    if kind == "unit":
+    if kind(item) == "unit":
         os.nice(max(0, 10 - os.nice(0)))  # from now on: the process that runs the system tests does so before unit tests
         return (yield)
-    lock = os.open(HERE, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX if kind == "system" else fcntl.LOCK_SH)
+    fcntl.flock(_lock, fcntl.LOCK_EX if kind(item) == "system" else fcntl.LOCK_SH)
     try:
         return (yield)
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # also for a child that a test forked and left
-        os.close(lock)
+        if nextitem is None or kind(nextitem) != kind(item):
+            fcntl.flock(_lock, fcntl.LOCK_UN)  # explicitly, also for a child that a test forked and left
