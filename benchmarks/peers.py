@@ -562,7 +562,9 @@ class RedisStream(RedisList):
     name = "Redis stream"
 
     def connected(self) -> None:
-        with contextlib.suppress(Exception):  # the group is there
+        from redis import ResponseError
+
+        with contextlib.suppress(ResponseError):  # the group is there
             self.redis.xgroup_create("queue", "benchmark", "0", mkstream=True)
 
     def put(self, record: bytes) -> None:

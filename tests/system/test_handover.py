@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from celery_airflow import MISSING, CeleryAirflow
+from postgres_airflow import MISSING, PostgresAirflow
 
-from qewqew_airflow.local import COMPONENTS, LocalAirflow, Run
+from qewqew_airflow.local import LocalAirflow, Run
 from qewqew_core import Queue, inspect
 
 DAYS = 4
@@ -53,13 +52,6 @@ with DAG("handover", schedule="@daily", **dates, is_paused_upon_creation=False, 
 """
 
 
-class OnPostgreSQL(CeleryAirflow):
-    """Airflow makes no backfill while others use its SQLite, and what it then takes back ends the scheduler."""
-
-    hosts = ()
-    components: ClassVar = {name: COMPONENTS[name] for name in ("api-server", "scheduler", "dag-processor")}
-
-
 @pytest.fixture(scope="module")
 def queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("queues")
@@ -68,11 +60,11 @@ def queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def airflow(
     tmp_path_factory: pytest.TempPathFactory, queues: Path, settings: Callable[..., dict[str, str]]
-) -> Iterator[OnPostgreSQL]:
+) -> Iterator[PostgresAirflow]:
     if MISSING:
-        pytest.skip(f"not installed: {', '.join(MISSING)}; apt-get install redis-server postgresql")
+        pytest.skip(f"not installed: {', '.join(MISSING)}; apt-get install postgresql")
     env = {**settings(queues, queues, "local[1]"), "AIRFLOW__CORE__EXECUTOR": "LocalExecutor"}
-    with OnPostgreSQL(tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags"), env) as running:
+    with PostgresAirflow(tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags"), env) as running:
         yield running
 
 

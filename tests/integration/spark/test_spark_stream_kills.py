@@ -89,6 +89,7 @@ def run(home: Path, kills: int) -> None:
         kill(process)
     count = wrote["messages"]
     print(wrote, lines)
+    assert process.returncode == 0, errors(home)
     expected = [count, count, 0, count - 1, 0]
     assert json.loads(lines[-1]) == {"batches": expected, "files": expected}, errors(home)
     with Topic(home / "orders") as topic:
