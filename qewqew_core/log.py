@@ -99,6 +99,7 @@ class Replayed:
     seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
+    translated: bytes | None = None  # what to write in place of a log of the first day, see `first_log`
 
 
 # What a body that is not as it was written raises while it is read and applied.
@@ -107,6 +108,20 @@ NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, Attribute
 
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
+    try:
+        return _replay(data, path, keep_redo)
+    except CorruptQueue:
+        from qewqew_core import first_log  # late: it needs this module, and nobody else needs it
+
+        with contextlib.suppress(CorruptQueue):
+            if translated := first_log.translate(data, path):
+                result = _replay(translated, path, keep_redo)
+                result.translated = translated
+                return result
+        raise
+
+
+def _replay(data: bytes, path: str, keep_redo: bool) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, True, {}, {0}, set(), set(), (), None, keep_redo)

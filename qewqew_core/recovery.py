@@ -216,6 +216,8 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
     Raises `CorruptQueue` before anything is changed.
     """
     found = look(files, path, files.read(header_fd, 64, 0))
+    if found.log is not None and found.log.translated:
+        files.close(_new_log(files, path, found.log.translated))
     if found.log is not None and found.log.last_rare is not None and found.log.last_rare["op"] == "repair":
         raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
     if found.log is not None and not found.log.clean:
@@ -335,16 +337,22 @@ def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, L
         state.batches, state.put_keys, state.expired_keys = old.batches, old.put_keys, old.expired_keys
     # The log first: if a crash follows, it does not agree with the files, which are then believed again.
     data = logs.snapshot(state, generation := journal.new_generation())
-    log_path = found.path + layout.LOG
-    fd = write_new(files, log_path + ".tmp", data)
-    files.rename(log_path + ".tmp", log_path)
-    files.sync_directory(os.path.dirname(found.path))
-    log = Log(files, log_path, fd, generation, len(data), len(data))
+    fd = _new_log(files, found.path, data)
+    log = Log(files, found.path + layout.LOG, fd, generation, len(data), len(data))
     store_pointers(files, found.path, state)
     store_header(files, header_fd, state.first)
     for chunk_id in empty:
         files.unlink(chunk.chunk_path(found.path, chunk_id))
     return state, log
+
+
+def _new_log(files: Files, path: str, data: bytes) -> int:
+    """Put a log with this content in the place of the one that is there, durably; returns its descriptor."""
+    log_path = path + layout.LOG
+    fd = write_new(files, log_path + ".tmp", data)
+    files.rename(log_path + ".tmp", log_path)
+    files.sync_directory(os.path.dirname(path))
+    return fd
 
 
 def _must_not_have_shrunk(files: Files, found: Found, log: Replayed) -> None:
