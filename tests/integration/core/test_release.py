@@ -1,0 +1,90 @@
+"""What a release consists of: built, installed into an environment with nothing else, and used there."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = {"qewqew_core", "qewqew_spark", "qewqew_airflow", "pyspark_qewqew"}
+USE = """
+import importlib.metadata, sys, tempfile
+from qewqew_core import Queue, Topic
+with Queue(tempfile.mkdtemp() + "/orders.qew") as queue:
+    queue.put_many([b"one", b"two"])
+    batch = queue.lease("run 1")
+    assert list(batch) == [b"one", b"two"]
+    batch.ack()
+with Topic(tempfile.mkdtemp() + "/events") as topic, topic.reader("billing") as reader:
+    topic.append(b"three")
+    assert reader.read().body == b"three"
+    reader.commit()
+print(*sorted(each.name.lower() for each in importlib.metadata.distributions()))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_CONSTRAINT")}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def done(*command: str | Path, cwd: Path) -> str:
+    ended = run(*command, cwd=cwd)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source distribution, and the wheel that is built from that alone."""
+    place = tmp_path_factory.mktemp("built")
+    done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", place, cwd=ROOT)
+    (sdist,) = place.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place, cwd=place / sdist.name.removesuffix(".tar.gz"))
+    (wheel,) = place.glob("*.whl")
+    return sdist, wheel
+
+
+def test_a_wheel_has_the_packages_and_their_types_and_nothing_else(built: tuple[Path, Path]) -> None:
+    names = zipfile.ZipFile(built[1]).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == PACKAGES
+    assert {f"{each}/py.typed" for each in ("qewqew_core", "qewqew_spark", "qewqew_airflow")} <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    with tarfile.open(built[0]) as archive:
+        content = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    assert content >= PACKAGES | {"README.md", "LICENSE", "pyproject.toml", "constraints.txt", "run", "tests", "docs"}
+
+
+def test_version_and_dependencies_of_the_core_come_from_one_place(built: tuple[Path, Path]) -> None:
+    (name,) = (each for each in zipfile.ZipFile(built[1]).namelist() if each.endswith("/METADATA"))
+    metadata = email.message_from_bytes(zipfile.ZipFile(built[1]).read(name))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata["Version"] == project["version"]
+    needed = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
+    assert sorted(each.split(">")[0] for each in needed) == ["pendulum", "portalocker"]
+
+
+def test_the_core_works_with_its_two_dependencies_alone(built: tuple[Path, Path], tmp_path: Path) -> None:
+    done(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-cache-dir", "--constraint")
+    done(*pip, ROOT / "constraints.txt", built[1], cwd=tmp_path)
+    installed = done(python, "-c", USE, cwd=tmp_path).split()  # three are those of pendulum
+    assert set(installed) - {"python-dateutil", "six", "tzdata"} == {
+        "pendulum",
+        "portalocker",
+        "qewqew",
+    }  # and what pendulum needs
+    told = run(tmp_path / "venv" / "bin" / "qewqew", "--help", cwd=tmp_path)
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.strip() == "qewqew: the command line needs typer, which is not installed: pip install 'qewqew[cli]'"
