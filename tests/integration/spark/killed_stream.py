@@ -68,6 +68,9 @@ def stream(home: Path, finish: bool) -> None:
         spark.streams.awaitAnyTermination()  # raises what has failed
     for query in queries:
         query.awaitTermination()
+    if not PLANS_BATCHES:  # then the interrupted batch was all that these have done
+        for query in [one.start() for one in writers]:
+            query.awaitTermination()
     batches = spark.read.parquet(*(str(one) for one in (home / "batches").iterdir()))
     found = {}
     for name, frame in {"batches": batches, "files": spark.read.parquet(str(home / "files"))}.items():
