@@ -1,0 +1,26 @@
+"""What the site has from outside docs/: README.md is its first page, and links between it and docs/ lead there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+PAGES = {"README.md": "index.md"} | {
+    name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/data/earlier/README.md")
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    root = Path(config.config_file_path).parent
+    for source, target in PAGES.items():
+        files.append(File.generated(config, target, content=(root / source).read_text().replace("](docs/", "](")))
+    for example in root.glob("dags_examples/*.py"):
+        files.append(File.generated(config, f"dags_examples/{example.name}", content=example.read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return markdown.replace("](../", "](")
