@@ -63,7 +63,6 @@ def stream(home: Path, finish: bool) -> None:
         .option("checkpointLocation", str(home / "of-files")),
     ]
     queries = [(one.trigger(availableNow=True) if finish else one).start() for one in writers]
-    print("started", flush=True)
     if not finish:
         spark.streams.awaitAnyTermination()  # raises what has failed
     for query in queries:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,13 @@ from qewqew_core.topic import inspect_topic
 
 ROOT = Path(__file__).parents[3]
 
+OURS = re.compile(r'File ".*/qewqew_(core|spark)/|qewqew_core\.errors|AssertionError')
 SCRIPT = Path(__file__).with_name("killed_stream.py")
 
 
 def start(what: str, home: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    with (home / "stderr").open("a") as stderr:
+    with (home / f"{what}.stderr").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, str(SCRIPT), what, str(home)],
             stdout=subprocess.PIPE,
@@ -50,9 +53,22 @@ def committed(home: Path) -> int:
     return min(len(list((home / name / "commits").glob("[0-9]*"))) for name in ("of-batches", "of-files"))
 
 
-def errors(home: Path) -> str:
-    """What the last lines say, without the stacks of the JVM."""
-    return "\n".join([line for line in (home / "stderr").read_text().splitlines() if not line.startswith("\tat ")][-100:])
+def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 240
+    while process.poll() is None and not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def failed(what: str, home: Path) -> None:
+    """Spark itself may fail, as a machine may (seen: once in some fifty starts, its scheduler cannot serialize a task): then it
+    is started again, and that was one more kill. Ours may not.
+    """
+    lines = (home / f"{what}.stderr").read_text().splitlines()
+    text = "\n".join([line for line in lines if not line.startswith("\tat ")][-100:])  # without the stacks of the JVM
+    assert text
+    assert not OURS.search(text), text
+    print(f"{what} has failed by itself:\n{text}", flush=True)
 
 
 def run(home: Path, kills: int) -> None:
@@ -63,35 +79,36 @@ def run(home: Path, kills: int) -> None:
         for number in range(kills):
             process = start("stream", home)
             try:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "started\n", errors(home)
                 # From the replay of what the last kill has interrupted to some batches later.
                 goal = committed(home) + random.randint(0, 1) if number else 2
-                while committed(home) < goal:
-                    assert process.poll() is None, errors(home)
-                    time.sleep(0.05)
+                wait(process, lambda goal=goal: committed(home) >= goal)
                 (home / "retention").touch()  # from now on what both have committed is removed
-                while number == 0 and inspect_topic(home / "orders")[0].first == 0:
-                    assert process.poll() is None, errors(home)
-                    time.sleep(0.05)
+                if number == 0:
+                    wait(process, lambda: inspect_topic(home / "orders")[0].first > 0)
                 time.sleep(random.uniform(0, 2))
                 print(f"kill {number}: {committed(home)} batches committed", flush=True)
+                if process.poll() is not None:
+                    failed("stream", home)
             finally:
                 kill(process)
         (home / "enough").touch()
         wrote = json.loads(writer.communicate(timeout=60)[0])
     finally:
         kill(writer)
-    process = start("finish", home)
-    try:
-        lines = process.communicate(timeout=300)[0].splitlines()
-    finally:
-        kill(process)
+    for _ in range(2):
+        process = start("finish", home)
+        try:
+            lines = process.communicate(timeout=300)[0].splitlines()
+        finally:
+            kill(process)
+        if process.returncode == 0:
+            break
+        failed("finish", home)
+    assert process.returncode == 0
     count = wrote["messages"]
     print(wrote, lines)
-    assert process.returncode == 0, errors(home)
     expected = [count, count, 0, count - 1, 0]
-    assert json.loads(lines[-1]) == {"batches": expected, "files": expected}, errors(home)
+    assert json.loads(lines[-1]) == {"batches": expected, "files": expected}
     with Topic(home / "orders") as topic:
         assert len(topic.readers()) == 2
 
