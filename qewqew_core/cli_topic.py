@@ -7,7 +7,6 @@ import enum
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import Annotated, Any, cast
@@ -16,11 +15,18 @@ import typer
 import typer.core
 from rich.console import Console
 
-from qewqew_core import cli, layout, lock, reader, zbus
-from qewqew_core.cli import (
+from qewqew_core import layout, lock, reader, zbus
+from qewqew_core.errors import BadManifest, CorruptQueue, Empty, QewQewError
+from qewqew_core.exchange import as_text
+from qewqew_core.listing import is_topic
+from qewqew_core.reader import Reader
+from qewqew_core.reader_log import ReaderState
+from qewqew_core.tags import Filter
+from qewqew_core.terminal import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
     DAMAGED,
+    MOST,
     File,
     Json,
     Lines,
@@ -28,41 +34,41 @@ from qewqew_core.cli import (
     Null,
     NullIn,
     Sync,
+    Timeout,
     Whole,
     Yes,
-    _age,
-    _ask,
-    _check_input,
-    _count,
-    _existing_reader,
-    _existing_topic,
-    _groups,
-    _input,
-    _iso,
-    _print,
-    _print_json,
-    _print_records,
-    _print_table,
-    _progress,
-    _record_json,
-    _say,
-    _size,
-    _sync_output,
-    _topic_hint,
-    _uninterrupted,
-    _write,
+    age,
+    ask,
+    check_input,
+    check_topic,
+    counted,
+    existing_reader,
+    existing_topic,
+    exit_code,
+    few,
+    groups,
+    iso,
+    print_json,
+    print_line,
+    print_records,
+    print_table,
+    progress_bar,
+    records_of,
+    say,
+    sized,
+    sync_output,
+    topic_hint,
+    uninterrupted,
+    write,
 )
-from qewqew_core.errors import BadManifest, CorruptQueue, Empty
-from qewqew_core.reader_log import ReaderState
-from qewqew_core.tags import Filter
-from qewqew_core.topic import Topic, TopicReport
+from qewqew_core.topic import Topic, TopicReport, inspect_topic
 from qewqew_core.topic_repairing import repair_topic
 from qewqew_core.zbus import Message
 
 
 class TopicCommands(typer.core.TyperGroup):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        with _topic_hint():
+        with topic_hint():
             return super().invoke(ctx)
 
 
@@ -115,7 +121,9 @@ def append(
     null: NullIn = False,
     whole: Whole = False,
     key: Annotated[str | None, typer.Option(help="Append all in ONE commit, and only if this key was not used before.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Messages in one commit, which happens whole or not at all.")] = 1000,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Messages in one commit, which happens whole or not at all.")
+    ] = 1000,
     block_size: Annotated[int, typer.Option(help="Bytes after which a block file is left for the next.")] = zbus.BLOCK_SIZE,
     sync: Annotated[Sync, typer.Option(help="Durable with each commit, or only when the topic is closed.")] = Sync.commit,
     dialect: WhichDialect = None,
@@ -127,14 +135,14 @@ def append(
 
     When it returns, they are durable. Nobody else can append from the first commit to the end of the input; readers go on.
     """
-    _check_input(records, file, lines, null, whole)
+    check_input(records, file, lines, null, whole)
     layout.check_topic_path(path)
     if key is not None:
         layout.check_key(key)
     stored, repeated = 0, False
     with contextlib.ExitStack() as stack:
-        source = _input(stack, records, file, null, whole, "appending", zbus.LARGEST_BODY)
-        commits = _groups(source, sys.maxsize if key is not None else batch_size)
+        source = records_of(stack, records, file, null, whole, "appending", zbus.LARGEST_BODY)
+        commits = groups(source, sys.maxsize if key is not None else batch_size)
         first = next(commits, [])  # the topic is locked only once there is something to append
         topic = stack.enter_context(
             Topic(
@@ -149,31 +157,33 @@ def append(
         before = len(topic)
         try:
             for commit in chain([first], commits):
-                with _uninterrupted():
+                with uninterrupted():
                     stored += topic.append_many([Message(body, tag, message_id) for body in commit], key)
         except BaseException:
             if stored:
-                _say(f"{_count(stored, 'message')} had been appended before this, and stay")
+                say(f"{counted(stored, 'message')} had been appended before this, and stay")
             raise
         repeated = len(topic) == before and stored > 0
     if as_json:
-        _print_json({"topic": path, "messages": stored, "repeated": repeated})
+        print_json({"topic": path, "messages": stored, "repeated": repeated})
     elif repeated:
-        _print(f"nothing to do: {_count(stored, 'message')} appended under this key before")
+        print_line(f"nothing to do: {counted(stored, 'message')} appended under this key before")
     else:
-        _print(f"{_count(stored, 'message')} appended")
+        print_line(f"{counted(stored, 'message')} appended")
 
 
 @app.command()
 def read(
     path: TopicPath,
     name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is not there.", show_default=False)],
-    number: Annotated[int | None, typer.Option("--number", "-n", min=1, help="Up to so many messages; 1 by default.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Up to so many messages; 1 by default.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All messages.")] = False,
     text: FilterText = None,
     start: Start = "oldest",
     commit: Annotated[bool, typer.Option(help="Pass the messages once they are printed, or leave them to the reader.")] = True,
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the first message.")] = 0,
+    timeout: Timeout = 0,
     null: Null = False,
     as_json: JsonMessages = False,
 ) -> None:
@@ -188,17 +198,17 @@ def read(
     begin = _start(start)
     taken = 0
     with (
-        _existing_topic(path) as topic,
+        existing_topic(path) as topic,
         topic.reader(name, text, begin, window=10_000 if commit else 1 << 20) as one,
     ):
         while taken < most:
             messages = one.read_many(min(most - taken, COMMIT_RECORDS), COMMIT_BYTES, timeout=0 if taken else timeout)
             if not messages:
                 break
-            _print_messages(messages, null, as_json)
-            _sync_output()
+            print_messages(messages, null, as_json)
+            sync_output()
             if commit:
-                with _uninterrupted():
+                with uninterrupted():
                     one.commit()
             taken += len(messages)
     if not taken:
@@ -208,52 +218,38 @@ def read(
 @app.command()
 def peek(
     path: TopicPath,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Print up to so many messages.")] = 1,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many messages.")] = 1,
     text: FilterText = None,
     null: Null = False,
     as_json: JsonMessages = False,
 ) -> None:
     """Print the oldest messages of a topic. No reader is moved."""
     chosen = Filter(text)
-    with _existing_topic(path) as topic:
+    with existing_topic(path) as topic:
         found = islice((one for one in topic if chosen.matches(one.tag)), number)
         messages = next(found, None)
         if messages is None:
             raise Empty("no message matches" if chosen else "the topic is empty", path=path)
-        for group in _few(chain([messages], found)):
-            _print_messages(group, null, as_json)
+        for group in few(chain([messages], found)):
+            print_messages(group, null, as_json)
 
 
-def _few(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Groups of messages that are small enough to be held in memory."""
-    group: list[Message] = []
-    size = 0
-    for one in messages:
-        group.append(one)
-        size += len(one.body)
-        if size >= COMMIT_BYTES or len(group) >= COMMIT_RECORDS:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _print_messages(messages: list[Message], null: bool, as_json: bool) -> None:
+def print_messages(messages: list[Message], null: bool, as_json: bool) -> None:
     if as_json:
-        _write(b"".join(_message_json(one) + b"\n" for one in messages))
+        write(b"".join(message_json(one) + b"\n" for one in messages))
     else:
-        _print_records([one.body for one in messages], null, as_json=False)
+        print_records([one.body for one in messages], null, as_json=False)
 
 
-def _message_json(message: Message) -> bytes:
+def message_json(message: Message) -> bytes:
     head = {
         "number": message.number,
         "tag": message.tag,
         "id": message.id,
-        "timestamp": _iso(layout.moment(message.timestamp or 0)),
+        "timestamp": iso(layout.moment(message.timestamp or 0)),
         "attempt": message.attempt,
     }
-    return json.dumps(head | json.loads(_record_json(message.body)), ensure_ascii=False).encode(errors="backslashreplace")
+    return json.dumps(head | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _start(text: str) -> Any:
@@ -275,33 +271,89 @@ def _time(text: str, otherwise: str) -> datetime:
 # Looking
 
 
+@app.command()
+def ls(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="DIRECTORY", help="Directories, or single topics.", show_default=".")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the topics in directories, without locking them.
+
+    A topic that cannot be read has its error in the list, and the exit code is that of the error.
+    """
+    rows: list[dict[str, Any]] = []
+    worst = 0
+    for path in chain.from_iterable(_topics_in(one) for one in paths or ["."]):
+        try:
+            check_topic(path)
+            stats, _ = inspect_topic(path)
+            numbers = {"messages": stats.messages, "bytes": stats.bytes, "oldest": iso(stats.oldest), "newest": iso(stats.newest)}
+            rows.append({"topic": path} | numbers | {"readers": stats.readers, "on_disk": stats.on_disk})
+        except (QewQewError, OSError) as error:
+            rows.append({"topic": path, "error": f"{type(error).__name__}: {error}"})
+            worst = max(worst, exit_code(error))
+    columns = ["topic", "messages", "bytes", "oldest", "newest", "readers", "lag", "on disk", *["error"] * bool(worst)]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(columns, [_ls_row(row) for row in rows], numbers=("messages", "bytes", "readers", "lag", "on disk"))
+    else:
+        say("no topics here")
+    raise typer.Exit(worst)
+
+
+def _ls_row(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["topic"], *["?"] * 7, row["error"]]
+    times = ["" if row[name] is None else age(datetime.fromisoformat(row[name])) for name in ("oldest", "newest")]
+    lag = f"{max(row['readers'].values()):,}" if row["readers"] else ""
+    return [
+        row["topic"],
+        f"{row['messages']:,}",
+        sized(row["bytes"]),
+        *times,
+        f"{len(row['readers'])}",
+        lag,
+        sized(row["on_disk"]),
+    ]
+
+
+def _topics_in(directory: str) -> list[str]:
+    """The topics in a directory; what is none itself, for its error."""
+    if is_topic(os.path.abspath(directory)) or not os.path.isdir(directory):
+        return [directory]
+    found = sorted(one.name for one in os.scandir(directory) if one.is_dir() and is_topic(one.path))
+    return found if directory == "." else [os.path.join(directory, name) for name in found]
+
+
 @app.command("stat")
 def stat_command(path: TopicPath, dialect: WhichDialect = None, as_json: Json = False) -> None:
     """Show what a topic holds, and how far its readers are."""
-    with _existing_topic(path, dialect=dialect and dialect.value) as topic:
+    with existing_topic(path, dialect=dialect and dialect.value) as topic:
         stats = topic.stats()
         states = [(name, lag, reader.look(topic._files, topic.path, name)) for name, lag in stats.readers.items()]
     owner = lock.holder(os.path.join(topic.path, topic.name + ".lock"))
     if as_json:
-        _print_json(
+        print_json(
             {"topic": path}
             | {key: getattr(stats, key) for key in ("messages", "bytes", "blocks", "first", "next")}
-            | {"oldest": _iso(stats.oldest), "newest": _iso(stats.newest), "on_disk": stats.on_disk, "owner": owner}
+            | {"oldest": iso(stats.oldest), "newest": iso(stats.newest), "on_disk": stats.on_disk, "owner": owner}
             | {"readers": [_reader_json(*one) for one in states]}
         )
         return
     rows = [
         ("topic", path),
         ("messages", f"{stats.messages:,}" + (f" ({stats.first:,} to {stats.next - 1:,})" if stats.messages else "")),
-        ("bytes", f"{stats.bytes:,} ({_size(stats.bytes)})"),
+        ("bytes", f"{stats.bytes:,} ({sized(stats.bytes)})"),
         ("blocks", f"{stats.blocks:,}"),
-        ("oldest", f"{_iso(stats.oldest)} ({_age(stats.oldest)})" if stats.oldest else "none"),
-        ("newest", f"{_iso(stats.newest)} ({_age(stats.newest)})" if stats.newest else "none"),
-        ("on disk", f"{stats.on_disk:,} ({_size(stats.on_disk)})"),
+        ("oldest", f"{iso(stats.oldest)} ({age(stats.oldest)})" if stats.oldest else "none"),
+        ("newest", f"{iso(stats.newest)} ({age(stats.newest)})" if stats.newest else "none"),
+        ("on disk", f"{stats.on_disk:,} ({sized(stats.on_disk)})"),
         ("written by", f"process {owner}" if owner else "no process that can be seen"),
         ("readers", f"{len(states)}"),
     ]
-    _print_table([], [list(row) for row in rows])
+    print_table([], [list(row) for row in rows])
     if states:
         _print_readers([_reader_json(*one) for one in states])
 
@@ -321,7 +373,7 @@ def _reader_json(name: str, lag: int, state: ReaderState | None) -> dict[str, An
 def _print_readers(rows: list[dict[str, Any]]) -> None:
     columns = ["reader", "filter", "lag", "in flight", "lost", "leased", "returned", "dead"]
     cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
-    _print_table(columns, cells, numbers=tuple(columns[2:]))
+    print_table(columns, cells, numbers=tuple(columns[2:]))
 
 
 @app.command()
@@ -330,24 +382,24 @@ def verify(path: TopicPath, dialect: WhichDialect = None, as_json: Json = False)
 
     The exit code is 5 if there are problems.
     """
-    with _progress("verifying") as progress:
+    with progress_bar("verifying") as progress:
         try:
-            with _existing_topic(path, dialect=dialect and dialect.value) as topic:
+            with existing_topic(path, dialect=dialect and dialect.value) as topic:
                 report = topic.verify(progress)
         except (CorruptQueue, BadManifest) as error:  # so bad that it cannot even be opened
             report = TopicReport(problems=[str(error)])
     if as_json:
-        _print_json({"topic": path, "ok": report.ok} | vars(report))
+        print_json({"topic": path, "ok": report.ok} | vars(report))
     else:
         for problem in report.problems:
-            _print(f"damage: {problem}")
-        sums = [_count(report.blocks, "block"), _count(report.batches, "batch", "batches"), _size(report.bytes)]
-        found = "no problems" if report.ok else _count(len(report.problems), "problem")
-        _print(f"{found}: {_count(report.messages, 'message')} read and found right ({', '.join(sums)})")
+            print_line(f"damage: {problem}")
+        sums = [counted(report.blocks, "block"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
+        found = "no problems" if report.ok else counted(len(report.problems), "problem")
+        print_line(f"{found}: {counted(report.messages, 'message')} read and found right ({', '.join(sums)})")
         if report.unchecked:
-            _print(f"{_size(report.unchecked)} of them were written by a zbus server: nobody kept a checksum")
+            print_line(f"{sized(report.unchecked)} of them were written by a zbus server: nobody kept a checksum")
     if not report.ok:
-        _say(f"`qewqew topic repair {path}` rescues what is whole")
+        say(f"`qewqew topic repair {path}` rescues what is whole")
         raise typer.Exit(DAMAGED)
 
 
@@ -364,17 +416,17 @@ def repair(
     if not os.path.isdir(os.path.join(full, "data")):
         raise Empty("there is no topic here", path=path)
     if not yes:
-        _ask(f"Repair {path}? What is damaged is moved aside.")
+        ask(f"Repair {path}? What is damaged is moved aside.")
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         report = repair_topic(path, dialect=cast(Any, dialect and dialect.value), lock_timeout=lock_timeout)
     if as_json:
-        _print_json({"topic": path, "ok": report.ok} | vars(report))
+        print_json({"topic": path, "ok": report.ok} | vars(report))
     else:
         for problem in report.problems:
-            _print(f"damage: {problem}")
+            print_line(f"damage: {problem}")
         if report.aside:
-            _print(f"set aside: {report.aside}")
-        _print("nothing to repair" if report.ok else f"mended: {_count(report.cut, 'byte')} cut off the end")
+            print_line(f"set aside: {report.aside}")
+        print_line("nothing to repair" if report.ok else f"mended: {counted(report.cut, 'byte')} cut off the end")
     if not report.ok:
         raise typer.Exit(DAMAGED)
 
@@ -399,7 +451,7 @@ def trim(
         raise typer.BadParameter("say what may go: --max-age, --max-bytes, --max-records or --delete-committed")
     if max_age is not None and not 0 < max_age < 1e9:
         raise typer.BadParameter("--max-age is a number of seconds above 0")
-    with _existing_topic(
+    with existing_topic(
         path,
         max_age=None if max_age is None else timedelta(seconds=max_age),
         max_bytes=max_bytes,
@@ -408,13 +460,13 @@ def trim(
         slow_readers=slow_readers.value,
         lock_timeout=lock_timeout,
     ) as topic:
-        with _uninterrupted():
+        with uninterrupted():
             removed = topic.trim()
         left = len(topic)
     if as_json:
-        _print_json({"topic": path, "removed": removed, "messages": left})
+        print_json({"topic": path, "removed": removed, "messages": left})
     else:
-        _print(f"{_count(removed, 'message')} removed, {left:,} left")
+        print_line(f"{counted(removed, 'message')} removed, {left:,} left")
 
 
 # Readers
@@ -423,20 +475,25 @@ def trim(
 @readers_app.command("list")
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
     """List the readers of a topic, and how many messages lie behind what each has committed."""
-    with _existing_topic(path) as topic:
+    with existing_topic(path) as topic:
         lags = topic.stats().readers
         rows = [_reader_json(name, lag, reader.look(topic._files, topic.path, name)) for name, lag in lags.items()]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     elif rows:
         _print_readers(rows)
     else:
-        _say("the topic has no readers")
+        say("the topic has no readers")
 
 
 @readers_app.command("add")
 def readers_add(
-    path: TopicPath, name: Name, text: FilterText = None, start: Start = "oldest", dialect: WhichDialect = None
+    path: TopicPath,
+    name: Name,
+    text: FilterText = None,
+    start: Start = "oldest",
+    dialect: WhichDialect = None,
+    as_json: Json = False,
 ) -> None:
     """Make a reader; the topic too if it is not there."""
     begin = _start(start)
@@ -444,17 +501,25 @@ def readers_add(
         if name in topic.readers():
             raise typer.BadParameter(f"there is a reader {name} already; see `readers seek` and `readers filter`")
         with topic.reader(name, text, begin) as one:
-            _print(f"{name} begins at message {one.position().number:,}")
+            _print_place(one, "begins", as_json)
+
+
+def _print_place(one: Reader, verb: str, as_json: bool) -> None:
+    number = one.position().number
+    if as_json:
+        print_json({"reader": one.name, "number": number})
+    else:
+        print_line(f"{one.name} {verb} at message {number:,}")
 
 
 @readers_app.command("copy")
-def readers_copy(path: TopicPath, source: Name, target: Name) -> None:
+def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = False) -> None:
     """Make a reader that stands where another one does; one that is there is moved. Filter and batches are not copied."""
-    with _existing_topic(path) as topic:
-        _existing_reader(topic, source).close()
+    with existing_topic(path) as topic:
+        existing_reader(topic, source).close()
         topic.copy_reader(source, target)
         with topic.reader(target) as one:
-            _print(f"{target} stands at message {one.position().number:,}")
+            _print_place(one, "stands", as_json)
 
 
 @readers_app.command("seek")
@@ -466,18 +531,19 @@ def readers_seek(
     time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Go on at the first message since; UTC.")] = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="Go on at the oldest message.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Move a reader. What was delivered to anybody and is not committed is forgotten."""
     if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
         raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
     since = None if time is None else _time(time, "--time must be a time (2025-01-31T12:00:00)")
-    with _existing_topic(path) as topic, _existing_reader(topic, name) as one:
+    with existing_topic(path) as topic, existing_reader(topic, name) as one:
         if oldest or latest:
             stats = topic.stats()
             number = stats.first if oldest else stats.next
-        with _uninterrupted():
+        with uninterrupted():
             one.seek(number=number, offset=offset, time=since)
-        _print(f"{name} stands at message {one.position().number:,}")
+        _print_place(one, "stands", as_json)
 
 
 @readers_app.command("filter")
@@ -485,25 +551,29 @@ def readers_filter(
     path: TopicPath,
     name: Name,
     text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, as 'order.*;invoice.#'; '' for all messages.")],
+    as_json: Json = False,
 ) -> None:
     """Have a reader deliver only messages whose tags match, from the next one on."""
-    with _existing_topic(path) as topic, _existing_reader(topic, name) as one:
+    with existing_topic(path) as topic, existing_reader(topic, name) as one:
         one.set_filter(text)
-        _print(f"{name} delivers {f'messages that match {one.filter}' if one.filter else 'all messages'}")
+        if as_json:
+            print_json({"reader": name, "filter": one.filter})
+        else:
+            print_line(f"{name} delivers {f'messages that match {one.filter}' if one.filter else 'all messages'}")
 
 
 @readers_app.command("delete")
-def readers_delete(path: TopicPath, name: Name, yes: Yes = False) -> None:
+def readers_delete(path: TopicPath, name: Name, yes: Yes = False, as_json: Json = False) -> None:
     """Delete a reader, with its batches and dead letters. The messages stay."""
-    with _existing_topic(path) as topic:
-        with _existing_reader(topic, name) as one:
+    with existing_topic(path) as topic:
+        with existing_reader(topic, name) as one:
             stats = None if yes else one.stats()
         if stats is not None:
-            batches = _count(stats.leased + stats.returned + stats.dead, "batch", "batches")
-            _ask(f"Delete reader {name}, for which {_count(stats.records, 'message')} wait, and {batches}?")
-        with _uninterrupted():
+            batches = counted(stats.leased + stats.returned + stats.dead, "batch", "batches")
+            ask(f"Delete reader {name}, for which {counted(stats.records, 'message')} wait, and {batches}?")
+        with uninterrupted():
             topic.delete_reader(name)
-    _print(f"{name} is deleted")
-
-
-cli.app.add_typer(app, name="topic")
+    if as_json:
+        print_json({"reader": name})
+    else:
+        print_line(f"{name} is deleted")

@@ -39,7 +39,7 @@ def _records(path: str) -> Iterator[bytes]:
 
 
 def _chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[bytes]:
-    files = WithPending(pending)
+    files = inspection.WithPending(pending)
     name = chunk.chunk_path(path, one.id)
     fd = files.open_to_read(name)
     try:
@@ -57,16 +57,6 @@ def _chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> I
                 at = end
     finally:
         files.close(fd)
-
-
-class WithPending(Files):
-    """Reads one chunk file, with what only the log has of it (see `inspection.Snapshot`)."""
-
-    def __init__(self, pending: list[tuple[int, bytes]]) -> None:
-        self._pending = pending
-
-    def read(self, fd: int, size: int, offset: int) -> bytes:
-        return inspection.with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
 
 
 def batch_records(directory: str, number: int) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from qewqew_core import Queue, inspect
-from qewqew_core.cli import EXIT_CODES, app
+from qewqew_core.cli import app
+from qewqew_core.terminal import EXIT_CODES
 
 RECORDS = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
 

@@ -246,6 +246,36 @@ def test_a_new_reader_begins_where_it_is_told(path):
 # Looking
 
 
+def test_ls_finds_the_topics_of_a_directory_and_nothing_else(tmp_path, monkeypatch):
+    fill(tmp_path / "a", [b"1", b"22"])
+    fill(tmp_path / "b", [b"x"])
+    with Topic(tmp_path / "a") as t, t.reader("r"):
+        pass
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").write_text("x")
+    rows = json.loads(done("topic", "ls", tmp_path, "--json"))
+    assert [(Path(row["topic"]).name, row["messages"], row["bytes"], row["readers"]) for row in rows] == [
+        ("a", 2, 3, {"r": 2}),
+        ("b", 1, 1, {}),
+    ]
+    assert list(rows[0]) == ["topic", "messages", "bytes", "oldest", "newest", "readers", "on_disk"]
+    monkeypatch.chdir(tmp_path)
+    lines = done("topic", "ls", "b", ".").decode().splitlines()
+    assert [line.split()[:2] for line in lines] == [["topic", "messages"], ["b", "1"], ["a", "2"], ["b", "1"]]
+    assert run("topic", "ls", "directory").stderr == "qewqew: no topics here\n"
+
+
+def test_ls_shows_what_cannot_be_read_and_goes_on(tmp_path):
+    fill(tmp_path / "a", [b"1"])
+    fill(tmp_path / "b", [b"1"])
+    (tmp_path / "a" / "a.idx").write_bytes(b"x" * 100)
+    result = run("topic", "ls", tmp_path, tmp_path / "no")
+    assert result.exit_code == 5
+    assert "CorruptQueue" in result.stdout
+    assert "there is no topic here" in result.stdout
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["messages", "?", "1", "?"]
+
+
 def test_stat_shows_the_topic_and_its_readers(path):
     fill(path, [Message(b"one", "a"), Message(b"three", "b")], block_size=1)
     fill(path, [b""], block_size=1)
@@ -404,6 +434,20 @@ def test_an_index_that_ends_in_the_head_of_a_message_is_damage_and_nobody_reads_
             next(found)
         with t.reader("a", filter="x") as r, pytest.raises(CorruptQueue, match="ends in the head of a message"):
             r.read()
+
+
+def test_what_is_done_to_readers_is_printed_as_json_too(path):
+    fill(path, [b"1", b"2", b"3"])
+
+    def printed(*arguments: object) -> dict[str, object]:
+        return json.loads(done("topic", "readers", *arguments, "--json"))
+
+    assert printed("add", path, "a", "--start", 1) == {"reader": "a", "number": 1}
+    assert printed("copy", path, "a", "b") == {"reader": "b", "number": 1}
+    assert printed("seek", path, "b", "--latest") == {"reader": "b", "number": 3}
+    assert printed("filter", path, "b", "x.*") == {"reader": "b", "filter": "x.*"}
+    assert printed("filter", path, "b", "") == {"reader": "b", "filter": None}
+    assert printed("delete", path, "b", "--yes") == {"reader": "b"}
 
 
 # Batches of readers: the commands of queues

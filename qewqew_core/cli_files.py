@@ -1,0 +1,303 @@
+"""The commands that read and write files: dump, export, import. See docs/cli.md."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import IO, Annotated, Any
+
+import typer
+
+from qewqew_core import diskqueue, exchange, layout
+from qewqew_core import dump as dumping
+from qewqew_core.errors import BadArgument, BadPath
+from qewqew_core.files import Files
+from qewqew_core.listing import is_topic, queues_in
+from qewqew_core.queue import Queue
+from qewqew_core.terminal import (
+    DAMAGED,
+    MOST,
+    Json,
+    LockTimeout,
+    counted,
+    exists,
+    few,
+    iso,
+    nothing,
+    print_json,
+    print_line,
+    progress_bar,
+    say,
+    uninterrupted,
+    visible,
+    write,
+)
+from qewqew_core.topic import Topic
+from qewqew_core.topic_session import TopicSession
+from qewqew_core.zbus import Message
+
+app = typer.Typer()
+
+
+class FileKind(enum.Enum):
+    header = "header"
+    chunk = "chunk"
+    log = "log"
+    block = "block"
+    index = "index"
+    reader = "reader"
+    nak = "nak"
+    sums = "sums"
+    manifest = "manifest"
+
+
+_TIMES = ("time", "created", "updated", "timestamp")
+_LINES = 1000  # that are written at once
+
+
+@app.command(rich_help_panel="Damage")
+def dump(
+    path: Annotated[str, typer.Argument(metavar="FILE", help="A file of a queue, topic or batch.", show_default=False)],
+    offset: Annotated[int, typer.Option(min=0, help="Show what lies behind so many bytes of the file …")] = 0,
+    length: Annotated[int | None, typer.Option(min=1, help="… and only so many bytes of it.")] = None,
+    number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each field are shown.")] = 8,
+    kind: Annotated[FileKind | None, typer.Option("--as", help="What the file is, where its name does not say it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each field.")] = False,
+) -> None:
+    """Show the bytes of a header, chunk, transaction log, block, index … as a ruler: place, bytes, field, value.
+
+    Nothing is locked or changed. The exit code is 5 if what is shown is damaged; then the place is marked.
+    """
+    if os.path.isdir(path):
+        raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)
+    files = Files()
+    path = os.path.abspath(path)
+    fd = files.open_to_read(path, follow=True)
+    try:
+        what = kind.value if kind else dumping.kind_of(path)
+        if what is None:
+            raise BadArgument("its name does not say what this file is: say it with --as", path=path)
+        source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at))
+        if offset and offset >= source.size:
+            raise BadArgument(f"the file has only {source.size:,} bytes", path=path)
+        end = source.size if length is None else offset + length
+        width = 3 * min(number, 32) + 1
+        damaged = 0
+        lines: list[str] = [] if as_json else [f"{'offset':>10}  {'bytes':<{width}}  {'field':<14}  value"]
+        part = ""
+        for field in dumping.fields(source, what):
+            if not _within(field, offset, end):
+                continue
+            damaged += field.damage is not None
+            data = source.read(field.offset, min(field.length, number))
+            if as_json:
+                lines.append(json.dumps(_field_json(field, data), ensure_ascii=False))
+            else:
+                if field.part not in ("", part):
+                    lines.append(visible(field.part))
+                part = field.part
+                lines.append(_line(field, data, width))
+            if len(lines) >= _LINES:
+                _print_lines(lines)
+        _print_lines(lines)
+    finally:
+        files.close(fd)
+    if damaged:
+        say(f"{counted(damaged, 'damaged place')}; `qewqew repair` and `qewqew topic repair` rescue what is whole")
+        raise typer.Exit(DAMAGED)
+
+
+def _within(field: dumping.Field, start: int, end: int) -> bool:
+    if not field.length:
+        return start <= field.offset <= end
+    return field.offset < end and field.offset + field.length > start
+
+
+def _print_lines(lines: list[str]) -> None:
+    write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+    lines.clear()
+
+
+def _field_json(field: dumping.Field, data: bytes) -> dict[str, Any]:
+    return {
+        "offset": field.offset,
+        "length": field.length,
+        "hex": data.hex(),
+        "part": field.part,
+        "field": field.name,
+        "value": field.value,
+        "damage": field.damage,
+    }
+
+
+def _line(field: dumping.Field, data: bytes, width: int) -> str:
+    shown = data.hex(" ") + (" …" if field.length > len(data) else "")
+    said = [] if field.value is None else [_said(field)]
+    if field.damage:
+        said.append(f"damage: {field.damage}")
+    return f"{field.offset:>10}  {shown:<{width}}  {field.name:<14}  {visible('; '.join(said))}".rstrip()
+
+
+def _said(field: dumping.Field) -> str:
+    if isinstance(field.value, int) and field.name in _TIMES:
+        with contextlib.suppress(ValueError, OverflowError):
+            return f"{field.value} ({iso(layout.moment(field.value))})"
+    text = str(field.value)
+    return text if len(text) <= 60 else text[:60] + " …"
+
+
+# Export and import
+
+
+class Format(enum.StrEnum):
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+Where = Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="The path of the queue, or of the topic.", show_default=False)]
+
+
+@app.command(rich_help_panel="Files")
+def export(
+    path: Where,
+    to: Annotated[str | None, typer.Option(metavar="FILE", help="A new file; standard output by default.")] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="By default what FILE ends with, .parquet, or else JSON lines.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON; needs --to.")] = False,
+) -> None:
+    """Write the records that wait in a queue, or the messages of a topic, to a file. They stay.
+
+    As of now, without a lock; records of batches are not written. The file is there when it is complete and on disk.
+    """
+    if as_json and to is None:
+        raise typer.BadParameter("--json needs --to: the records go to standard output")
+    topic = os.path.isdir(path)
+    if not topic and not exists(path):
+        raise nothing(path)
+    parquet = form == Format.parquet or (form is None and (to or "").endswith(".parquet"))
+    if parquet and to is None and sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is not for terminals: say --to FILE")
+    store = exchange.write_parquet if parquet else exchange.write_json_lines
+    with progress_bar("exporting") as progress:
+        rows = exchange.messages(path, progress) if topic else exchange.records(path, progress)
+        if to is None:
+            sys.stdout.flush()
+            store(sys.stdout.buffer, rows, topic)
+            sys.stdout.buffer.flush()
+            return
+        count = _new_file(to, lambda file: store(file, rows, topic))
+    if as_json:
+        print_json(_target_json(path, topic, count) | {"file": to})
+    else:
+        print_line(f"{_counted(count, topic)} exported to {to}")
+
+
+def _target_json(path: str, topic: bool, count: int) -> dict[str, Any]:
+    return {"topic": path, "messages": count} if topic else {"queue": path, "records": count}
+
+
+def _counted(count: int, topic: bool) -> str:
+    return counted(count, "message" if topic else "record")
+
+
+def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
+    """A file that is there with all its content, on disk, or not at all."""
+    if os.path.lexists(path):
+        raise BadArgument("there is a file already; remove it, or choose another name", path=path)
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            count = store(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(part, path)  # unlike a rename it replaces nothing
+        Files().sync_directory(os.path.dirname(os.path.abspath(path)))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+    return count
+
+
+@app.command("import", rich_help_panel="Files")
+def import_command(
+    path: Where,
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="JSON lines, Parquet, or a directory of DiskQueue; - is standard input.")
+    ],
+    form: Annotated[
+        Format | None, typer.Option("--format", help="By default what FILE ends with, .parquet, or else JSON lines.")
+    ] = None,
+    as_topic: Annotated[bool, typer.Option("--topic", help="Make a topic if nothing is there, not a queue.")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="Import only if this key was not used before; by default it is made of the records.")
+    ] = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Put the records of a file into a queue, or append its messages to a topic: all of them, in one commit, or none.
+
+    The same records are imported once: after an interruption, do it again.
+    """
+    topic = as_topic or os.path.isdir(path)
+    (layout.check_topic_path if topic else layout.check_path)(path)
+    if key is not None:
+        layout.check_key(key)
+    digest = exchange.Digest()
+    more = False
+    with contextlib.ExitStack() as stack:
+        rows = _rows(stack, source, form)
+        first = list(next(few(rows), []))  # nothing is locked or made before the file is known to be one
+        opened: Topic | Queue = Topic(path, lock_timeout=lock_timeout) if topic else Queue(path, lock_timeout=lock_timeout)
+        stack.enter_context(opened)
+        session = stack.enter_context(contextlib.closing(opened.session()))
+        for group in chain([first], few(rows)):
+            for one in group:
+                digest.add(one)
+                more = more or one[1:5] != Message(b"")[1:5]
+            if isinstance(session, TopicSession):
+                session.append_many(group)
+            else:
+                session.put_many([one.body for one in group])
+        before = len(opened)
+        with uninterrupted():
+            stored = session.commit(key or digest.key)
+        repeated = len(opened) == before and stored > 0
+    if more and not topic:
+        say("a queue keeps records only: tags, ids and timestamps are left out")
+    if as_json:
+        print_json(_target_json(path, topic, stored) | {"repeated": repeated})
+    elif repeated:
+        print_line(f"nothing to do: {_counted(stored, topic)} imported before")
+    else:
+        print_line(f"{_counted(stored, topic)} imported")
+
+
+def _rows(stack: contextlib.ExitStack, source: str, form: Format | None) -> Iterator[Message]:
+    progress = stack.enter_context(progress_bar("importing"))
+    if source == "-":
+        if form == Format.parquet:
+            raise typer.BadParameter("Parquet is not read from standard input, but from a file")
+        return exchange.read_json_lines(sys.stdin.buffer, source, progress)
+    if os.path.isdir(source) and not is_topic(os.path.abspath(source)):
+        found = diskqueue.find(source)
+        if found.torn:
+            say(
+                f"{source}: the last transaction was not finished, and has not happened: {counted(found.torn, 'byte')} of the log"
+            )
+        return map(Message, diskqueue.read(source, found.items, progress))
+    if os.path.isdir(source) or os.path.basename(source) in queues_in(os.path.dirname(source) or "."):
+        raise BadArgument(
+            "is a queue or topic in the format that QewQew reads and writes: use it as it is, or copy what it holds with "
+            f"`qewqew export {source} | qewqew import PATH -`",
+            path=source,
+        )
+    if form == Format.parquet or (form is None and source.endswith(".parquet")):
+        os.stat(source)  # for the error that the system has
+        return exchange.read_parquet(source, progress)
+    return exchange.read_json_lines(stack.enter_context(open(source, "rb")), source, progress)
