@@ -25,7 +25,8 @@ import io
 import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
+from typing import cast
 
 from qewqew_core.errors import BadArgument, BadRecord, RecordTooLarge
 
@@ -64,23 +65,24 @@ def largest_record(chunk_size: int) -> int:
 def checked(records: Iterable[Record], chunk_size: int) -> list[bytes]:
     """The records as bytes, all of them fit to be stored; else `BadRecord` or `RecordTooLarge`."""
     limit = largest_record(chunk_size)
-    result: list[bytes] = []
-    for number, record in enumerate(records):
+    result = list(records)
+    if set(map(type, result)) <= {bytes} and max(map(len, result), default=0) <= limit:
+        return cast(list[bytes], result)  # as nearly always
+    for number, record in enumerate(result):
         if type(record) is not bytes:
             if not isinstance(record, (bytes, bytearray, memoryview)):
                 raise BadRecord(
                     f"record {number} is {type(record).__name__}, not bytes; encode it first, "
                     "for example with json.dumps(...).encode(). Nothing was stored"
                 )
-            record = bytes(record)
+            result[number] = record = bytes(record)
         if len(record) > limit:
             raise RecordTooLarge(
                 f"record {number} has {len(record):,} bytes, the largest that fits is {limit:,} (chunk size "
                 f"{chunk_size:,}, and at most {MAX_RECORD:,} in this format). Nothing was stored; split it, "
                 "store it in a file and queue its path, or use a topic, which takes bodies up to 2 GiB"
             )
-        result.append(record)
-    return result
+    return cast(list[bytes], result)
 
 
 def checked_all(records: Iterable[Record], chunk_size: int) -> list[bytes]:
@@ -94,7 +96,10 @@ def checked_all(records: Iterable[Record], chunk_size: int) -> list[bytes]:
 
 def frame(records: Sequence[bytes]) -> bytes:
     """The records as they stand in a chunk: length, payload, length, payload, …"""
-    return b"".join(chain.from_iterable(zip(map(LENGTH.pack, map(len, records)), records, strict=True)))
+    parts = [b""] * (2 * len(records))
+    parts[::2] = map(LENGTH.pack, map(len, records))
+    parts[1::2] = records
+    return b"".join(parts)
 
 
 def split(frames: bytes, max_records: int | None = None) -> tuple[list[bytes], int]:

@@ -55,21 +55,22 @@ class Guard:
             try:
                 self._enter()
                 yield
-            except OSError as error:
-                if isinstance(error, QewQewError) and not isinstance(error, QueueBroken):
-                    raise
-                broken = self._break(error)
-                if broken is error:
-                    raise
-                raise broken from error
             except BaseException as error:
-                # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
-                if self._committed and not isinstance(error, QewQewError):
-                    self._break(InterruptedError(0, f"interrupted by {type(error).__name__}"))
+                self._judge(error)
                 raise
             finally:
                 self._committed = outer or self._committed
                 self._leave()
+
+    def _judge(self, error: BaseException) -> None:
+        """Something was raised while the lock was held: refuse further calls if it has left the disk unknown."""
+        if isinstance(error, OSError) and (isinstance(error, QueueBroken) or not isinstance(error, QewQewError)):
+            broken = self._break(error)
+            if broken is not error:
+                raise broken from error
+        elif self._committed and not isinstance(error, QewQewError):
+            # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
+            self._break(InterruptedError(0, f"interrupted by {type(error).__name__}"))
 
     def _enter(self) -> None:
         """Called when a call has got the lock …"""

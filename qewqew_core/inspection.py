@@ -95,6 +95,16 @@ def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int,
     return bytes(whole)
 
 
+class WithPending(Files):
+    """Reads one chunk file, with what only the log has of it (see `Snapshot`)."""
+
+    def __init__(self, pending: list[tuple[int, bytes]]) -> None:
+        self._pending = pending
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
+
+
 def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
     files = Files()
@@ -129,19 +139,25 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
 def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
     files = Files()
-    header = b""
-    with contextlib.suppress(FileNotFoundError):
-        header = read_whole(files, path, follow=True)
+    header = _header(files, path)
     found = recovery.look(files, path, header)
     if found.log is not None and (not found.log.clean or recovery.agree(files, found)):
         return found.log.state, found.log.redo
-    if found.log is not None and _changed_since(files, path, found.log.generation, found.log.end):
+    if found.log is not None and (
+        _header(files, path) != header or _changed_since(files, path, found.log.generation, found.log.end)
+    ):
         raise CorruptQueue("the queue changed while it was read", path=path)
     chain, _ = recovery.chain_of(files, found)
     state = State.of(chain)
     if found.log is not None:
         state.batches = found.log.state.batches
     return state, {}
+
+
+def _header(files: Files, path: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return read_whole(files, path, follow=True)
+    return b""
 
 
 def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:

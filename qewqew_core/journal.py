@@ -20,6 +20,7 @@ further on says that the place was durable, then it was not torn but damaged.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -35,7 +36,8 @@ from qewqew_core.files import Files, write_new
 
 _HEAD = struct.Struct(">8sII")
 _FRAME = struct.Struct(">IIIB")
-_CHECKED = 8  # the crc covers the frame from here on
+_UNCHECKED, _CHECKED_HEAD = struct.Struct(">II"), struct.Struct(">IB")  # its two parts
+_CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
 BEGIN = _HEAD.size  # offset of the first frame
 
 RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
@@ -57,9 +59,8 @@ def head(magic: bytes, generation: int) -> bytes:
 
 
 def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
-    begin = _FRAME.pack(len(body), 0, durable, kind)
-    crc = zlib.crc32(body, zlib.crc32(begin[_CHECKED:], generation))
-    return begin[:4] + crc.to_bytes(4) + begin[_CHECKED:] + body
+    checked = _CHECKED_HEAD.pack(durable, kind) + body
+    return _UNCHECKED.pack(len(body), zlib.crc32(checked, generation)) + checked
 
 
 # Reading
@@ -164,7 +165,15 @@ class Log:
     """
 
     def __init__(
-        self, files: Files, path: str, fd: int, generation: int, end: int, snapshot_end: int, owner: str = "queue"
+        self,
+        files: Files,
+        path: str,
+        fd: int,
+        generation: int,
+        end: int,
+        snapshot_end: int,
+        owner: str = "queue",
+        frames: int = 0,
     ) -> None:
         self._files = files
         self.path = path
@@ -173,10 +182,12 @@ class Log:
         self.generation = generation
         self.end = end  # offset in the file: where the next frame goes
         self.snapshot_end = snapshot_end
+        self.frames = frames  # behind the snapshot
         self._base = 0  # position of offset 0
         self._failed: OSError | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
-        self._sync_lock = threading.Lock()  # held while the descriptor is synced, so that `replace` does not close it
+        self._sync_lock = threading.Lock()  # of the next line
+        self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
         self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
 
@@ -206,6 +217,7 @@ class Log:
             self._cut(self.end, error)
             self._full_or_broken(error, len(data))
         self.end += len(data)
+        self.frames += 1
         self._allocated = max(self._allocated, self.end)
         return self._base + self.end
 
@@ -218,11 +230,12 @@ class Log:
         """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
         wanted = self.end + size + RESERVE
         if wanted > self._allocated:
+            wanted += max(RESERVE, self.end)  # the larger it gets, the less often it grows
             try:
-                self._files.allocate(self._fd, wanted + RESERVE)
+                self._files.allocate(self._fd, wanted)
             except OSError as error:
                 self._full_or_broken(error, size)
-            self._allocated = wanted + RESERVE
+            self._allocated = wanted
 
     def give_back(self) -> bool:
         """Give the space behind the end back to the file system; whether there was any."""
@@ -237,20 +250,37 @@ class Log:
         Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
         their callers, and must not come back when the log is opened again.
         """
-        with self._sync_lock:
-            if self._base + self.synced >= position:
-                return
-            if self._failed is not None:
-                self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
-            end = self.end
-            try:
-                self._files.sync(self._fd)
-            except OSError as error:
-                self._failed = error
-                if refuse:
-                    self._cut(max(self.synced, self._returned), error)
-                self.broken(error)
-            self.synced = max(self.synced, end)
+        while self._base + self.synced < position:
+            turn = threading.Lock()
+            with turn:
+                with self._sync_lock:
+                    under_way = self._turn
+                    if first := not under_way.locked():
+                        self._turn = turn
+                if first:
+                    self._sync(refuse)
+            if not first:
+                with under_way:  # its own, so that nobody whose commit is on disk waits for the sync that follows
+                    pass
+
+    def _sync(self, refuse: bool) -> None:
+        if self._failed is not None:
+            self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
+        end = self.end
+        try:
+            self._files.sync(self._fd)
+        except OSError as error:
+            self._failed = error
+            if refuse:
+                self._cut(max(self.synced, self._returned), error)
+            self.broken(error)
+        self.synced = max(self.synced, end)
+
+    @contextlib.contextmanager
+    def _not_syncing(self) -> Iterator[None]:
+        """While no thread syncs the descriptor, and none begins to."""
+        with self._sync_lock, self._turn:
+            yield
 
     def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
         """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
@@ -268,25 +298,26 @@ class Log:
             self._files.sync_directory(parent(self.path))
         except OSError as error:
             self.broken(error)
-        with self._sync_lock:
+        with self._not_syncing():
             self._files.close(self._fd)
             self._base += self.end - new.size
-            self._fd, self.generation = new.fd, new.generation
+            self._fd, self.generation, self.frames = new.fd, new.generation, 0
             self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
 
     def close(self) -> None:
-        with self._sync_lock:
+        with self._not_syncing():
             self._files.close(self._fd)
 
     def replaced(self) -> None:
         """Another process has put a durable snapshot into its place: who waits in `sync` has nothing left to wait for."""
-        with self._sync_lock:
+        with self._not_syncing():
             self.synced = sys.maxsize - self._base
             self._files.close(self._fd)
 
     def forked(self) -> None:
         """In a forked child: whoever held the lock does not exist here."""
         self._sync_lock = threading.Lock()
+        self._turn = threading.Lock()
 
     def _cut(self, end: int, cause: OSError | None) -> None:
         try:

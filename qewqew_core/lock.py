@@ -17,9 +17,12 @@ import random
 import struct
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from qewqew_core.errors import QueueLocked
 
+_T = TypeVar("_T")
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
 _LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
 _LONGEST_PAUSE = 0.02  # seconds between two tries
@@ -56,46 +59,67 @@ class HeaderLock:
 
 
 class _Line:
-    """Those who wait for a header's lock, in the order in which they came: each holds a byte behind what the lock covers, and
+    """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, and
     moves to the byte before that when it is free.
 
     Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
-    can stand in line (there is no header, a Java process has all of it, no OFD locks), everybody is the first.
+    can stand in line (there is no file, a Java process has all of it, no OFD locks), everybody is the first.
     """
 
-    def __init__(self, path: str, follow: bool) -> None:
+    def __init__(self, fd: int | None) -> None:
         self.place = 0
         self.moved = time.monotonic()
-        self._fd = -1
-        if hasattr(fcntl, "F_OFD_SETLK"):
+        self._fd = fd
+        if fd is not None:
             with contextlib.suppress(OSError):
-                self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-                self._join()
+                self._join(fd)
 
-    def _join(self) -> None:
+    def _join(self, fd: int) -> None:
         while True:
             free = _LINE
-            while (taken := first_locked(self._fd, free, 0)) is not None:
+            while (taken := first_locked(fd, free, 0)) is not None:
                 if taken < _LINE:
                     return
                 free = taken + 1
-            if set_bytes(self._fd, fcntl.F_WRLCK, free, 1):
+            if set_bytes(fd, fcntl.F_WRLCK, free, 1):
                 self.place = free - _LINE
                 return
 
     def first(self) -> bool:
         """Whether nobody is before us, perhaps since now."""
-        while self.place and set_bytes(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
+        while self._fd is not None and self.place and set_bytes(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
             set_bytes(self._fd, fcntl.F_UNLCK, _LINE + self.place, 1)
             self.place -= 1
             self.moved = time.monotonic()
         return self.place == 0
 
-    def close(self) -> None:
-        if self._fd >= 0:
+    def leave(self) -> None:
+        if self._fd is not None:
             with contextlib.suppress(OSError):
-                set_bytes(self._fd, fcntl.F_UNLCK, _LINE, 0)  # see `HeaderLock.release`
-            os.close(self._fd)
+                set_bytes(self._fd, fcntl.F_UNLCK, _LINE, 0)
+
+
+def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T | None:
+    """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock.
+
+    It is called again as long as it gives None, for up to ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    waiting = _Line(fd)
+    try:
+        while True:
+            first, now = waiting.first(), time.monotonic()
+            still = now - waiting.moved
+            # Nobody waits for ever for one who is before him and was stopped.
+            if (first or still > _PATIENCE or now >= deadline) and (taken := act()) is not None:
+                return taken
+            if now >= deadline:
+                return None
+            # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
+            pause = max(still / 20, 0.0002 if first else 0.001 * waiting.place) * random.uniform(0.5, 1.5)  # noqa: S311
+            time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
+    finally:
+        waiting.leave()
 
 
 def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
@@ -104,19 +128,18 @@ def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLo
     Waits up to ``timeout`` seconds, behind those who came before, then raises `QueueLocked`. Errors of opening the file pass
     through.
     """
-    deadline = time.monotonic() + timeout
-    with contextlib.closing(_Line(path, follow)) as waiting:
-        while True:
-            first, now = waiting.first(), time.monotonic()
-            still = now - waiting.moved
-            # Nobody waits for ever for one who is before him and was stopped.
-            if (first or still > _PATIENCE or now >= deadline) and (taken := _try(path, follow)) is not None:
-                return taken
-            if now >= deadline:
-                raise _locked(path, timeout)
-            # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
-            pause = max(still / 20, 0.0002 if first else 0.001 * waiting.place) * random.uniform(0.5, 1.5)  # noqa: S311
-            time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
+    fd = None
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    try:
+        taken = in_turn(fd, timeout, lambda: _try(path, follow))
+    finally:
+        if fd is not None:
+            os.close(fd)
+    if taken is None:
+        raise _locked(path, timeout)
+    return taken
 
 
 def _try(path: str, follow: bool) -> tuple[HeaderLock, bool] | None:

@@ -24,6 +24,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from qewqew_core import journal
@@ -91,6 +92,7 @@ class Replayed:
     generation: int
     end: int  # offset just past the last whole frame
     snapshot_end: int
+    frames: int  # behind the snapshot
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
@@ -124,9 +126,10 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
 def _replay(data: bytes, path: str, keep_redo: bool) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, journal.BEGIN, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
     for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
+        result.frames += not snapshot
         try:
             if kind == COMMIT:
                 if snapshot:
@@ -339,6 +342,10 @@ def _pack_chunk(one: Chunk) -> bytes:
     return head + _COUNTS.pack(len(one.pieces), len(one.gone)) + b"".join(pieces + [_SPAN.pack(*span) for span in one.gone])
 
 
+def _unpack_pieces(packed: bytes) -> list[Piece]:
+    return [Piece(*piece) for piece in _PIECE.iter_unpack(packed)]
+
+
 def _unpack_chunks(body: bytes) -> list[Chunk]:
     chunks, at = [], 0
     while at < len(body):
@@ -346,8 +353,12 @@ def _unpack_chunks(body: bytes) -> list[Chunk]:
         count, spans = _COUNTS.unpack_from(body, at + _CHUNK.size)
         at += _CHUNK.size + _COUNTS.size
         middle, end = at + count * _PIECE.size, at + count * _PIECE.size + spans * _SPAN.size
-        pieces = [Piece(*piece) for piece in _PIECE.iter_unpack(body[at:middle])]
+        if end > len(body) or not base <= head <= tail <= size:
+            raise ValueError("this is no chunk")
+        pieces = partial(_unpack_pieces, body[at:middle])
         gone = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
+        if not all(head < start < stop <= tail for start, stop, _ in gone):
+            raise ValueError("this is no chunk")
         busy = [(span.start, span.end) for span in gone]
         at = end
         chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, gone, busy))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 from qewqew_core import zbus
@@ -12,11 +13,12 @@ from qewqew_core.errors import DiskFull
 from qewqew_core.files import Files
 from qewqew_core.journal import FULL
 from qewqew_core.state import PIECE_BYTES
-from qewqew_core.zbus import HEAD
+from qewqew_core.zbus import HEAD, Message
 
 SPILL_BYTES = 16 << 20  # what a session keeps in memory
 WRITE_BYTES = 1 << 20  # are written at once; a body of this size is not copied for it
 READ_BYTES = 1 << 20  # are read at once of what was spilled
+_tuple = tuple.__new__
 _FRAME = struct.Struct(">qqBBI")  # timestamp (none: -1), corr_offset; sizes of id, tag and body, which follow
 
 
@@ -41,9 +43,38 @@ class Outgoing(NamedTuple):
     timestamp: int | None
 
 
-def size_of(messages: Iterable[Outgoing]) -> int:
+def checked(messages: list[Message], dialect: str) -> list[Outgoing]:
+    """The same, ready to be stored; raises what is wrong with one of them."""
+    if len(messages) > 1 and (ready := _plain(messages)):
+        return ready
+    ready = []
+    for one in messages:
+        id, tag = zbus.check_message(one, dialect)
+        # What may change after this call must not change what is stored.
+        ready.append(Outgoing(bytes(one.body), id, tag, one.corr_offset, one.timestamp))
+    return ready
+
+
+def _plain(messages: list[Message]) -> list[Outgoing]:
+    """The same if none has more than a body and a tag, else []: whole columns at a time, which takes a third of the time."""
+    bodies, tags, ids, corr_offsets, timestamps, _, _, _ = zip(*messages, strict=True)
+    if (
+        {*map(type, bodies)} == {bytes}
+        and max(map(len, bodies)) <= zbus.LARGEST_BODY
+        and {*map(type, tags)} <= {str, type(None)}
+        and {*map(type, ids + timestamps)} == {type(None)}
+        and {*map(type, corr_offsets)} == {int}
+        and not any(corr_offsets)
+    ):
+        slots = {tag: zbus.check_tag(tag) for tag in {*tags}}
+        columns = (bodies, repeat(b""), map(slots.__getitem__, tags), corr_offsets, timestamps)
+        return list(map(_tuple, repeat(Outgoing), zip(*columns, strict=False)))
+    return []
+
+
+def size_of(messages: Collection[Outgoing]) -> int:
     """The bytes that they take in blocks."""
-    return sum(HEAD + len(one.body) for one in messages)
+    return HEAD * len(messages) + sum([len(one[0]) for one in messages])
 
 
 def runs(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tuple[bool, list[Outgoing]]]:

@@ -53,7 +53,8 @@ from qewqew_core.verification import Report, verify
 from qewqew_core.writing import Spill
 
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
-LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log
+LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log …
+LOG_FRAMES_AT_CLOSE = 64  # … and applies what it says
 PENDING_BYTES = 256 << 10
 LOOK_AGAIN = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
 # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
@@ -110,15 +111,16 @@ class Queue(Guard, Leasing):
         self._inline_bytes = INLINE_BYTES[sync]
         self._files = _files or Files()
         self._descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
-        self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
-        self._pending_at = 0  # … where they begin there
-        self._pending_bytes = 0
+        self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
+        self._pending_in = chunk.NONE  # … that chunk …
+        self._pending_at = 0  # … and where they begin there
         self._unsynced: set[int] = set()  # chunks with such frames in their file, but perhaps not on disk
         self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
         self._held = 0  # records that open sessions have taken
         self._abandoned: deque[list[Step]] = deque()  # what sessions held that nobody has closed
         self._sessions = 0  # how many there were
         self._removals = 0  # counts what disturbs an iteration
+        self._waiting = 0  # threads in `_wait_until`
         self._in_predicate = False
         self._open(lock_timeout)
 
@@ -165,7 +167,7 @@ class Queue(Guard, Leasing):
             if self._in_predicate:
                 raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
             broken, self._refusal = self._refusal, QueueClosed("the queue is closed", path=self.path)
-            self._changed.notify_all()
+            self._notify()
             _open_queues.discard(self)
             try:
                 if broken is None:
@@ -192,7 +194,7 @@ class Queue(Guard, Leasing):
             else:
                 if state.chain:
                     self._compact()
-                if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
+                if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE or self._log.frames > LOG_FRAMES_AT_CLOSE:
                     self._rotate()
                 if self._log.position > self._opened_at:
                     self._store()
@@ -275,7 +277,8 @@ class Queue(Guard, Leasing):
         self._log.close()
 
     def _usable(self) -> None:
-        super()._usable()
+        if self._refusal is not None:
+            super()._usable()
         if self._in_predicate:
             raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
 
@@ -290,17 +293,19 @@ class Queue(Guard, Leasing):
         body = now.to_bytes(8) + operations
         self._committed = True
         position = self._log.append(logs.COMMIT, body)
-        last = self._state.last
         for _ in logs.apply(body, self._state):
             pass
+        self._forget_emptied()
+        return position
+
+    def _forget_emptied(self) -> None:
+        """What is kept of the records of chunks that the commit has emptied is stale."""
         if emptied := self._state.emptied:
             if self._run is not None and self._run[0].id in emptied:
                 self._run = None
-            if last is not None and last.id in emptied:  # what was still to be written to its file is not needed
+            if self._pending_in in emptied:  # what was still to be written to its file is not needed
                 self._pending.clear()
-                self._pending_bytes = 0
             emptied.clear()
-        return position
 
     def _durable(self, position: int, always: bool = False) -> None:
         """Wait until the log is on disk up to ``position``. Threads that wait together share one fsync."""
@@ -315,13 +320,10 @@ class Queue(Guard, Leasing):
     def _flush(self) -> None:
         """Write the frames that only the log has into the last chunk's file."""
         if self._pending:
-            last = self._state.last
-            assert last is not None
             self._durable(self._log.position)  # where they go may be what an earlier commit has freed
-            self._files.write(self._descriptor(last), b"".join(self._pending), self._pending_at)
-            self._unsynced.add(last.id)
+            self._files.write(self._descriptor(self._pending_in), self._pending, self._pending_at)
+            self._unsynced.add(self._pending_in)
             self._pending.clear()
-            self._pending_bytes = 0
 
     def _store(self) -> None:
         """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
@@ -329,7 +331,7 @@ class Queue(Guard, Leasing):
         self._durable(self._log.position, always=True)
         for one, pointers in self._state.pointers():
             if one.id in self._unsynced and one.stored == pointers:  # else storing the pointers syncs it
-                self._files.sync(self._descriptor(one))
+                self._files.sync(self._descriptor(one.id))
         recovery.store_pointers(self._files, self.path, self._state)
         self._unsynced.clear()
         recovery.store_header(self._files, self._header.fd, self._state.first)
@@ -350,13 +352,13 @@ class Queue(Guard, Leasing):
         self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
         self._remove_expired(expired)
 
-    def _descriptor(self, one: Chunk) -> int:
-        fd = self._descriptors.get(one.id)
+    def _descriptor(self, chunk_id: int) -> int:
+        fd = self._descriptors.get(chunk_id)
         if fd is None:
             last = self._state.last
             for other in self._descriptors.keys() - {self._state.first, last.id if last else chunk.NONE}:
                 self._files.close(self._descriptors.pop(other))
-            fd = self._descriptors[one.id] = self._files.open(chunk.chunk_path(self.path, one.id))
+            fd = self._descriptors[chunk_id] = self._files.open(chunk.chunk_path(self.path, chunk_id))
         return fd
 
     def _forget_chunk(self, chunk_id: int) -> None:
@@ -378,9 +380,16 @@ class Queue(Guard, Leasing):
         """
         if type(record) is not bytes or len(record) > self.largest_record:
             (record,) = chunk.checked((record,), self.chunk_size)
-        with self._exclusive():
-            self._wait_for_room(1, len(record), timeout)
-            position = self._append([record], b"")
+        with self._lock:  # this is `_exclusive`, without the generator, which costs a fifth of a put
+            self._committed = False
+            try:
+                self._usable()
+                self._enter()
+                self._wait_for_room(1, len(record), timeout)
+                position = self._append_one(record)
+            except BaseException as error:
+                self._judge(error)
+                raise
         self._durable(position)
 
     def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
@@ -463,14 +472,31 @@ class Queue(Guard, Leasing):
                 path=self.path,
             )
 
+    def _append_one(self, record: bytes) -> int:
+        """As `_append`, for what is put most often: a record that the log carries and the last chunk takes."""
+        last, size = self._state.last, len(record) + 2
+        if last is None or (at := last.tail) + size > last.size or at + size > self.chunk_size or size > self._inline_bytes:
+            return self._append([record], b"")
+        self._check_free(0)
+        frames, now = chunk.LENGTH.pack(len(record)) + record, now_ms()
+        operation = logs.inline(last.id, 1, frames)
+        self._log.reserve(len(operation))
+        self._committed = True
+        position = self._log.append(logs.COMMIT, now.to_bytes(8) + operation)
+        self._state.append(last.id, size, 1, zlib.crc32(frames, last.crc), now)  # what `logs.apply` makes of it
+        self._pend(last.id, at, frames)
+        self._notify()
+        self._follow(position)
+        return position
+
     def _append(self, records: list[bytes], operations: bytes) -> int:
         """Commit records, then other operations; returns the position in the log."""
         last = self._state.last
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
         room = min(self.chunk_size, last.size) - last.tail if last else 0
-        into_last, *into_new = writing.place(records, room, self.chunk_size - chunk.BEGIN)
+        plan = into_last, *into_new = writing.place(records, room, self.chunk_size - chunk.BEGIN)
         self._check_free(len(into_new) * self.chunk_size)
-        inline = sum(map(len, records)) + 2 * len(records) <= self._inline_bytes
+        inline = sum(size for runs in plan for _, size in runs) <= self._inline_bytes
         if not inline or into_new:
             self._flush()  # these frames lie before what is written now
             self._durable(self._log.position)  # where the others go may be what an earlier commit has freed
@@ -486,15 +512,15 @@ class Queue(Guard, Leasing):
                     made.append(chunk_id)
                     self._make_chunk(chunk_id)
                     parts.append(logs.new_chunk(chunk_id, self.chunk_size))
-                for run in runs:
+                for run, size in runs:
                     frames = chunk.frame(run)
                     if inline:
                         parts.append(logs.inline(chunk_id, len(run), frames))
                     else:
                         crc = zlib.crc32(frames, crc)
-                        parts.append(logs.extent(chunk_id, len(run), len(frames), crc))
+                        parts.append(logs.extent(chunk_id, len(run), size, crc))
                     writes.append((chunk_id, at, frames))
-                    at += len(frames)
+                    at += size
                 if writes and not inline:
                     self._write_extent(chunk_id, writes)
                     writes.clear()
@@ -513,9 +539,13 @@ class Queue(Guard, Leasing):
                 self._forget_chunk(chunk_id)
             raise full from error
         for chunk_id, at, frames in writes:
-            self._pend(chunk_id, at, frames)
+            if chunk_id == targets[-1][0]:
+                self._pend(chunk_id, at, frames)
+            else:
+                self._files.write(self._descriptor(chunk_id), frames, at)
+                self._unsynced.add(chunk_id)
         if records:
-            self._changed.notify_all()
+            self._notify()
         self._follow(position)
         return position
 
@@ -553,7 +583,7 @@ class Queue(Guard, Leasing):
         self._taken.update(ids)
         if self.sync != "commit":
             self._unsynced.update(ids)
-        self._changed.notify_all()
+        self._notify()
         self._follow(position)
         return position
 
@@ -603,30 +633,20 @@ class Queue(Guard, Leasing):
 
     def _write_extent(self, chunk_id: int, writes: list[tuple[int, int, bytes]]) -> None:
         """Write frames past the tail, where no reader looks before the commit."""
-        fd = self._files.open(chunk.chunk_path(self.path, chunk_id))
-        try:
-            for _, at, frames in writes:
-                self._files.write(fd, frames, at)
-            if self.sync == "commit":
-                self._files.sync(fd)
-            else:
-                self._unsynced.add(chunk_id)
-        finally:
-            self._files.close(fd)
+        fd = self._descriptor(chunk_id)
+        for _, at, frames in writes:
+            self._files.write(fd, frames, at)
+        if self.sync == "commit":
+            self._files.sync(fd)
+        else:
+            self._unsynced.add(chunk_id)
 
     def _pend(self, chunk_id: int, at: int, frames: bytes) -> None:
-        """Frames that the log carries: kept for the file of the last chunk, written at once for one before it."""
-        last = self._state.last
-        assert last is not None
-        if chunk_id != last.id:
-            self._files.write(self._descriptor(self._state.chain[chunk_id]), frames, at)
-            self._unsynced.add(chunk_id)
-            return
+        """Keep frames that the log carries, until they are written to the last chunk's file together with others."""
         if not self._pending:
-            self._pending_at = at
-        self._pending.append(frames)
-        self._pending_bytes += len(frames)
-        if self._pending_bytes > PENDING_BYTES:
+            self._pending_in, self._pending_at = chunk_id, at
+        self._pending += frames
+        if len(self._pending) > PENDING_BYTES:
             self._flush()
 
     # Taking
@@ -642,10 +662,17 @@ class Queue(Guard, Leasing):
 
     def get(self, timeout: float | None = 0) -> bytes:
         """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
-        with self._exclusive():
-            self._wait(timeout)
-            record, step = self._front()
-            position = self._take_all([step])
+        with self._lock:  # see `put`
+            self._committed = False
+            try:
+                self._usable()
+                self._enter()
+                self._wait(timeout)
+                record, step = self._front()
+                position = self._take_one(step)
+            except BaseException as error:
+                self._judge(error)
+                raise
         self._durable(position)
         return record
 
@@ -669,7 +696,7 @@ class Queue(Guard, Leasing):
             finally:
                 self._in_predicate = False
             with self._exclusive():
-                position = self._take_all([step])
+                position = self._take_one(step)
         self._durable(position)
         return record
 
@@ -733,14 +760,22 @@ class Queue(Guard, Leasing):
         rest = None if deadline is None else deadline - clock.monotonic()
         if rest is not None and rest <= 0:
             return False
-        self._changed.wait(LOOK_AGAIN if rest is None else min(rest, LOOK_AGAIN))
+        self._waiting += 1
+        try:
+            self._changed.wait(LOOK_AGAIN if rest is None else min(rest, LOOK_AGAIN))
+        finally:
+            self._waiting -= 1
+            self._committed = False  # others have had the lock
         self._usable()
         self._enter()
         return True
 
     def _front(self) -> tuple[bytes, Step]:
         """The first record that nobody holds, and where it is."""
-        one, start, _ = next(self._free())
+        one = next(iter(self._state.chain.values()))
+        start = one.head
+        if one.busy:  # else its first record is the one
+            one, start, _ = next(self._free())
         run = self._load(one, start)
         at = start - run.start
         end = chunk.record_end(run.data, at)
@@ -755,11 +790,24 @@ class Queue(Guard, Leasing):
                 return run
             if offset == run.start + len(run.data):
                 after = run
-        if self._pending and one is self._state.last:
+        if one.id == self._pending_in:
             self._flush()
-        run = read_run(self._files, self._descriptor(one), chunk.chunk_path(self.path, one.id), one, one.piece_of(offset), after)
+        path = chunk.chunk_path(self.path, one.id)
+        run = read_run(self._files, self._descriptor(one.id), path, one, one.piece_of(offset), after)
         self._run = (one, run)
         return run
+
+    def _take_one(self, step: Step) -> int:
+        """As `_take_all`, for what is taken most often."""
+        one, start, end, records = step
+        self._committed = True
+        position = self._log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.take(one.id, start, end, records))
+        self._state.take(one.id, start, end, records)  # what `logs.apply` makes of it
+        self._forget_emptied()
+        self._removals += 1
+        self._notify()
+        self._follow(position)
+        return position
 
     def _take_all(self, steps: list[Step]) -> int:
         return self._take(b"".join(logs.take(one.id, *span) for one, *span in steps))
@@ -768,7 +816,7 @@ class Queue(Guard, Leasing):
         """Commit that records are gone. Chunks read to the end are removed."""
         position = self._commit(operations, now_ms())
         self._removals += 1
-        self._changed.notify_all()
+        self._notify()
         self._follow(position)
         return position
 
@@ -786,7 +834,7 @@ class Queue(Guard, Leasing):
             one.release(start, end)
             self._held -= records
             self._removals += 1
-        self._changed.notify_all()
+        self._notify()
 
     def clear(self) -> int:
         """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
@@ -807,7 +855,7 @@ class Queue(Guard, Leasing):
     def _clear(self) -> None:
         position = self._commit(logs.rare("clear"), now_ms())
         self._removals += 1
-        self._changed.notify_all()
+        self._notify()
         self._follow(position)
         self._durable(position, always=True)
 
@@ -835,7 +883,7 @@ class Queue(Guard, Leasing):
                         raise RuntimeError("records were taken from the queue during the iteration")
                     self._flush()
                     path = chunk.chunk_path(self.path, one.id)
-                    run = read_run(self._files, self._descriptor(one), path, one, one.piece_of(at))
+                    run = read_run(self._files, self._descriptor(one.id), path, one, one.piece_of(at))
                     data = run.data[at - run.start : end - run.start]
                 at += len(data)
                 yield from chunk.split(data)[0]
@@ -866,7 +914,8 @@ class Queue(Guard, Leasing):
         return self._state
 
     def _notify(self) -> None:
-        self._changed.notify_all()
+        if self._waiting:
+            self._changed.notify_all()
 
     def _occupied(self, batch: BatchState) -> int:
         return batch.bytes + 2 * batch.records
@@ -919,7 +968,7 @@ class Queue(Guard, Leasing):
                 elif not one.records:
                     continue
                 elif one.id in self._unsynced:
-                    self._files.sync(self._descriptor(one))
+                    self._files.sync(self._descriptor(one.id))
                     self._unsynced.discard(one.id)
                 parts.append((one.id, cut))
                 paths.append(path)
@@ -962,7 +1011,7 @@ class Queue(Guard, Leasing):
         recovery.store_header(self._files, self._header.fd, self._state.first)
         state = self._state.batches[batch_id]
         self._with_room(partial(batches.settle_lease, self._files, self.path, state))
-        self._changed.notify_all()
+        self._notify()
         self._follow(position)  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
         return state
 
@@ -982,7 +1031,7 @@ class Queue(Guard, Leasing):
                 at = start
                 while at < end:
                     index = one.piece_of(at)
-                    run = read_run(self._files, self._descriptor(one), chunk.chunk_path(self.path, one.id), one, index)
+                    run = read_run(self._files, self._descriptor(one.id), chunk.chunk_path(self.path, one.id), one, index)
                     data = run.data[at - run.start : end - run.start]
                     records, used = chunk.split(data, max_records - copy.total)
                     sizes = list(accumulate(map(len, records)))
@@ -1021,7 +1070,7 @@ class Queue(Guard, Leasing):
         self._run = None
         moves = list(zip(files, ids, strict=True))
         self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
-        self._changed.notify_all()
+        self._notify()
         self._follow(self._log.position)
 
 

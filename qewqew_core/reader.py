@@ -44,10 +44,10 @@ from qewqew_core.inspection import QueueStats, last_lease
 from qewqew_core.journal import Log
 from qewqew_core.leasing import Leasing
 from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, Range, ReaderState
+from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, HandedOut, Range, ReaderState
 from qewqew_core.state import PIECE_BYTES, BatchState, Piece, now_ms
 from qewqew_core.tags import Filter
-from qewqew_core.view import SCAN, WINDOW, Found, Position, View
+from qewqew_core.view import SCAN, WINDOW, Position, Stretch, View, behind
 from qewqew_core.zbus import HEAD, Entry, Message
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
-LOG_BYTES_AT_CLOSE = 64 << 10
+LOG_BYTES_AT_CLOSE = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
 LOG_BYTES = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
+CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
 LOOK_AT_OWNERS = 0.25  # seconds between two looks whether those who have messages in flight still live
 _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
@@ -110,6 +111,7 @@ class Reader(Guard, Leasing):
         self._looked = 0.0  # when owners were last looked at …
         self._gone: set[int] = set()  # … and which of them had died
         self._depth = 0
+        self._calls = 0
         self._unsettled = False
         self._checkpointed = True  # the log may end in a checkpoint, as far as it is durable
         self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
@@ -152,21 +154,23 @@ class Reader(Guard, Leasing):
         except FileNotFoundError:
             return False
 
+    def _take_lock(self) -> bool | None:
+        return lock.set_bytes(self._lock_fd, fcntl.F_WRLCK, 0, 1) or None
+
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > 1:
             return
-        pause, timeout = 0.0001, self._topic.lock_timeout
-        until = clock.monotonic() + timeout
-        while not lock.set_bytes(self._lock_fd, fcntl.F_WRLCK, 0, 1):
-            if clock.monotonic() >= until:
-                raise QueueLocked(
-                    f"another process is in a call of the reader; gave up after {timeout:g} s. It was stopped, or leases very "
-                    "much: look there, or wait longer with the topic's lock_timeout",
-                    path=self.path,
-                )
-            clock.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - so that those who wait do not knock in step
-            pause = min(pause * 1.5, 0.01)
+        self._calls += 1
+        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not for ever.
+        if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
+            self._lock_fd, self._topic.lock_timeout, self._take_lock
+        ):
+            raise QueueLocked(
+                f"another process is in a call of the reader; gave up after {self._topic.lock_timeout:g} s. It was stopped, or "
+                "leases very much: look there, or wait longer with the topic's lock_timeout",
+                path=self.path,
+            )
         if self._log is None:
             if not self._has_lock_file():
                 os.close(self._lock_fd)
@@ -465,88 +469,82 @@ class Reader(Guard, Leasing):
     def _look(self) -> list[Message]:
         with self._exclusive():
             self._drop_lost()
-            for found, attempt in self._again(1):
-                return [found.message._replace(attempt=attempt)]
+            for message, _ in self._again(1):
+                return [message]
             chosen = self._filter if self._filter else None
             for start, stop in self._state.todo:
-                for one in self._view.messages(start, stop, chosen):
-                    if isinstance(one, Found):
-                        return [one.message]
+                for one in self._view.stretches(start, stop, chosen, most=1):
+                    if one.places:
+                        return one.messages()
             return []
 
     def _deliver(self, max_records: int, max_bytes: int | None) -> list[Message]:
         with self._exclusive():
             self._drop_lost()
-            messages, entries, todo = self._pick(max_records, max_bytes)
-            if not entries and todo == self._state.todo:
+            messages, runs, todo = self._pick(max_records, max_bytes)
+            if not messages and todo == self._state.todo:
                 return []
-            now = now_ms()
             if self.auto_commit:
-                again = list({entry[0]: None for entry in entries if entry[0] in self._state.flight})
+                again = list({one.offset: None for one in messages if one.offset in self._state.flight})
                 position = self._append("commit", again, todo)
             else:
-                due = None if self.redeliver_after is None else now + int(self.redeliver_after * 1000)
-                position = self._append("deliver", self._owner, due, entries, todo)
+                due = None if self.redeliver_after is None else now_ms() + int(self.redeliver_after * 1000)
+                position = self._append("hand_out", self._owner, due, runs, todo)
                 self._due = self._due if due is None else min(self._due, due)
-                self._mine.update((entry[0], entry[4]) for entry in entries)
+                self._mine.update(zip((one.offset for one in messages), (one.attempt for one in messages), strict=True))
         if self.auto_commit:
             self._durable(position)
         return messages
 
-    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[tuple[int, ...]], list[Range]]:
-        """The next messages, where they are (offset, block, place, number, attempt), and what is to be delivered after them."""
+    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[HandedOut], list[Range]]:
+        """The next messages, the runs that they are, and what is to be delivered after them."""
         messages: list[Message] = []
-        entries: list[tuple[int, ...]] = []
+        runs: list[HandedOut] = []
+        todo = list(self._state.todo)
         room = sys.maxsize if max_bytes is None else max_bytes
 
-        for found, attempt in self._again(max_records):
-            if messages and len(found.message.body) > room:
-                return messages, entries, self._state.todo
-            messages.append(found.message._replace(attempt=attempt))
-            entries.append((found.message.offset, *found.at, attempt))
-            room -= len(found.message.body)
-        todo = list(self._state.todo)
-        free = max_records if self.auto_commit else min(max_records, self.window - len(self._state.flight) + len(entries))
-        if len(entries) >= max_records or room <= 0:
-            return messages, entries, todo
+        for message, at in self._again(max_records):
+            if messages and len(message.body) > room:
+                return messages, runs, todo
+            messages.append(message)
+            runs.append((message.offset - at.offset, at.block, message.attempt, at.number, [at.offset]))
+            room -= len(message.body)
+        free = max_records if self.auto_commit else min(max_records, self.window - len(self._state.flight) + len(messages))
+        if messages and (len(messages) >= free or room <= 0):
+            return messages, runs, todo
         chosen = self._filter if self._filter else None
         window = WINDOW if max_records == 1 and chosen is None else SCAN
         while todo:
             start, stop = todo[0]
             reached = start
             full = False
-            for one in self._view.messages(start, stop, chosen, window):
-                if isinstance(one, Position):
-                    reached = one
-                    continue
-                message, at, after = one
-                if messages and len(message.body) > room:
-                    full = True
-                    break
-                if len(messages) >= free:
-                    if not messages:
+            for one in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages))):
+                if one.places:
+                    if free <= 0:
                         raise QueueFull(
                             f"{len(self._state.flight):,} messages are delivered and not committed, as many as window allows: "
                             "commit them, or give them back (nack)",
                             path=self.path,
                         )
-                    full = True
-                    break
-                messages.append(message)
-                entries.append((message.offset, *at, 1))
-                room -= len(message.body)
-                reached = after
-                if len(messages) >= max_records or room <= 0:
+                    count, room = _fitting(one.bodies, room, not messages)
+                    if not count:
+                        full = True
+                        break
+                    one = one.first(count)
+                    messages += one.messages()
+                    runs += _runs(one)
+                reached = one.reached
+                if len(messages) >= free or room <= 0:
                     full = True
                     break
             todo[0] = Range(reached, stop)
             if full or stop is None:
                 break
             todo.pop(0)
-        return messages, entries, todo
+        return messages, runs, todo
 
-    def _again(self, most: int) -> Iterator[tuple[Found, int]]:
-        """Messages in flight that are to be delivered again, the first first, and which time it is; read one by one."""
+    def _again(self, most: int) -> Iterator[tuple[Message, Position]]:
+        """Messages in flight that are to be delivered again, the first first, and where they are; read one by one."""
         flight, now, gone = self._state.flight, now_ms(), self._dead_owners()
         if not flight or (now < self._due and not gone):
             return
@@ -554,10 +552,11 @@ class Reader(Guard, Leasing):
         due = sorted(offset for offset, one in free.items() if (one.due is not None and one.due <= now) or one.owner in gone)
         self._due = 0 if due else min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
         for offset in due[:most]:
-            found = next(self._view.messages(flight[offset].at), None)
-            if not isinstance(found, Found):
+            one = flight[offset]
+            message = self._view.message(one.at)
+            if message is None:
                 break  # it was removed from the topic since `_drop_lost`
-            yield found, flight[offset].attempt + 1
+            yield message._replace(attempt=one.attempt + 1), one.at
 
     def _dead_owners(self) -> set[int]:
         """Those who have messages in flight and whose process has ended."""
@@ -588,14 +587,17 @@ class Reader(Guard, Leasing):
             offsets = self._check_mine(messages)
             if not offsets:
                 return 0
-            position = self._append("commit", offsets, None)
-            self._refresh_mine()
+            position = self._append("commit", reader_log.evenly(offsets), None)
+            for offset in offsets:
+                del self._mine[offset]
         self._durable(position)
         return len(offsets)
 
     def _check_mine(self, messages: tuple[Message, ...]) -> list[int]:
         """The offsets of messages that are with this object, and not committed yet."""
         if not messages:
+            if not self._state.prepared:
+                return list(self._mine)
             return [offset for offset in self._mine if self._state.flight[offset].session is None]
         offsets: dict[int, None] = {}  # a message may be given twice
         for message in messages:
@@ -857,9 +859,9 @@ class Reader(Guard, Leasing):
         for at in sorted(one.at for one in self._state.flight.values()):
             for place, one in enumerate(ranges):
                 if one.start <= at and (one.stop is None or at < one.stop):
-                    found = next(self._view.messages(at))
-                    assert isinstance(found, Found)
-                    parts = [Range(one.start, at), Range(found.after, one.stop)]
+                    message = self._view.message(at)
+                    assert message is not None
+                    parts = [Range(one.start, at), Range(behind(message, at), one.stop)]
                     ranges[place : place + 1] = [part for part in parts if part.stop is None or part.start < part.stop]
                     break
         return ranges
@@ -944,9 +946,10 @@ class Reader(Guard, Leasing):
         offsets: list[int] = []
         todo = list(self._state.todo)
         runs: list[tuple[Position, Position, list[int]]] = []  # messages side by side, from where to where, and their offsets
-        for (message, at, after), _ in self._again(max_records):
+        for message, at in self._again(max_records):
             if not self._filter.matches(message.tag):
                 continue  # the filter was changed since: `read` delivers it
+            after = behind(message, at)
             if runs and runs[-1][1] == at:
                 start, _, those = runs.pop()
                 those.append(message.offset)
@@ -1114,7 +1117,7 @@ class Reader(Guard, Leasing):
             delete_files(self._files, self._topic.path, self.name)
         elif not self._state.clean:
             if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
-                self._rotate()  # who opens the topic, and who trims it, reads the logs of all readers
+                self._rotate()
             self._log.sync(self._log.position, refuse=False)
             self._mirror()
             self._write_rdx(*zbus.filter_patch(self._state.filter))
@@ -1152,6 +1155,29 @@ class Reader(Guard, Leasing):
         if self._log is not None:
             self._log.forked()
         self._release()
+
+
+def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
+    """How many of these have ``room`` together, and what is left of it; the ``first`` is taken whatever its size."""
+    if (size := sum(map(len, bodies))) < room:
+        return len(bodies), room - size
+    for count, body in enumerate(bodies):
+        if len(body) > room and not (first and count == 0):
+            return count, room
+        room -= len(body)
+        if room <= 0:
+            return count + 1, room
+    raise AssertionError
+
+
+def _runs(one: Stretch) -> list[HandedOut]:
+    """The messages of a stretch, parted where a filter holds others back between them."""
+    numbers = [head[zbus.NUMBER] for head in one.heads]
+    if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return [(one.base, one.block, 1, numbers[0], reader_log.evenly(one.places))]
+    ends = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    parts = pairwise((0, *ends, len(numbers)))
+    return [(one.base, one.block, 1, numbers[begin], one.places[begin:end]) for begin, end in parts]
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
@@ -1214,8 +1240,8 @@ def _add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[i
     for entry in entries.values():
         place = view.by_offset(entry.offset)
         if place is not None and place < state.todo[0].start:
-            entered.append([entry.offset, *place, max(1, entry.tries)])
-    reader_log.apply(state, "deliver", 0, 0, entered, state.todo)
+            entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
+    reader_log.apply(state, "hand_out", 0, 0, entered, state.todo)
     return [zbus.nak_entry_at(number, view.dialect) for number in entries]
 
 
@@ -1268,17 +1294,16 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
     places = [Range(one.at, None) for one in state.flight.values()] + state.todo
     for start, stop in sorted(places, key=lambda one: one.start):
         if oldest is None:
-            first = next((one for one in view.messages(start, stop, chosen if chosen else None) if isinstance(one, Found)), None)
-            oldest = first.message.timestamp if first else None
-    for offset in state.flight:
-        found = next(view.messages(state.flight[offset].at), None)
-        if isinstance(found, Found):
-            records, size = records + 1, size + len(found.message.body)
+            first = next((one for one in view.stretches(start, stop, chosen or None, most=1) if one.places), None)
+            oldest = first.messages()[0].timestamp if first else None
+    for flight in state.flight.values():
+        message = view.message(flight.at)
+        if message is not None:
+            records, size = records + 1, size + len(message.body)
     for start, stop in state.todo:
         if chosen:
-            for one in view.messages(start, stop, chosen, SCAN):
-                if isinstance(one, Found):
-                    records, size = records + 1, size + len(one.message.body)
+            for one in view.stretches(start, stop, chosen, SCAN):
+                records, size = records + len(one.bodies), size + sum(map(len, one.bodies))
         else:
             end = stop or latest
             count = max(0, end.number - start.number)

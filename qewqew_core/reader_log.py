@@ -1,7 +1,8 @@
 """The state of a topic's reader, and its log ``state/R.log``: the bytes of its frames.
 
 The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
-kind 6 a list, the name of a method of `ReaderState` and its arguments; kind 7, empty, says that ``reader/R.rdx``, which
+kind 6 a list, the name of a method of `ReaderState` and its arguments (where these are numbers at even distances, as offsets
+of messages of one size are, ``{"range": [start, stop, step]}`` stands for them); kind 7, empty, says that ``reader/R.rdx``, which
 follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields
+from itertools import chain, count, repeat
 from typing import Any, NamedTuple
 
 from qewqew_core import journal
@@ -18,7 +20,7 @@ from qewqew_core.errors import CorruptQueue
 from qewqew_core.state import CHANGES, BatchState, Leases
 from qewqew_core.view import Position
 
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_LONGEST_RANGE = 1 << 20  # the largest window
 _tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
 MAGIC = b"QEWQRDR1"
 _SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
@@ -41,35 +43,135 @@ class Flight(NamedTuple):
     session: str | None = None  # its fate is that of this session, which is about to be committed
 
 
+# Messages of a block that are delivered together, and whose numbers follow each other: the offset of the block, the block,
+# which time they are delivered, the number of the first, and where in the block each begins.
+HandedOut = tuple[int, int, int, int, Sequence[int]]
+
+
+def _offsets(base: int, places: Sequence[int]) -> Sequence[int]:
+    if isinstance(places, range):
+        return range(base + places.start, base + places.stop, places.step)
+    return [base + place for place in places]
+
+
+class Flights(MutableMapping[int, Flight]):
+    """Messages in flight, by their offset in the topic.
+
+    What was handed out last stays as it came, in runs, until somebody asks for one of them: who commits all of it never does.
+    """
+
+    def __init__(self, flights: Mapping[int, Flight] | None = None) -> None:
+        self._entered = dict(flights or {})
+        self._heap = sorted(self._entered)  # offsets, also of some that were committed since
+        self._highest = max(self._entered, default=-1)  # that ever was in the heap
+        self._last: Sequence[int] = []  # offsets of what was handed out last, and is not entered yet …
+        self._how: tuple[int, int | None, list[HandedOut]] = (0, None, [])  # … and how
+
+    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut]) -> None:
+        self._enter()
+        if not all(run[4] for run in runs):
+            raise ValueError("a run has no message")
+        each = [_offsets(base, places) for base, _, _, _, places in runs]
+        self._last = each[0] if len(each) == 1 else evenly([*chain.from_iterable(each)])
+        self._how = owner, due, runs
+        if self._entered and not self._entered.keys().isdisjoint(self._last):  # it was in flight before
+            self._enter()
+
+    def remove(self, offsets: Sequence[int]) -> None:
+        if offsets == self._last:
+            self._last = []
+            return
+        entered = self._enter()
+        for offset in offsets:
+            del entered[offset]
+        if not entered:
+            self._heap.clear()  # at once, not one by one
+
+    def first(self) -> Position | None:
+        """Where the first of them is."""
+        while self._heap and self._heap[0] not in self._entered:
+            heapq.heappop(self._heap)
+        place = self._entered[self._heap[0]].at if self._heap else None
+        for _, block, _, number, places in self._how[2] if self._last else ():
+            if place is None or (block, places[0]) < place[:2]:
+                place = Position(block, places[0], number)
+        return place
+
+    def _enter(self) -> dict[int, Flight]:
+        if self._last:
+            owner, due, runs = self._how
+            for base, block, attempt, number, places in runs:
+                offsets = _offsets(base, places)
+                self._expect(offsets)
+                # Whole columns at a time: messages are delivered by the thousand.
+                ats = map(_tuple, repeat(Position), zip(repeat(block), places, count(number), strict=False))
+                flights = zip(ats, repeat(owner), repeat(due), repeat(attempt), repeat(None), strict=False)
+                self._entered.update(zip(offsets, map(_tuple, repeat(Flight), flights), strict=False))
+            self._last = []
+        return self._entered
+
+    def _expect(self, offsets: Sequence[int]) -> None:
+        """These, which rise, are about to be entered."""
+        if offsets[0] > self._highest:
+            self._heap += offsets  # which are higher than all others, so it stays a heap
+        else:
+            for offset in offsets:
+                if offset not in self._entered:
+                    heapq.heappush(self._heap, offset)
+        self._highest = max(self._highest, offsets[-1])
+        if len(self._heap) > 1000 + 4 * (len(self._entered) + len(offsets)):
+            self._heap = sorted({*self._entered, *offsets})  # one that stays must not keep all that were committed since
+
+    def __repr__(self) -> str:
+        return repr(self._enter())
+
+    def __getitem__(self, offset: int) -> Flight:
+        return self._enter()[offset]
+
+    def __setitem__(self, offset: int, one: Flight) -> None:
+        self._enter()[offset] = one  # which was there before
+
+    def __delitem__(self, offset: int) -> None:
+        self.remove([offset])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._enter())
+
+    def __len__(self) -> int:
+        return len(self._entered) + len(self._last)
+
+    def items(self) -> ItemsView[int, Flight]:
+        return self._enter().items()
+
+    def values(self) -> ValuesView[Flight]:
+        return self._enter().values()
+
+    def clear(self) -> None:
+        self.remove([*self])
+
+
 @dataclass(slots=True, eq=False)
 class ReaderState(Leases):
     """What a reader has still to deliver (in order), what it has delivered, and its batches."""
 
     todo: list[Range] = field(default_factory=list)  # the last one has no stop
-    flight: dict[int, Flight] = field(default_factory=dict)  # by the offset of the message in the topic
+    flight: Flights = field(default_factory=Flights)
     filter: str | None = None
     lost: int = 0  # messages that were removed from the topic before they were delivered
     ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
     clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
-    _first: list[tuple[Position, int]] = field(default_factory=list)  # heap of places and offsets, also of those committed since
 
     def __post_init__(self) -> None:
-        self._first = [(one.at, offset) for offset, one in self.flight.items()]
-        heapq.heapify(self._first)
         self.prepared = {one.session for one in self.flight.values() if one.session is not None}
 
     def floor(self) -> Position:
         """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
-        places = [self.todo[0].start]
-        while self._first and self._first[0][1] not in self.flight:
-            heapq.heappop(self._first)
-        if self._first:
-            places.append(self._first[0][0])
+        place = min(self.todo[0].start, self.flight.first() or self.todo[0].start)
         for batch_id, ranges in self.ranges.items():
             if self.batches[batch_id].state in ("leased", "returned"):
-                places.append(min(ranges).start)
-        return min(places)
+                place = min(place, min(ranges).start)
+        return place
 
     def furthest(self) -> Position:
         """Where the messages begin that were never delivered, or the last one that was."""
@@ -77,24 +179,18 @@ class ReaderState(Leases):
 
     # Operations
 
-    def deliver(self, owner: int, due: int | None, entries: list[Any], todo: list[Any]) -> None:
-        """``entries``: (offset, block, place, number, attempt) of each message."""
-        flight, first = self.flight, self._first
-        for offset, block, place, number, attempt in entries:
-            at = _tuple(Position, (block, place, number))
-            if offset not in flight:
-                heapq.heappush(first, (at, offset))
-            flight[offset] = _tuple(Flight, (at, owner, due, attempt, None))
-        if len(first) > 1000 + 4 * len(flight):  # one that stays must not keep all that were committed since
-            self._first = [(one.at, offset) for offset, one in flight.items()]
-            heapq.heapify(self._first)
+    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut], todo: list[Any]) -> None:
+        self.flight.hand_out(owner, due, runs)
         self.todo = _ranges(todo)
 
-    def commit(self, offsets: list[int], todo: list[Any] | None) -> None:
-        for offset in offsets:
-            del self.flight[offset]
-        if not self.flight:
-            self._first.clear()  # at once, not one by one
+    def deliver(self, owner: int, due: int | None, entries: list[Any], todo: list[Any]) -> None:
+        """The same in logs of before November 2026; ``entries``: (offset, block, place, number, attempt) of each message."""
+        self.hand_out(
+            owner, due, [(offset - at, block, attempt, number, [at]) for offset, block, at, number, attempt in entries], todo
+        )
+
+    def commit(self, offsets: Sequence[int], todo: list[Any] | None) -> None:
+        self.flight.remove(offsets)
         if todo is not None:
             self.todo = _ranges(todo)
 
@@ -112,8 +208,7 @@ class ReaderState(Leases):
 
     def lose(self, todo: list[Any], offsets: list[int], lost: int) -> None:
         """The oldest messages are no more."""
-        for offset in offsets:
-            del self.flight[offset]
+        self.flight.remove(offsets)
         self.todo = _ranges(todo)
         self.lost += lost
 
@@ -166,7 +261,7 @@ BATCH_OPERATIONS = ("lease", "put_back", "change")  # what files follow
 _OPERATIONS = {
     name: getattr(ReaderState, name)
     for name in (
-        *("deliver", "commit", "give_back", "move", "lose", "set_filter", "prepare", "unprepare", "resolve"),
+        *("hand_out", "deliver", "commit", "give_back", "move", "lose", "set_filter", "prepare", "unprepare", "resolve"),
         *BATCH_OPERATIONS,
     )
 }
@@ -174,6 +269,31 @@ _OPERATIONS = {
 
 def _ranges(body: Iterable[Any]) -> list[Range]:
     return [Range(Position(*start), None if stop is None else Position(*stop)) for start, stop in body]
+
+
+def evenly(numbers: list[int]) -> Sequence[int]:
+    """The same, as a range if the distances between them are all the same: that takes next to no room in the log."""
+    if len(numbers) < 3 or (step := numbers[1] - numbers[0]) <= 0:
+        return numbers
+    even = range(numbers[0], numbers[-1] + 1, step)
+    return even if len(even) == len(numbers) <= _LONGEST_RANGE and [*even] == numbers else numbers
+
+
+def _from_range(one: range) -> dict[str, Any]:
+    return {"range": [one.start, one.stop, one.step]}
+
+
+def _to_range(one: dict[str, Any]) -> Any:
+    if "range" not in one:
+        return one
+    result = range(*one["range"])
+    if len(result) > _LONGEST_RANGE:
+        raise ValueError("a range is too long")
+    return result
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_from_range).encode
+_decode = json.JSONDecoder(object_hook=_to_range).decode
 
 
 def operation(name: str, *arguments: Any) -> bytes:
@@ -209,7 +329,7 @@ def _load(body: bytes) -> ReaderState:
     data = json.loads(body)
     return ReaderState(
         todo=_ranges(data["todo"]),
-        flight={offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]},
+        flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
         filter=data["filter"],
         lost=data["lost"],
         batches={one["id"]: BatchState(**one) for one in data["batches"]},
@@ -274,7 +394,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
             return ""
         if frame.kind != OPERATION:
             raise ValueError(f"unknown frame kind {frame.kind}")
-        name, *arguments = json.loads(frame.body)
+        name, *arguments = _decode(frame.body.decode())
         apply(state, name, *arguments)
         return str(name)
     except NONSENSE as error:

@@ -225,7 +225,8 @@ def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[in
         state, log = found.log.state, open_log(files, found.log, path)
         _recover_crashed(files, path, header_fd, found, found.log, log)
     elif found.log is not None and agree(files, found):
-        files.sync_directory(os.path.dirname(path))  # a killed process may have renamed the log, and not synced that
+        if found.log.seal[:1] != files.identity(path + layout.LOG)[:1]:  # no checkpoint is in this file: a killed process may
+            files.sync_directory(os.path.dirname(path))  # have renamed it, and not synced that
         state, log = found.log.state, open_log(files, found.log, path)
     else:
         state, log = _believe_files(files, header_fd, found)
@@ -257,7 +258,7 @@ def open_log(files: Files, replayed: Replayed, path: str) -> Log:
     fd = files.open(path + layout.LOG)
     if files.size(fd) > replayed.end:
         files.truncate(fd, replayed.end)
-    return Log(files, path + layout.LOG, fd, replayed.generation, replayed.end, replayed.snapshot_end)
+    return Log(files, path + layout.LOG, fd, replayed.generation, replayed.end, replayed.snapshot_end, frames=replayed.frames)
 
 
 def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:

@@ -70,10 +70,17 @@ class Chunk:
     taken: int = 0  # records in base..head
     total: int = 0  # records in base..tail
     crc: int = 0  # of the bytes base..tail
-    pieces: list[Piece] = field(default_factory=list)
+    index: list[Piece] | Callable[[], list[Piece]] = field(default_factory=list)  # see `pieces`
     gone: list[Span] = field(default_factory=list)  # taken behind the head, while sessions hold what lies before
     busy: list[Region] = field(default_factory=list)  # what is gone, and what sessions hold: nobody else may take it
     stored: tuple[int, int, int] | None = None  # head, tail, next as they stand in the file, where known
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The sparse index. Of a chunk from a snapshot it is unpacked here: most are never looked at."""
+        if callable(self.index):
+            self.index = self.index()
+        return self.index
 
     @property
     def records(self) -> int:
@@ -86,6 +93,8 @@ class Chunk:
 
     def free(self, at: int) -> Region | None:
         """The first region at or behind ``at`` (head <= at <= tail) that can be taken."""
+        if not self.busy:
+            return (at, self.tail) if at < self.tail else None
         number = bisect_right(self.busy, at, key=lambda region: region[0])
         if number and self.busy[number - 1][1] > at:
             at = self.busy[number - 1][1]
@@ -102,7 +111,8 @@ class Chunk:
             while self.gone and self.gone[0].start == self.head:
                 self.head, self.taken = self.gone[0].end, self.taken + self.gone[0].records
                 del self.gone[0]
-            self._forget_taken()
+            if self.busy:
+                self._forget_taken()
             return
         number = bisect_left(self.gone, start, key=lambda span: span.start)
         self.gone.insert(number, Span(start, end, records))
@@ -127,8 +137,9 @@ class Chunk:
 
     def append(self, size: int, records: int, crc: int, time: int) -> None:
         """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
-        if not self.pieces or self.tail - self.pieces[-1].offset >= PIECE_BYTES:
-            self.pieces.append(Piece(self.tail, self.total, self.crc, time))
+        pieces = self.pieces
+        if not pieces or self.tail - pieces[-1].offset >= PIECE_BYTES:
+            pieces.append(Piece(self.tail, self.total, self.crc, time))
         self.tail += size
         self.total += records
         self.crc = crc
@@ -137,7 +148,7 @@ class Chunk:
         """An empty chunk begins anew, as in the original: the bytes behind the tail are stale."""
         self.base = self.head = self.tail = chunk.BEGIN
         self.taken = self.total = self.crc = 0
-        self.pieces.clear()
+        self.index = []
         self.gone.clear()
         self.busy.clear()
 
@@ -170,7 +181,7 @@ class Cut(NamedTuple):
         """The copy."""
         tail = chunk.BEGIN + sum(span.end - span.start for span in self.spans)
         total = sum(span.records for span in self.spans)
-        return Chunk(chunk_id, tail, tail=tail, total=total, crc=self.crc, pieces=self.pieces)
+        return Chunk(chunk_id, tail, tail=tail, total=total, crc=self.crc, index=self.pieces)
 
 
 @dataclass(slots=True, eq=False)
@@ -293,7 +304,7 @@ class State(Leases):
 
     @property
     def last(self) -> Chunk | None:
-        return self.chain[next(reversed(self.chain))] if self.chain else None
+        return next(reversed(self.chain.values()), None)
 
     def pointers(self) -> list[tuple[Chunk, tuple[int, int, int]]]:
         """Each chunk of the chain with what its file must say: head, tail, next."""
@@ -307,8 +318,8 @@ class State(Leases):
         """A new last chunk. An empty one before it goes: the chain never begins with an empty chunk that has a next."""
         last = self.last
         self.chain[chunk_id] = Chunk(chunk_id, size, stored=(chunk.BEGIN, chunk.BEGIN, chunk.NONE))
-        if last is not None:
-            self._drop_if_read(last)
+        if last is not None and last.head == last.tail:
+            self._drop(last)
 
     def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
         self.chain[chunk_id].append(size, records, crc, time)
@@ -321,7 +332,8 @@ class State(Leases):
         one.take(start, end, records)
         self.records -= records
         self.bytes -= end - start - 2 * records
-        self._drop_if_read(one)
+        if one.head == one.tail:
+            self._drop(one)
 
     def replace(self, chunk_id: int, cut: Cut, new_id: int, size: int) -> None:
         """A copy without the gaps, in a new file, takes the place of a chunk."""
@@ -331,14 +343,14 @@ class State(Leases):
         self.dropped.append(chunk_id)
         self.emptied.append(chunk_id)
 
-    def _drop_if_read(self, one: Chunk) -> None:
-        if one.head == one.tail:
-            self.emptied.append(one.id)
-            if len(self.chain) > 1:
-                del self.chain[one.id]
-                self.dropped.append(one.id)
-            else:
-                one.reset()
+    def _drop(self, one: Chunk) -> None:
+        """It is read to its end."""
+        self.emptied.append(one.id)
+        if len(self.chain) > 1:
+            del self.chain[one.id]
+            self.dropped.append(one.id)
+        else:
+            one.reset()
 
     def clear(self) -> None:
         self.dropped += self.chain

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import layout, leasing, reader, topic_log, zbus
+from qewqew_core import layout, leasing, outgoing, reader, topic_log, zbus
 from qewqew_core.appending import RECOVERED, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
@@ -287,13 +287,7 @@ class Topic:
             iterator = iter(messages)
         except TypeError as error:
             raise BadArgument(f"append_many takes an iterable of messages, not {type(messages).__name__}") from error
-        return [self._outgoing(one) for one in iterator]
-
-    def _outgoing(self, message: bytes | Message) -> Outgoing:
-        one = message if isinstance(message, Message) else Message(message)
-        id, tag = zbus.check_message(one, self.dialect)
-        # What may change after this call must not change what is stored.
-        return Outgoing(bytes(one.body), id, tag, one.corr_offset, one.timestamp)
+        return outgoing.checked([one if isinstance(one, Message) else Message(one) for one in iterator], self.dialect)
 
     def session(self) -> TopicSession:
         """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
@@ -651,7 +645,7 @@ def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderSta
         index = view.index()
         entries = view.entries(index)
         oldest = view.oldest()
-        first = next((one for one in view.messages(oldest) if isinstance(one, Found)), None)
+        first = view.message(oldest)
         if view.index() == index:
             break
     count = index.number - oldest.number
@@ -673,7 +667,7 @@ def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderSta
         blocks=len(entries),
         first=oldest.number,
         next=index.number,
-        oldest=layout.moment(first.message.timestamp or 0) if first else None,
+        oldest=layout.moment(first.timestamp or 0) if first else None,
         newest=layout.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
         readers={
             name: max(0, index.number - floor.number) if floor.block >= index.start else count for name, floor in floors.items()

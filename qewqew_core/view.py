@@ -8,22 +8,22 @@ written to that block before the next one was begun.
 from __future__ import annotations
 
 import os
+import sys
 import time as clock
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from qewqew_core import topic_log, zbus
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, read_whole
 from qewqew_core.manifest import Run, Walk
 from qewqew_core.tags import Filter
-from qewqew_core.zbus import HEAD, NUMBER_AT, Entry, Index, Message
+from qewqew_core.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
 
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
 _OPEN_BLOCKS = 8
-_tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
 
 
 class Position(NamedTuple):
@@ -40,6 +40,36 @@ class Found(NamedTuple):
     message: Message
     at: Position
     after: Position
+
+
+def behind(message: Message, at: Position) -> Position:
+    """Where the next message begins."""
+    return Position(at.block, at.offset + HEAD + len(message.body), at.number + 1)
+
+
+class Stretch(NamedTuple):
+    """Messages of one block, in order; with a filter those that match."""
+
+    dialect: str
+    block: int
+    base: int  # offset of the block in the topic
+    places: list[int]  # where in the block each message begins
+    heads: list[tuple[Any, ...]]  # see `zbus.unpack_head`
+    bodies: list[bytes]
+    reached: Position  # up to here there is no other
+
+    def messages(self, count: int | None = None) -> list[Message]:
+        """All of them, or so many."""
+        offsets = [self.base + place for place in self.places]
+        return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
+
+    def first(self, count: int) -> Stretch:
+        """Only so many of them, one at least."""
+        if count == len(self.places):
+            return self
+        at, number = self.places[count - 1], self.heads[count - 1][zbus.NUMBER]
+        reached = Position(self.block, at + HEAD + len(self.bodies[count - 1]), number + 1)
+        return Stretch(*self[:3], self.places[:count], self.heads[:count], self.bodies[:count], reached)
 
 
 Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
@@ -64,6 +94,7 @@ class View:
         self.dialect = dialect
         self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
         self._blocks: dict[int, int] = {}  # base offset: descriptor
+        self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
         try:
             self._fd = files.open_to_read(self.path)
@@ -78,11 +109,15 @@ class View:
     # The index
 
     def index(self) -> Index:
-        """The present state. Read twice: the writer may be in the middle of writing it."""
+        """The present state. If that is a new one, it is read twice: the writer may be in the middle of writing it."""
         data = self._files.read(self._fd, zbus.INDEX_HEAD, 0)
-        while data != (again := self._files.read(self._fd, zbus.INDEX_HEAD, 0)):
-            data = again
-        return zbus.unpack_index(data, self.path)
+        known, index = self._index
+        if data != known:
+            while data != (again := self._files.read(self._fd, zbus.INDEX_HEAD, 0)):
+                data = again
+            index = zbus.unpack_index(data, self.path)
+            self._index = data, index
+        return index
 
     def entry(self, block: int) -> Entry:
         entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
@@ -237,11 +272,35 @@ class View:
     ) -> Iterator[Found | Position]:
         """The messages from a position on that match, to ``stop`` or to the end of the topic.
 
-        Each time that a filter has skipped a window without a match, a bare position says how far it came.
+        With a filter, a bare position says after each window how far it came.
         """
+        for one in self.stretches(position, stop, filter, window):
+            for message, place in zip(one.messages(), one.places, strict=True):
+                at = Position(one.block, place, message.number)
+                yield Found(message, at, behind(message, at))
+            if filter is not None:
+                yield one.reached
+
+    def message(self, position: Position) -> Message | None:
+        """The message at a position; None if there is none, or it was removed."""
+        one = next(self.stretches(position, most=1), None)
+        return None if one is None else one.messages()[0]
+
+    def stretches(
+        self,
+        position: Position,
+        stop: Position | None = None,
+        filter: Filter | None = None,
+        window: int = WINDOW,
+        most: int = sys.maxsize,
+    ) -> Iterator[Stretch]:
+        """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch."""
         block, at, number = position
         begins = True
-        while stop is None or (block, at) < (stop.block, stop.offset):
+        unpack = zbus.unpack_head(self.dialect)
+        matches = None if filter is None else filter.matches_slot
+        careful = self.dialect == "C"
+        while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
             index = self.index()  # before the end of the block: see the module
             if block < index.start:
                 return
@@ -258,36 +317,39 @@ class View:
                 if block < self.index().start:  # it was removed meanwhile
                     return
                 raise
-            base, last, careful = entry.base, min(start + len(data), end) - HEAD, self.dialect == "C"
-            path = self.block_path(base)
-            if at > last:
-                raise CorruptQueue("the block ends in the head of a message", path=path, offset=at)
+            base, loaded = entry.base, min(start + len(data), end)
+            if at + HEAD > loaded:
+                raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
             if begins:
                 number, begins = self.first_number(number, data, start, base, at, end), False
-            place: Position | None = None
-            while at <= last:
-                found, tag, length = zbus.keys_at(data, at - start + NUMBER_AT)
-                after = at + HEAD + length
-                if length < 0 or after > end or not number - 1 <= found <= number or careful:
-                    zbus.check_head(data, start, at, end, number, self.dialect, path)
-                if filter is None or filter.matches_slot(tag):
-                    if after > last + HEAD:
-                        if length < WINDOW:
-                            break  # load again, from this message on
-                        # A large body is read to where it stays, and copied no more.
-                        head = zbus.unpack_message(data, at - start, base + start, self.dialect)
-                        message = head._replace(body=self.read(base, at + HEAD, length))
-                    else:
-                        message = zbus.unpack_message(data, at - start, base + start, self.dialect)
-                    if place is None or place[1] != at or place[2] != found:
-                        place = _tuple(Position, (block, at, found))
-                    following = _tuple(Position, (block, after, found + 1))
-                    yield _tuple(Found, (message, place, following))
-                    place = following
-                at, number = after, found + 1
-            else:
-                if filter is not None:
-                    yield Position(block, at, number)
+            places: list[int] = []
+            heads: list[tuple[Any, ...]] = []
+            bodies: list[bytes] = []
+            last = loaded - HEAD
+            while at <= last and len(places) < most:
+                head = unpack(data, at - start)
+                body_at = at + HEAD
+                after = body_at + head[LENGTH]
+                if head[NUMBER] != number or after > end or careful:
+                    try:
+                        _, number = zbus.check_head(data, start, at, end, number, self.dialect, self.block_path(base))
+                    except CorruptQueue:
+                        if places:
+                            break  # first those before it
+                        raise
+                if matches is None or matches(head[TAG]):
+                    if after <= loaded:
+                        bodies.append(data[body_at - start : after - start])
+                    elif head[LENGTH] < WINDOW:
+                        break  # load again, from this message on
+                    else:  # a large body is read to where it stays, and copied no more
+                        bodies.append(self.read(base, body_at, head[LENGTH]))
+                    places.append(at)
+                    heads.append(head)
+                at, number = after, number + 1
+            most -= len(places)
+            if places or filter is not None:
+                yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[Run]:
         """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.

@@ -13,20 +13,22 @@ from qewqew_core import chunk
 from qewqew_core.files import Files
 from qewqew_core.state import PIECE_BYTES
 
+Runs = list[tuple[list[bytes], int]]  # records, and how many bytes their frames take
 
-def place(records: list[bytes], room: int, new_room: int) -> list[list[list[bytes]]]:
+
+def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
     """Which records go into the chunk with ``room`` bytes left, and which into new ones, each with ``new_room``.
 
     The first item is for the former, maybe empty. Each is in runs of about `PIECE_BYTES`. A frame is never divided.
     """
-    plan: list[list[list[bytes]]] = [[]]
-    ends = list(accumulate(len(record) + 2 for record in records))
+    plan: list[Runs] = [[]]
+    ends = list(accumulate([len(record) + 2 for record in records]))
     start = used = 0
     while True:
         stop = bisect_right(ends, used + room, start)
         while start < stop:
             middle = min(bisect_left(ends, used + PIECE_BYTES, start) + 1, stop)
-            plan[-1].append(records[start:middle])
+            plan[-1].append((records[start:middle], ends[middle - 1] - used))
             start, used = middle, ends[middle - 1]
         if start == len(records):
             return plan
@@ -105,16 +107,16 @@ class Spill:
             one.runs += described
             one.tail += sum(size for _, size, _ in described)
 
-    def _write(self, target: Spilled, runs: list[list[bytes]]) -> list[tuple[int, int, int]]:
+    def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
         described = []
         tail, crc = target.tail, target.crc
         fd = self._files.open(target.path)
         try:
-            for run in runs:
+            for run, size in runs:
                 frames = chunk.frame(run)
                 self._files.write(fd, frames, tail)
-                tail, crc = tail + len(frames), zlib.crc32(frames, crc)
-                described.append((len(run), len(frames), crc))
+                tail, crc = tail + size, zlib.crc32(frames, crc)
+                described.append((len(run), size, crc))
         finally:
             self._files.close(fd)
         return described

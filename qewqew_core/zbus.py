@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from qewqew_core.errors import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
 
@@ -59,12 +60,13 @@ _INDEX = struct.Struct(">iiqq")
 _ENTRY = struct.Struct(">qqiq")
 _COMMON = struct.Struct(">iqq")
 _COMMON_AT, CREATOR_AT, _EXT_AT, SLOT = 364, 384, 512, 128
-_HEAD_B = struct.Struct(">qq40sqq128si")
-_HEAD_C = struct.Struct(">qQ40sqq128si")
+_HEAD_B = struct.Struct(">qq40sqq128sI")  # number, tag and length have the same place in both; a length is never below zero
+_HEAD_C = struct.Struct(">qQ40sqq128sI")
 _READER = struct.Struct(">qi")
 FILTER_AT = _READER.size
 _NAK = struct.Struct(">iq")
 _NAK_ENTRIES = {"A": struct.Struct(">bq40siq"), "B": struct.Struct(">bq40siq"), "C": struct.Struct(">bqiq")}
+_NO_ID = bytes(40)
 _NUMBER = struct.Struct(">q")
 keys_at = struct.Struct(">q128si").unpack_from  # at NUMBER_AT of a message: number, slot of the tag, length: all to pass it over
 _LENGTH = struct.Struct(">i")
@@ -249,15 +251,10 @@ def check_message(message: Message, dialect: str) -> tuple[bytes, bytes]:
         raise BadArgument("dialect C has no corr_offset")
     if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp < 1 << 63):
         raise BadArgument(f"timestamp must be milliseconds since the epoch, not {timestamp!r:.60}")
-    return (
-        b"" if id is None else text_bytes("id", id, ID_BYTES),
-        _tag_bytes(tag) if type(tag) is str else text_bytes("tag", tag, TAG_BYTES),
-    )
+    return b"" if id is None else text_bytes("id", id, ID_BYTES), check_tag(tag)
 
 
-@lru_cache(maxsize=4096)
-def _tag_bytes(tag: str) -> bytes:
-    """Tags are few."""
+def check_tag(tag: object) -> bytes:
     return text_bytes("tag", tag, TAG_BYTES)
 
 
@@ -318,29 +315,38 @@ def timestamp_at(data: bytes, at: int, dialect: str) -> int:
 
 def unpack_message(data: bytes, at: int, base: int, dialect: str, attempt: int = 1) -> Message:
     """The message at ``at`` of bytes that begin at the offset ``base`` of the topic and hold all of it."""
+    head = unpack_head(dialect)(data, at)
+    body = data[at + HEAD : at + HEAD + head[LENGTH]]
+    return messages_of(dialect, [head], [body], [base + at], attempt)[0]
+
+
+NUMBER, TAG, LENGTH = 4, 5, 6  # of what `unpack_head` gives
+
+
+def unpack_head(dialect: str) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """What takes a head apart, for `messages_of`: call it with the bytes, and where in them the message begins."""
+    return (_HEAD_C if dialect == "C" else _HEAD_B).unpack_from
+
+
+def messages_of(
+    dialect: str, heads: Sequence[tuple[Any, ...]], bodies: Iterable[bytes], offsets: Iterable[int], attempt: int = 1
+) -> list[Message]:
+    """The messages with these heads; column by column, which takes a third of the time of one by one."""
+    if not heads:
+        return []
     if dialect == "C":
-        _, _, id, timestamp, number, tag, length = _HEAD_C.unpack_from(data, at)
-        corr_offset = 0
+        _, _, ids, timestamps, numbers, tags, _ = zip(*heads, strict=True)
+        corr_offsets: Iterable[int] = repeat(0)
     else:
-        _, timestamp, id, corr_offset, number, tag, length = _HEAD_B.unpack_from(data, at)
-    return _tuple(
-        Message,
-        (
-            data[at + HEAD : at + HEAD + length],
-            _tag(tag) if tag[0] else None,
-            (slot_text(id, 0, 40) or None) if id[0] else None,
-            corr_offset,
-            timestamp,
-            number,
-            base + at,
-            attempt,
-        ),
-    )
+        _, timestamps, ids, corr_offsets, numbers, tags, _ = zip(*heads, strict=True)
+    texts = {slot: _text(slot) for slot in {*tags}}  # tags are few
+    no_ids = ids.count(_NO_ID) == len(ids)
+    columns: list[Iterable[Any]] = [bodies, map(texts.__getitem__, tags), repeat(None) if no_ids else map(_text, ids)]
+    columns += [corr_offsets, timestamps, numbers, offsets, repeat(attempt)]
+    return list(map(_tuple, repeat(Message), zip(*columns, strict=False)))
 
 
-@lru_cache(maxsize=4096)
-def _tag(slot: bytes) -> str | None:
-    """The text of a slot; tags are few."""
+def _text(slot: bytes) -> str | None:
     return slot_text(slot, 0, len(slot)) or None
 
 

@@ -266,7 +266,7 @@ def _replay(data: bytes) -> logs.Replayed | None:
     if result is None:
         assert (error.path, 0 <= error.offset <= len(data)) == ("q.log", True)
         return None
-    assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
+    assert journal.BEGIN <= result.snapshot_end <= result.end <= len(result.translated or data)
     # What was left out is what a torn commit leaves: without it, the log says the same.
     again = logs.replay(data[: result.end], "q.log")
     assert (repr(again.state), again.end, again.clean) == (repr(result.state), result.end, result.clean)
@@ -398,19 +398,21 @@ _BATCH |= {"created": 1, "changed": 1}
 def scripted_reader(data: bytes) -> bytes:
     """A reader's log with right checksums whose operations are right, or nearly so."""
     flight = {204 * number: readers.Flight(Position(*_at(number)), 9, 1, 1) for number in range(3)}
-    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=flight), 7)]
+    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=readers.Flights(flight)), 7)]
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         todo: list[Any] = [[_at(three % 16), None]]
         if three % 3 == 0:
             todo = [[_at(two % 16), _at(three % 16)], *todo]
         offsets = [204 * number for number in range(one % 8, one % 8 + two % 4)]
         entries = [[offset, *_at(offset // 204), 1 + one // 128] for offset in offsets]
+        places: Any = {"range": [204 * (one % 4), 816, 204]} if two % 2 else [204 * at for at in range(one % 4, 4)]
+        run = [816 * (two % 4), two % 4, 1 + one // 128, two % 4 * 4 + one % 4, places]
         session = str(three % 2)
         change = {"id": _BATCH["id"], "key": "l", "attempt": 2, "lease_timeout": None, "reason": "", "ids": [_BATCH["id"]]}
         change["state"] = ("acked", "returned", "dead")[two % 3]
         op = ("lease_again", "extend", "release", "forget")[one % 4]
         operations: list[list[Any]] = [
-            ["deliver", one, two, entries, todo],
+            ["deliver", one, two, entries, todo] if three % 2 else ["hand_out", one, two, [run], todo],
             ["commit", offsets, todo if three % 2 else None],
             ["give_back", offsets, three],
             ["move", todo, one],

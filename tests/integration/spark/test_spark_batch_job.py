@@ -348,7 +348,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_
         ({"partition_by": ["id", "month"]}, "has every column"),
         ({"partition_by": ["id", "id"]}, "name each once"),
         ({"format": "parqet"}, "format 'parqet': "),
-        ({"format": "avro"}, "format 'avro': Failed to find data source: avro"),
+        ({"format": "avro"}, "Failed to find data source: avro"),
     ],
 )
 def test_an_output_that_cannot_be_is_refused_before_anything_is_written(spark, tmp_path, output, message):

@@ -61,7 +61,7 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
 
 
 def failed(what: str, home: Path) -> None:
-    """Spark itself may fail, as a machine may (seen: once in some fifty starts, its scheduler cannot serialize a task): then it
+    """Spark itself may fail, as a machine may (seen: "Python worker failed to connect back", where all else is slow too): then it
     is started again, and that was one more kill. Ours may not.
     """
     lines = (home / f"{what}.stderr").read_text().splitlines()

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,3 +131,25 @@ def run(folder: Path, operation: Callable[[Queue], None], line: int = 1 << 30) -
             q.put(b"later")
             later.append(b"later")
         return interrupt.left, before, after, later
+
+
+def test_a_wait_that_is_interrupted_leaves_the_queue_open_to_others(tmp_path):
+    """Even if other threads have committed meanwhile: those commits are whole."""
+
+    def interrupt(q: Queue, waiting: int) -> None:
+        end = time.monotonic() + 30
+        while not q._waiting and time.monotonic() < end:
+            time.sleep(0.001)
+        with q._lock:  # so that it wakes up when all that has happened
+            q.put(b"new")
+            q.get()
+            signal.pthread_kill(waiting, signal.SIGINT)
+
+    with Queue(tmp_path / "q", sync="never") as q:
+        other = threading.Thread(target=interrupt, args=(q, threading.get_ident()))
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            q.get(timeout=None)
+        other.join()
+        q.put(b"later")
+        assert q.get() == b"later"

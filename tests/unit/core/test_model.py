@@ -16,7 +16,7 @@ import pytest
 from disk import JournalDisk, image
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from qewqew_core import Batch, BatchConflict, BatchNotFound, Empty, Queue, RecordTooLarge, Session, inspect
 from qewqew_core.state import key_hash
@@ -431,3 +431,8 @@ TestQueueMachine.settings = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+@pytest.mark.soak
+def test_any_sequence_of_other_operations():
+    run_state_machine_as_test(QueueMachine, settings=settings(TestQueueMachine.settings, max_examples=5_000, derandomize=False))

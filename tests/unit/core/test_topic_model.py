@@ -16,7 +16,7 @@ import pytest
 from disk import JournalDisk, image
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from test_topic_crash import ReaderView, View, differences, is_between, set_small_limits, view
 from zbus_cases import reference_matches
 
@@ -499,3 +499,8 @@ TestTopicMachine.settings = settings(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+@pytest.mark.soak
+def test_any_sequence_of_other_operations():
+    run_state_machine_as_test(TopicMachine, settings=settings(TestTopicMachine.settings, max_examples=5_000, derandomize=False))
