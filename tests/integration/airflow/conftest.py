@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import secrets
 import shlex
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from holding import Held
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="airflow-"))
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 os.environ.setdefault("AIRFLOW__CORE__UNIT_TEST_MODE", "False")
+os.environ.setdefault("AIRFLOW__API_AUTH__JWT_SECRET", secrets.token_hex(32))  # 3.2 wants it for tasks in the process too
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"
 
