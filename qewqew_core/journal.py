@@ -230,12 +230,11 @@ class Log:
         """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
         wanted = self.end + size + RESERVE
         if wanted > self._allocated:
-            wanted += max(RESERVE, self.end)  # the larger it gets, the less often it grows
             try:
-                self._files.allocate(self._fd, wanted)
+                self._files.allocate(self._fd, wanted + RESERVE)
             except OSError as error:
                 self._full_or_broken(error, size)
-            self._allocated = wanted
+            self._allocated = wanted + RESERVE
 
     def give_back(self) -> bool:
         """Give the space behind the end back to the file system; whether there was any."""

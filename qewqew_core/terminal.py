@@ -72,9 +72,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Python would try to write the rest again when it exits, and complain.
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
         except KeyboardInterrupt:
             say("interrupted; what was not committed has not happened")
@@ -87,6 +85,7 @@ class Commands(typer.core.TyperGroup):
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             say(f"{type(error).__name__}: {where}{error.strerror or error}")
+            drop_output()
             raise typer.Exit(FAILED) from None
 
 
@@ -298,6 +297,15 @@ def write(data: bytes) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
+
+
+def drop_output() -> None:
+    """What cannot be written is not tried again when Python exits: it would complain, and exit with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sync_output() -> None:

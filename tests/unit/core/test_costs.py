@@ -139,7 +139,7 @@ COSTS = {
             "close": 2,
             "exists": 2,
             "functions": 128,
-            "identity": 2,
+            "identity": 3,
             "is_directory": 2,
             "list": 2,
             "open": 2,
