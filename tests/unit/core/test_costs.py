@@ -138,7 +138,7 @@ COSTS = {
             "bytes": 36,
             "close": 2,
             "exists": 2,
-            "functions": 128,
+            "functions": 129,
             "identity": 3,
             "is_directory": 2,
             "list": 2,
