@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-GUIDES = ["moving.md", "operations.md"]
+GUIDES = ["moving.md", "operations.md", "topics.md"]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
