@@ -20,7 +20,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
 from qewqew_core import chunk, cli_batches, cli_files, cli_live, cli_topic, layout, lock
-from qewqew_core.errors import BadManifest, CorruptQueue, Empty, QewQewError
+from qewqew_core.errors import BadManifest, CorruptQueue, Empty
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.listing import queues_in
 from qewqew_core.orphans import Orphan
@@ -52,11 +52,12 @@ from qewqew_core.terminal import (
     ask,
     check_input,
     counted,
+    do_each,
     existing_queue,
     exists,
-    exit_code,
     groups,
     iso,
+    looked_at,
     nothing,
     print_json,
     print_line,
@@ -253,16 +254,14 @@ def ls(
 
     A queue that cannot be read has its error in the list, and the exit code is that of the error.
     """
-    rows: list[dict[str, Any]] = []
-    worst = 0
-    for path in chain.from_iterable(_queues_in(one) if os.path.isdir(one) else [one] for one in paths or ["."]):
-        try:
-            if path in (paths or ()) and not exists(path):
-                raise nothing(path)
-            rows.append(_stats_json(path, inspect(path)))
-        except (QewQewError, OSError) as error:
-            rows.append({"queue": path, "error": f"{type(error).__name__}: {error}"})
-            worst = max(worst, exit_code(error))
+
+    def look(path: str) -> dict[str, Any]:
+        if path in (paths or ()) and not exists(path):
+            raise nothing(path)
+        return _stats_json(path, inspect(path))
+
+    found = chain.from_iterable(_queues_in(one) if os.path.isdir(one) else [one] for one in paths or ["."])
+    rows, worst = looked_at("queue", found, look)
     if as_json:
         print_json(rows)
     elif rows:
@@ -428,19 +427,14 @@ def orphans_aside(path: QueuePath, files: OrphanFiles, lock_timeout: LockTimeout
 def _end_orphans(
     path: str, names: list[str], lock_timeout: float, as_json: bool, act: Callable[[Orphan], object], done: str
 ) -> None:
-    ended: list[Orphan] = []
     with existing_queue(path, lock_timeout) as queue:
-        try:
-            for orphan in _orphans(queue, names):
-                with uninterrupted():
-                    act(orphan)
-                    ended.append(orphan)
-        finally:
-            if as_json:
-                print_json([_orphan_json(one) for one in ended])
-            else:
-                for one in ended:
-                    print_line(f"{os.path.basename(one.path)}: {counted(one.records, 'record')} {done}")
+        do_each(
+            _orphans(queue, names),
+            act,
+            as_json,
+            _orphan_json,
+            lambda one: f"{os.path.basename(one.path)}: {counted(one.records, 'record')} {done}",
+        )
 
 
 def _orphans(queue: Queue, names: list[str]) -> list[Orphan]:

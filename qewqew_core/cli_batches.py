@@ -14,7 +14,7 @@ import typer
 from qewqew_core.batch import Batch
 from qewqew_core.errors import BatchConflict
 from qewqew_core.leasing import Leasing
-from qewqew_core.replaying import acknowledged, find
+from qewqew_core.replaying import find
 from qewqew_core.replaying import replay as replay_batch
 from qewqew_core.terminal import (
     COMMIT_RECORDS,
@@ -30,6 +30,7 @@ from qewqew_core.terminal import (
     Yes,
     ask,
     counted,
+    do_each,
     existing_queue,
     groups,
     iso,
@@ -65,7 +66,7 @@ def batches_command(
     """List the batches that are leased or returned, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
         if acked:
-            _print_batches(acknowledged(queue), as_json, "no acknowledged batch is kept")
+            _print_batches(queue.acknowledged(), as_json, "no acknowledged batch is kept")
         else:
             _print_batches(queue.batches(), as_json, "no batch is leased or returned")
 
@@ -82,25 +83,23 @@ def replay(
 
     Each batch is one commit, and happens once: after an interruption, do it again. Of a topic, move or copy a reader instead.
     """
-    done: list[dict[str, Any]] = []
+    repeated: dict[str, bool] = {}
     with existing_queue(path, lock_timeout, **_KEEP) as queue:
+
+        def put_again(batch: Batch) -> None:
+            before = len(queue)
+            replay_batch(queue, batch, name)
+            repeated[batch.id] = len(queue) == before
+
+        def row(batch: Batch) -> dict[str, Any]:
+            return {"id": batch.id, "key": batch.key, "records": batch.records, "repeated": repeated[batch.id]}
+
+        def line(batch: Batch) -> str:
+            done = f"{counted(batch.records, 'record')} put again"
+            return f"{batch.id}: nothing to do, {done} before" if repeated[batch.id] else f"{batch.id}: {done}"
+
         batches = {batch.id: batch for batch in (find(queue, key) for key in keys)}  # all are there, or nothing is done
-        try:
-            for batch in batches.values():
-                before = len(queue)
-                with uninterrupted():
-                    count = replay_batch(queue, batch, name)
-                    done.append({"id": batch.id, "key": batch.key, "records": count, "repeated": len(queue) == before})
-        finally:
-            if as_json:
-                print_json(done)
-            else:
-                for one in done:
-                    print_line(
-                        f"{one['id']}: nothing to do, {counted(one['records'], 'record')} put again before"
-                        if one["repeated"]
-                        else f"{one['id']}: {counted(one['records'], 'record')} put again"
-                    )
+        do_each(batches.values(), put_again, as_json, row, line)
 
 
 @app.command(rich_help_panel="Batches")
@@ -172,18 +171,7 @@ def _option(text: str) -> tuple[str, str]:
 
 def _end(queue: Leasing, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
-    ended: list[Batch] = []
-    try:
-        for batch in found:
-            with uninterrupted():
-                act(batch)
-                ended.append(batch)
-    finally:
-        if as_json:
-            print_json([_batch_json(batch) for batch in ended])
-        else:
-            for batch in ended:
-                print_line(f"{batch.id} is {batch.state}")
+    do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
 
 
 @dead_app.command("list")

@@ -44,18 +44,6 @@ from qewqew_core.zbus import Message
 app = typer.Typer()
 
 
-class FileKind(enum.Enum):
-    header = "header"
-    chunk = "chunk"
-    log = "log"
-    block = "block"
-    index = "index"
-    reader = "reader"
-    nak = "nak"
-    sums = "sums"
-    manifest = "manifest"
-
-
 _TIMES = ("time", "created", "updated", "timestamp")
 _LINES = 1000  # that are written at once
 
@@ -66,7 +54,7 @@ def dump(
     offset: Annotated[int, typer.Option(min=0, help="Show what lies behind so many bytes of the file …")] = 0,
     length: Annotated[int | None, typer.Option(min=1, help="… and only so many bytes of it.")] = None,
     number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each field are shown.")] = 8,
-    kind: Annotated[FileKind | None, typer.Option("--as", help="What the file is, where its name does not say it.")] = None,
+    kind: Annotated[dumping.Kind | None, typer.Option("--as", help="What the file is, where its name does not say it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each field.")] = False,
 ) -> None:
     """Show the bytes of a header, chunk, transaction log, block, index … as a ruler: place, bytes, field, value.
@@ -79,7 +67,7 @@ def dump(
     path = os.path.abspath(path)
     fd = files.open_to_read(path, follow=True)
     try:
-        what = kind.value if kind else dumping.kind_of(path)
+        what = kind or dumping.kind_of(path)
         if what is None:
             raise BadArgument("its name does not say what this file is: say it with --as", path=path)
         source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at))

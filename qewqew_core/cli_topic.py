@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import os
 import sys
 from datetime import UTC, datetime, timedelta
@@ -16,8 +15,8 @@ import typer.core
 from rich.console import Console
 
 from qewqew_core import layout, lock, reader, zbus
-from qewqew_core.errors import BadManifest, CorruptQueue, Empty, QewQewError
-from qewqew_core.exchange import as_text
+from qewqew_core.errors import BadManifest, CorruptQueue, Empty
+from qewqew_core.exchange import json_line
 from qewqew_core.listing import is_topic
 from qewqew_core.reader import Reader
 from qewqew_core.reader_log import ReaderState
@@ -44,10 +43,10 @@ from qewqew_core.terminal import (
     counted,
     existing_reader,
     existing_topic,
-    exit_code,
     few,
     groups,
     iso,
+    looked_at,
     print_json,
     print_line,
     print_records,
@@ -236,20 +235,9 @@ def peek(
 
 def print_messages(messages: list[Message], null: bool, as_json: bool) -> None:
     if as_json:
-        write(b"".join(message_json(one) + b"\n" for one in messages))
+        write(b"".join(json_line(one, topic=True, attempt=one.attempt) for one in messages))
     else:
         print_records([one.body for one in messages], null, as_json=False)
-
-
-def message_json(message: Message) -> bytes:
-    head = {
-        "number": message.number,
-        "tag": message.tag,
-        "id": message.id,
-        "timestamp": iso(layout.moment(message.timestamp or 0)),
-        "attempt": message.attempt,
-    }
-    return json.dumps(head | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _start(text: str) -> Any:
@@ -282,17 +270,7 @@ def ls(
 
     A topic that cannot be read has its error in the list, and the exit code is that of the error.
     """
-    rows: list[dict[str, Any]] = []
-    worst = 0
-    for path in chain.from_iterable(_topics_in(one) for one in paths or ["."]):
-        try:
-            check_topic(path)
-            stats, _ = inspect_topic(path)
-            numbers = {"messages": stats.messages, "bytes": stats.bytes, "oldest": iso(stats.oldest), "newest": iso(stats.newest)}
-            rows.append({"topic": path} | numbers | {"readers": stats.readers, "on_disk": stats.on_disk})
-        except (QewQewError, OSError) as error:
-            rows.append({"topic": path, "error": f"{type(error).__name__}: {error}"})
-            worst = max(worst, exit_code(error))
+    rows, worst = looked_at("topic", chain.from_iterable(_topics_in(one) for one in paths or ["."]), _ls_json)
     columns = ["topic", "messages", "bytes", "oldest", "newest", "readers", "lag", "on disk", *["error"] * bool(worst)]
     if as_json:
         print_json(rows)
@@ -301,6 +279,13 @@ def ls(
     else:
         say("no topics here")
     raise typer.Exit(worst)
+
+
+def _ls_json(path: str) -> dict[str, Any]:
+    check_topic(path)
+    stats, _ = inspect_topic(path)
+    numbers = {"messages": stats.messages, "bytes": stats.bytes, "oldest": iso(stats.oldest), "newest": iso(stats.newest)}
+    return numbers | {"readers": stats.readers, "on_disk": stats.on_disk}
 
 
 def _ls_row(row: dict[str, Any]) -> list[str]:

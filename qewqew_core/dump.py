@@ -6,6 +6,7 @@ stand only the names of the fields. Nothing is locked or changed; a file that is
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import re
@@ -25,6 +26,20 @@ from qewqew_core.view import View
 _MEMBER = re.compile(r'[\s{,]*(?=")')  # what stands in front of one of a JSON object
 _STEP = 1 << 20
 _BIGGEST_VALUE = 1 << 12  # of a record or body: more of it is not decoded
+
+
+class Kind(enum.StrEnum):
+    """What a file is."""
+
+    HEADER = "header"
+    CHUNK = "chunk"
+    LOG = "log"
+    BLOCK = "block"
+    INDEX = "index"
+    READER = "reader"
+    NAK = "nak"
+    SUMS = "sums"
+    MANIFEST = "manifest"
 
 
 class Field(NamedTuple):
@@ -47,29 +62,29 @@ class Source:
     read: Callable[[int, int], bytes]  # offset, size; less where the file ends
 
 
-def kind_of(path: str) -> str | None:
-    """What the file is, by its name: one of `KINDS`, or None where that does not say it."""
+def kind_of(path: str) -> Kind | None:
+    """What the file is, by its name; None where that does not say it."""
     name = os.path.basename(path)
     for kind, pattern in (
-        ("manifest", r"manifest\.json"),
-        ("log", r".+\.log(\.tmp)?"),
-        ("block", r"\d{20}\.zbus"),
-        ("sums", r"\d{20}\.sums"),
-        ("index", r".+\.idx"),
-        ("reader", r".+\.rdx"),
-        ("nak", r".+\.nak"),
-        ("chunk", r".+\.[1-9]\d{0,4}"),
+        (Kind.MANIFEST, r"manifest\.json"),
+        (Kind.LOG, r".+\.log(\.tmp)?"),
+        (Kind.BLOCK, r"\d{20}\.zbus"),
+        (Kind.SUMS, r"\d{20}\.sums"),
+        (Kind.INDEX, r".+\.idx"),
+        (Kind.READER, r".+\.rdx"),
+        (Kind.NAK, r".+\.nak"),
+        (Kind.CHUNK, r".+\.[1-9]\d{0,4}"),
     ):
         if re.fullmatch(pattern, name):
             return kind
     if os.path.exists(path + layout.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
-        return "header"
+        return Kind.HEADER
     return None
 
 
-def fields(source: Source, kind: str) -> Iterator[Field]:
-    """All fields of the file, in order. ``kind``: one of `KINDS`."""
-    if kind == "manifest":  # between the members of JSON lies punctuation
+def fields(source: Source, kind: Kind) -> Iterator[Field]:
+    """All fields of the file, in order."""
+    if kind is Kind.MANIFEST:  # between the members of JSON lies punctuation
         yield from _manifest(source)
         return
     at = 0
@@ -587,14 +602,13 @@ def _manifest(source: Source) -> Iterator[Field]:
     yield from members
 
 
-_FORMATS: dict[str, Callable[[Source], Iterable[Field]]] = {
-    "header": _header,
-    "chunk": _chunk,
-    "log": _log,
-    "block": _block,
-    "index": _index,
-    "reader": _reader,
-    "nak": _nak,
-    "sums": _sums,
+_FORMATS: dict[Kind, Callable[[Source], Iterable[Field]]] = {
+    Kind.HEADER: _header,
+    Kind.CHUNK: _chunk,
+    Kind.LOG: _log,
+    Kind.BLOCK: _block,
+    Kind.INDEX: _index,
+    Kind.READER: _reader,
+    Kind.NAK: _nak,
+    Kind.SUMS: _sums,
 }
-KINDS = (*_FORMATS, "manifest")

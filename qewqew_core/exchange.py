@@ -122,13 +122,14 @@ def _time_text(milliseconds: int) -> str | int:
         return milliseconds
 
 
-def json_line(message: Message, topic: bool) -> bytes:
+def json_line(message: Message, topic: bool, **more: object) -> bytes:
+    """The message of a topic, or else only its record; ``more``: other members, such as how often it was delivered."""
     head: dict[str, Any] = {}
     if topic:
         head = {"number": message.number, "tag": message.tag, "id": message.id, "timestamp": _time_text(message.timestamp or 0)}
         if message.corr_offset:
             head["corr_offset"] = message.corr_offset
-    return json.dumps(head | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json.dumps(head | more | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def write_json_lines(file: IO[bytes], rows: Iterable[Message], topic: bool) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qewqew_core import chunk, layout, recovery
 from qewqew_core import log as logs
-from qewqew_core.errors import BadPath, CorruptQueue, QewQewError
+from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
 from qewqew_core.files import Files, read_whole
 from qewqew_core.state import BatchState, Chunk, State
 
@@ -123,7 +123,7 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
     for attempt in range(5):
         try:
             return look()
-        except (CorruptQueue, FileNotFoundError):
+        except (CorruptQueue, RecordsTaken, FileNotFoundError):
             # A queue in use changes between two looks at it; damage looks the same each time.
             if attempt == 4:
                 raise

@@ -169,6 +169,10 @@ class Leasing(ABC):
         """The dead letters, oldest first."""
         return self._list("dead")
 
+    def acknowledged(self) -> list[Batch]:
+        """The acknowledged batches whose records are still kept, oldest first."""
+        return self._list("acked")
+
     def _list(self, *states: str) -> list[Batch]:
         with self._exclusive():
             return [self._present(one) for one in self._leases.batches.values() if one.state in states]

@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
-from qewqew_core import journal
+from qewqew_core import chunk, journal
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.journal import Frame, frame
-from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Piece, Span, State
+from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Leases, Piece, Span, State, checked
 
 MAGIC = b"QEWQLOG1"
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = _KINDS = range(1, 8)
@@ -240,23 +242,56 @@ def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
             raise ValueError(f"unknown operation {letter!r}")
 
 
+# JSON can say anything, and names of files are made of ids: these raise ValueError for what nothing of ours has written.
+
+
+def _numbers(values: Iterable[Any], most: int) -> list[int]:
+    found = list(values)
+    if any(type(one) is not int or not 0 <= one <= most for one in found):
+        raise ValueError(f"these are not numbers up to {most}: {found!r:.120}")
+    return found
+
+
 def _cut(values: list[Any]) -> Cut:
     spans, crc, pieces = values
+    _numbers([crc, *chain(*spans, *pieces)], (1 << 64) - 1)
     return Cut([Span(*span) for span in spans], crc, [Piece(*piece) for piece in pieces])
 
 
 def _lease(state: State, time: int, op: dict[str, Any]) -> None:
     batch = BatchState(op["id"], [op["key"]], "leased", 1, op["records"], op["bytes"], time, time)
     batch.lease_timeout, batch.extended = op["lease_timeout"], time
-    state.lease(batch, [(chunk_id, _cut(cut) if cut else None) for chunk_id, cut in op["parts"]])
+    ids = _numbers((chunk_id for chunk_id, _ in op["parts"]), chunk.MAX_ID)
+    cuts = (_cut(cut) if cut else None for _, cut in op["parts"])
+    state.lease(checked(batch), list(zip(ids, cuts, strict=True)))
+
+
+def _put_back(state: State, time: int, op: dict[str, Any]) -> None:
+    if any(name != os.path.basename(name) or name in ("", ".", "..") for name in op["files"]):
+        raise ValueError("a segment lies elsewhere")
+    state.put_back(op["id"], _numbers(op["chunks"], chunk.MAX_ID))
+
+
+def _replace(state: State, time: int, op: dict[str, Any]) -> None:
+    old, new = _numbers((op["chunk"], op["new"]), chunk.MAX_ID)
+    state.replace(old, _cut(op["cut"]), new, *_numbers([op["size"]], chunk.MAX_CHUNK_SIZE))
+
+
+def _changed(change: Callable[[Leases, int, dict[str, Any]], None]) -> Callable[[State, int, dict[str, Any]], None]:
+    def apply(state: State, time: int, op: dict[str, Any]) -> None:
+        change(state, time, op)
+        if "id" in op:
+            checked(state.batches[op["id"]])
+
+    return apply
 
 
 _RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
-    **CHANGES,
+    **{name: _changed(change) for name, change in CHANGES.items()},
     "clear": lambda state, time, op: state.clear(),
     "lease": _lease,
-    "put_back": lambda state, time, op: state.put_back(op["id"], op["chunks"]),
-    "replace": lambda state, time, op: state.replace(op["chunk"], _cut(op["cut"]), op["new"], op["size"]),
+    "put_back": _put_back,
+    "replace": _replace,
     "repair": lambda state, time, op: None,  # the last of its log until the repair is finished
 }
 
@@ -327,7 +362,7 @@ def _load(kind: int, body: bytes, state: State) -> None:
         state.bytes += one.bytes
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
-        batch = BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :]))
+        batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
     elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
         keys = state.put_keys if kind == _PUT_KEYS else state.expired_keys

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from qewqew_core import journal
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.state import CHANGES, BatchState, Leases
+from qewqew_core.state import CHANGES, BatchState, Leases, checked
 from qewqew_core.view import Position
 
 _LONGEST_RANGE = 1 << 20  # the largest window
@@ -239,7 +239,7 @@ class ReaderState(Leases):
                     self.give_back([offset], due)
 
     def lease(self, batch: dict[str, Any], ranges: list[Any], offsets: list[int], todo: list[Any]) -> None:
-        state = BatchState(**batch)
+        state = checked(BatchState(**batch))
         self.batches[state.id] = state
         self.ranges[state.id] = _ranges(ranges)
         self.commit(offsets, todo)
@@ -252,6 +252,8 @@ class ReaderState(Leases):
     def change(self, op: str, time: int, arguments: dict[str, Any]) -> None:
         """One of `state.CHANGES`."""
         CHANGES[op](self, time, arguments)
+        if "id" in arguments:
+            checked(self.batches[arguments["id"]])
         for batch_id in list(self.ranges):
             if batch_id not in self.batches or self.batches[batch_id].state == "acked":
                 del self.ranges[batch_id]
@@ -332,7 +334,7 @@ def _load(body: bytes) -> ReaderState:
         flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
         filter=data["filter"],
         lost=data["lost"],
-        batches={one["id"]: BatchState(**one) for one in data["batches"]},
+        batches={one["id"]: checked(BatchState(**one)) for one in data["batches"]},
         ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
     )

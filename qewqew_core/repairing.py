@@ -33,7 +33,7 @@ from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.log import Replayed
 from qewqew_core.reading import OnDisk, read_pointers, scan
 from qewqew_core.recovery import Found
-from qewqew_core.state import BatchState, Chunk, Cut, State
+from qewqew_core.state import BATCH_ID, BatchState, Chunk, Cut, State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
 _UNFIT = (FileNotFoundError, CorruptQueue, BadManifest)
@@ -509,7 +509,7 @@ class _Repair:
             layout.check_key(body.key)
         except (BadManifest, ValueError):
             return None
-        if body.id != os.path.basename(directory):
+        if body.id != os.path.basename(directory) or not BATCH_ID.fullmatch(body.id):
             return None
         batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, time.time_ns() // 1_000_000)
         for one in body.segments:
@@ -781,16 +781,19 @@ class _Repair:
         """Make the files what the new log says. Done again from the beginning after an interruption."""
         files, state = self._files, replayed.state
         assert replayed.last_rare is not None
-        moves, body = replayed.last_rare["moves"], replayed.last_rare["report"]
-        self.report = self._absolute(body)
+        try:
+            moves, body = replayed.last_rare["moves"], replayed.last_rare["report"]
+            paths = [(self._beside(source), self._beside(target)) for source, target in moves]
+            self.report = self._absolute(body)
+        except logs.NONSENSE as error:
+            raise CorruptQueue(f"an unfinished repair makes no sense: {error!r}", path=self._path + layout.LOG) from error
         for one, pointers in state.pointers():
             on_disk = read_pointers(files, self._chunk_path(one.id))[1:]
             one.stored = on_disk if on_disk == pointers else None
         recovery.store_pointers(files, self._path, state)
         recovery.store_header(files, self._header_fd, state.first)
         parents = set()
-        for source, target in moves:
-            source, target = os.path.join(self._parent, source), os.path.join(self._parent, target)
+        for source, target in paths:
             parents |= {os.path.dirname(source), os.path.dirname(target)}
             if files.exists(source) and not files.exists(target):
                 files.rename(source, target)
@@ -814,8 +817,17 @@ class _Repair:
             log.close()
 
     def _absolute(self, body: dict[str, Any]) -> RepairReport:
-        damage = [Damage(**one | {"path": os.path.join(self._parent, one["path"])}) for one in body["damage"]]
-        return RepairReport(**body | {"damage": damage, "set_aside": os.path.join(self._parent, body["set_aside"])})
+        damage = [Damage(**one | {"path": self._beside(one["path"])}) for one in body["damage"]]
+        return RepairReport(**body | {"damage": damage, "set_aside": self._beside(body["set_aside"])})
+
+    def _beside(self, name: str) -> str:
+        """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
+        path = os.path.normpath(os.path.join(self._parent, name))
+        inside = os.path.realpath(os.path.dirname(path)) + "/"
+        ours = os.path.relpath(path, self._parent).startswith(os.path.basename(self._path))
+        if not ours or not inside.startswith(os.path.realpath(self._parent) + "/"):
+            raise ValueError(f"{name!r:.120} is not the queue's")
+        return path
 
 
 class _Behind(State):

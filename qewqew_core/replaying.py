@@ -6,13 +6,7 @@ from contextlib import closing
 
 from qewqew_core.batch import Batch
 from qewqew_core.errors import BatchConflict, BatchNotFound
-from qewqew_core.leasing import Leasing
 from qewqew_core.queue import Queue
-
-
-def acknowledged(queue: Leasing) -> list[Batch]:
-    """The acknowledged batches whose records are still kept, oldest first."""
-    return queue._list("acked")
 
 
 def find(queue: Queue, key: str) -> Batch:

@@ -7,6 +7,7 @@ leaves is what was there. Who calls has checked that the change is possible.
 from __future__ import annotations
 
 import hashlib
+import re
 import time as clock
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -207,6 +208,26 @@ class BatchState:
 
     def expired(self, now: int) -> bool:
         return self.expires is not None and self.expires <= now
+
+
+BATCH_ID = re.compile("[A-Za-z0-9_-]+-[0-9a-f]{16}")  # see `layout.numbered_id`
+
+
+def checked(batch: BatchState) -> BatchState:
+    """A batch that a log tells of; raises ValueError for what nothing of ours has written. Its id names a directory."""
+    numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.extended
+    if (
+        type(batch.id) is not str
+        or not BATCH_ID.fullmatch(batch.id)
+        or type(batch.keys) is not list
+        or not batch.keys
+        or any(type(text) is not str for text in (*batch.keys, batch.reason))
+        or batch.state not in ("leased", "returned", "dead", "acked")
+        or any(type(number) is not int for number in numbers)
+        or type(batch.lease_timeout) not in (int, type(None))
+    ):
+        raise ValueError(f"this is no batch: {batch.id!r:.120}")
+    return batch
 
 
 def now_ms() -> int:

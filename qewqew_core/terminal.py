@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, TypeVar
 
 import typer
 import typer.core
@@ -42,6 +42,7 @@ from qewqew_core.reader import Reader
 from qewqew_core.topic import Topic
 from qewqew_core.zbus import Message
 
+T = TypeVar("T")
 FAILED, USAGE, NOTHING, LOCKED, DAMAGED, FULL, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 4, 5, 6, 130, 141
 EXIT_CODES: list[tuple[type[QewQewError], int]] = [
     (BadArgument, USAGE),
@@ -189,6 +190,41 @@ def nothing(path: str) -> Empty:
 
 def exit_code(error: Exception) -> int:
     return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
+
+
+def looked_at(what: str, paths: Iterable[str], look: Callable[[str], dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The paths, each with what ``look`` finds there, or the error; and the exit code of the worst error."""
+    rows: list[dict[str, Any]] = []
+    worst = 0
+    for path in paths:
+        try:
+            rows.append({what: path} | look(path))
+        except (QewQewError, OSError) as error:
+            rows.append({what: path, "error": f"{type(error).__name__}: {error}"})
+            worst = max(worst, exit_code(error))
+    return rows, worst
+
+
+def do_each(
+    ones: Iterable[T],
+    act: Callable[[T], object],
+    as_json: bool,
+    as_dict: Callable[[T], dict[str, Any]],
+    as_line: Callable[[T], str],
+) -> None:
+    """``act`` on each, and print those that it is done to, also if one of them fails. Ctrl-C waits for the one that is begun."""
+    done: list[T] = []
+    try:
+        for one in ones:
+            with uninterrupted():
+                act(one)
+                done.append(one)
+    finally:
+        if as_json:
+            print_json([as_dict(one) for one in done])
+        else:
+            for one in done:
+                print_line(as_line(one))
 
 
 @contextlib.contextmanager

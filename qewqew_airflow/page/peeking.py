@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any
 
 from qewqew_airflow.page.looking import iso, visible
-from qewqew_core import BadArgument, Message, chunk, inspection, layout, manifest
+from qewqew_core import BadArgument, Message, inspection, layout, manifest
+from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
 from qewqew_core.reader import foresee
-from qewqew_core.reading import read_run
 from qewqew_core.state import Chunk
 from qewqew_core.tags import Filter
 from qewqew_core.view import Found, View
@@ -33,30 +33,19 @@ def queue_records(path: str, number: int) -> list[dict[str, Any]]:
 
 
 def _records(path: str) -> Iterator[bytes]:
-    chunks, pending = inspection.snapshot(path)
-    for one in chunks:
-        yield from _chunk_records(path, one, pending.get(one.id, []))
+    found = inspection.snapshot(path)
+    for one in found.chunks:
+        # Each piece is measured before it is read.
+        for _, some in zip(_small_pieces(one), chunk_records(path, one, found.pending.get(one.id, [])), strict=False):
+            yield from some
 
 
-def _chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[bytes]:
-    files = inspection.WithPending(pending)
-    name = chunk.chunk_path(path, one.id)
-    fd = files.open_to_read(name)
-    try:
-        for index in range(one.piece_of(one.head), len(one.pieces)):
-            size = one.piece_end(index)[0] - one.pieces[index].offset
-            if size > LARGEST_PIECE:
-                raise BadArgument(f"{size:,} bytes must be read to see the next record; `qewqew peek` does that")
-            run = read_run(files, fd, name, one, index)
-            at = 0
-            while at < len(run.data):
-                end = chunk.record_end(run.data, at)
-                begin = run.start + at
-                if begin >= one.head and not any(span.start <= begin < span.end for span in one.gone):
-                    yield run.data[at + chunk.LENGTH.size : end]
-                at = end
-    finally:
-        files.close(fd)
+def _small_pieces(one: Chunk) -> Iterator[int]:
+    for index in range(one.piece_of(one.head), len(one.pieces)):
+        size = one.piece_end(index)[0] - one.pieces[index].offset
+        if size > LARGEST_PIECE:
+            raise BadArgument(f"{size:,} bytes must be read to see the next record; `qewqew peek` does that")
+        yield index
 
 
 def batch_records(directory: str, number: int) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def wait(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
 
 def failed(what: str, home: Path) -> None:
     """Spark itself may fail, as a machine may (seen: "Python worker failed to connect back", where all else is slow too): then it
-    is started again, and that was one more kill. Ours may not.
+    is started again. Ours may not.
     """
     lines = (home / f"{what}.stderr").read_text().splitlines()
     text = "\n".join([line for line in lines if not line.startswith("\tat ")][-100:])  # without the stacks of the JVM
@@ -75,20 +75,25 @@ def run(home: Path, kills: int) -> None:
     with Topic(home / "orders") as topic:
         topic.reader("batches").close()  # the other stream has one of its own
     writer = start("write", home)
+    killed = failures = 0
     try:
-        for number in range(kills):
+        while killed < kills:
             process = start("stream", home)
             try:
                 # From the replay of what the last kill has interrupted to some batches later.
-                goal = committed(home) + random.randint(0, 1) if number else 2
+                goal = committed(home) + random.randint(0, 1) if killed else 2
                 wait(process, lambda goal=goal: committed(home) >= goal)
                 (home / "retention").touch()  # from now on what both have committed is removed
-                if number == 0:
+                if not killed:
                     wait(process, lambda: inspect_topic(home / "orders")[0].first > 0)
                 time.sleep(random.uniform(0, 2))
-                print(f"kill {number}: {committed(home)} batches committed", flush=True)
-                if process.poll() is not None:
+                if process.poll() is None:
+                    killed += 1
+                    print(f"kill {killed}: {committed(home)} batches committed", flush=True)
+                else:
                     failed("stream", home)
+                    failures += 1
+                    assert failures <= 1 + kills // 20
             finally:
                 kill(process)
         (home / "enough").touch()

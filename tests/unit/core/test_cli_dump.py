@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 import zbus_cases
-from typer.testing import CliRunner, Result
+from commands import run
 
 from qewqew_core import Message, Queue, Topic, zbus
-from qewqew_core.cli import app
 
 DATA = Path(__file__).parents[2] / "data"
 BINARY = ("*.dat", "*.dat.*", "*.zbus", "*.idx", "*.rdx", "*.nak", "*.log", "*.sums", "q", "q.*")
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], prog_name="qewqew")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 def fields(file: Path, *options: object, code: int = 0) -> list[dict[str, Any]]:

@@ -13,10 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from commands import done, refused, run
 
 from qewqew_core import CorruptQueue, Message, Queue, Topic, diskqueue, inspect
-from qewqew_core.cli import app
 
 RECORDS = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb\r\n", b'{"a": 1}', b"\xe2\x80\xa8", b"x" * 65_535]
 MESSAGES = [
@@ -25,24 +24,6 @@ MESSAGES = [
     Message("grün".encode(), "ü", None, 7, 253_402_300_799_999),
     Message(b"", None, "x", -1, (1 << 63) - 1),
 ]
-
-
-def run(*arguments: object, stdin: bytes = b"") -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], input=stdin, prog_name="qewqew")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def done(*arguments: object, stdin: bytes = b"") -> bytes:
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout_bytes
-
-
-def refused(code: int, *arguments: object, match: str, stdin: bytes = b"") -> None:
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    assert match in result.stderr
 
 
 def fill(path: Path, records: list[bytes]) -> None:

@@ -14,24 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import done, run
 
 from qewqew_core import Message, Queue, Topic
-from qewqew_core.cli import app
 
 TIMEOUT = 60
 
 
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], prog_name="qewqew")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def done(*arguments: object) -> list[bytes]:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout_bytes.split(b"\n")[:-1]
+def lines(*arguments: object) -> list[bytes]:
+    return done(*arguments).split(b"\n")[:-1]
 
 
 class Following:
@@ -91,31 +82,31 @@ def state(directory: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("number", [0, 1, 10, 700, 2500, 9999])
 def test_tail_prints_the_newest_records_of_a_queue_in_use(tmp_path, queue, number):
     before = state(tmp_path)
-    assert done("tail", queue.path, "-n", number) == [b"%d" % one for one in range(2500)][2500 - min(number, 2500) :]
+    assert lines("tail", queue.path, "-n", number) == [b"%d" % one for one in range(2500)][2500 - min(number, 2500) :]
     assert state(tmp_path) == before
 
 
 def test_tail_does_not_show_what_was_taken(queue):
     queue.get_many(2495)
-    assert done("tail", queue.path) == [b"2495", b"2496", b"2497", b"2498", b"2499"]
+    assert lines("tail", queue.path) == [b"2495", b"2496", b"2497", b"2498", b"2499"]
 
 
 @pytest.mark.parametrize("number", [0, 1, 10, 700, 9999])
 def test_tail_prints_the_newest_messages_of_a_topic_in_use(tmp_path, topic, number):
     before = state(tmp_path)
-    assert done("tail", topic.path, "-n", number) == [b"%d" % one for one in range(1000)][1000 - min(number, 1000) :]
+    assert lines("tail", topic.path, "-n", number) == [b"%d" % one for one in range(1000)][1000 - min(number, 1000) :]
     assert state(tmp_path) == before
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, []), (1, [907]), (3, [707, 807, 907]), (99, range(7, 1000, 100))])
 def test_tail_counts_only_messages_that_match(topic, number, expected):
-    assert done("tail", topic.path, "-n", number, "--filter", "tag.7") == [b"%d" % one for one in expected]
-    assert done("tail", topic.path, "-n", number, "--filter", "no.such") == []
+    assert lines("tail", topic.path, "-n", number, "--filter", "tag.7") == [b"%d" % one for one in expected]
+    assert lines("tail", topic.path, "-n", number, "--filter", "no.such") == []
 
 
 def test_tail_prints_json(queue, topic):
-    assert json.loads(done("tail", queue.path, "-n", 1, "--json")[0]) == {"record": "2499"}
-    assert json.loads(done("tail", topic.path, "-n", 1, "--json")[0])["number"] == 999
+    assert json.loads(lines("tail", queue.path, "-n", 1, "--json")[0]) == {"record": "2499"}
+    assert json.loads(lines("tail", topic.path, "-n", 1, "--json")[0])["number"] == 999
 
 
 def test_tail_follows_a_topic_through_new_blocks_and_moves_no_reader(tmp_path, topic):
@@ -202,10 +193,10 @@ def test_top_shows_queues_and_topics_and_what_cannot_be_read(tmp_path, queue, to
     with Queue(tmp_path / "below" / "damaged") as q:
         q.put(b"x")
     (tmp_path / "below" / "damaged.log").write_bytes(b"QEWQLOG1" + bytes(20))
-    lines = [line.decode() for line in done("top", tmp_path, "--once")]
-    assert [line.split()[:2] for line in lines] == [["name", "records"], ["q", "2,400"], ["below/damaged", "?"], ["t", "1,000"]]
-    assert lines[2].endswith("the head of the transaction log is damaged")
-    found = json.loads(done("top", tmp_path, "--once", "--json")[0])
+    rows = [line.decode() for line in lines("top", tmp_path, "--once")]
+    assert [line.split()[:2] for line in rows] == [["name", "records"], ["q", "2,400"], ["below/damaged", "?"], ["t", "1,000"]]
+    assert rows[2].endswith("the head of the transaction log is damaged")
+    found = json.loads(lines("top", tmp_path, "--once", "--json")[0])
     assert list(found) == ["time", "complete", "found"]
     one = {row["path"]: row for row in found["found"]}
     assert (one["q"]["kind"], one["q"]["records"], one["q"]["leased"]) == ("queue", 2400, 1)

@@ -10,30 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import done, refused, run
 
 from qewqew_core import Queue, inspect, lock
-from qewqew_core.cli import app
 
 RECORDS = [b"first", b"", b"\xff\x00", b"last"]
-
-
-def run(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], prog_name="qewqew")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def done(*arguments: object) -> bytes:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout_bytes
-
-
-def refused(code: int, *arguments: object, match: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    assert match in result.stderr
 
 
 def content(path: Path) -> list[bytes]:

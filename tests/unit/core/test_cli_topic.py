@@ -12,32 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from commands import done, refused, run
 
 from qewqew_core import CorruptQueue, DiskFull, Message, Topic, inspect_reader, zbus
-from qewqew_core.cli import app
 
 BODIES = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
-
-
-def run(*arguments: object, stdin: bytes = b"") -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], input=stdin, prog_name="qewqew")
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.stderr
-    return result
-
-
-def done(*arguments: object, stdin: bytes = b"") -> bytes:
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout_bytes
-
-
-def refused(code: int, *arguments: object, match: str, stdin: bytes = b"") -> Result:
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == code, (result.stdout, result.stderr)
-    assert match in result.stderr
-    return result
 
 
 @pytest.fixture

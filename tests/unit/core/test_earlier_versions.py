@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from disk import JournalDisk, image
 
 from qewqew_core import Queue, Topic, inspect, manifest
 
@@ -60,6 +63,34 @@ def test_a_queue_of_an_earlier_version_goes_on(version: str, end: str, tmp_path:
         queue.put(b"new")
         assert queue.get_many(100) == [*RECORDS[20:], b"new"]
         assert queue.verify().ok
+
+
+def held(queue: Queue) -> list[object]:
+    batches = [*queue.batches(), *queue.dead()]
+    assert queue.verify().ok
+    return [list(queue), *((batch.id, batch.state, batch.attempt, batch_records(batch.manifest_path)) for batch in batches)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+def test_a_queue_of_an_earlier_version_that_is_stopped_while_it_is_opened_first_loses_nothing(
+    version: str, power: bool, tmp_path: Path
+) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    home.mkdir()
+    for file in (unpack(version, tmp_path) / "killed").glob("queue*"):
+        file.rename(home / file.name)
+    disk = JournalDisk(str(home))
+    with Queue(home / "queue", chunk_size=300, _files=disk) as queue:
+        expected = held(queue)
+    assert len(disk.calls) > disk.begin + 5
+    for stop in range(disk.begin, len(disk.calls) + 1):
+        for chance in range(5 if power else 1):
+            image(disk.calls[:stop], str(home), copy, random.Random(f"{stop}.{chance}") if power else None)
+            assert inspect(copy / "queue").records == 20
+            with Queue(copy / "queue", chunk_size=300) as queue:
+                assert held(queue) == expected, f"stopped after call {stop} of {len(disk.calls)}, chance {chance}"
+            shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

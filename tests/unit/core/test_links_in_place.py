@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -90,4 +91,9 @@ def test_a_pipe_in_the_place_of_ours_stops_nobody(name: str, tmp_path: Path) -> 
     os.mkfifo(ours)
     what = name.split("/")[1]
     use = use_topic if what == "topic" else use_queue
-    use(tmp_path / "killed" / ("topic" if what == "topic" else "queue"))
+    where = tmp_path / "killed" / ("topic" if what == "topic" else "queue")
+    ended: list[None] = []
+    user = threading.Thread(target=lambda: ended.append(use(where)), daemon=True)
+    user.start()
+    user.join(60)
+    assert ended, "it waits for somebody to write into the pipe, or has failed"

@@ -1,0 +1,27 @@
+"""The command line, called in this process."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner, Result
+
+from qewqew_core.cli import app
+
+
+def run(*arguments: object, stdin: bytes = b"") -> Result:
+    result = CliRunner().invoke(app, [str(one) for one in arguments], input=stdin, prog_name="qewqew")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def done(*arguments: object, stdin: bytes = b"") -> bytes:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout_bytes
+
+
+def refused(code: int, *arguments: object, match: str, stdin: bytes = b"") -> Result:
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    assert match in result.stderr
+    return result
