@@ -506,8 +506,9 @@ class RedisList(Peer):
     def __init__(self, directory: str, sync: str) -> None:
         import redis
 
-        # Relative: the path of a socket may have no more than 107 characters.
-        socket = os.path.join(os.path.relpath(directory), "socket")
+        # The path of a socket may have no more than 107 characters, but it may lead through an open directory.
+        self.directory = os.open(directory, os.O_DIRECTORY)
+        socket = f"/proc/self/fd/{self.directory}/socket"
         self.server: subprocess.Popen[bytes] | None = None
         self.redis: Any = redis.Redis(unix_socket_path=socket)
         if not os.path.exists(socket):
@@ -520,10 +521,14 @@ class RedisList(Peer):
 
     def wait(self, refused: type[Exception]) -> None:
         """Until it has loaded what it holds."""
+        deadline = time.monotonic() + 60
         while self.server and self.server.poll() is None:
-            with contextlib.suppress(refused):
+            try:
                 self.redis.ping()
                 return
+            except refused:
+                if time.monotonic() > deadline:
+                    raise
             time.sleep(0.001)
         raise RuntimeError("redis-server has ended")
 
@@ -546,6 +551,7 @@ class RedisList(Peer):
 
     def close(self) -> None:
         self.redis.close()
+        os.close(self.directory)
 
     def stop(self) -> None:
         if self.server is not None:

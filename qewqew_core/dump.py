@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from qewqew_core import chunk, inspection, journal, layout, manifest, reader, reader_log, topic_log, zbus
+from qewqew_core import block_sums, chunk, inspection, journal, layout, manifest, reader_log, topic_log, zbus
 from qewqew_core import log as logs
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files
@@ -516,7 +516,7 @@ def _of_topic(source: Source) -> tuple[_Content, str]:
         return _Content(0, source.size, [], []), dialect  # nobody says where the messages end
     try:
         entry = next((one for one in view.entries(view.index()) if one.base == base), None)
-        pieces = reader.pieces_of(files, topic, base) if entry else []
+        pieces = block_sums.pieces_of(files, topic, base) if entry else []
         checked = _pieces((one.offset, one.crc) for one in pieces)
         return _Content(0, entry.end if entry else source.size, checked, []), view.dialect
     except (QewQewError, OSError):

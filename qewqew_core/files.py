@@ -10,6 +10,10 @@ import errno
 import os
 import stat
 
+from qewqew_core.errors import CorruptQueue
+
+_LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
+
 
 class Files:
     """The real file system. What each call guarantees is what the tests' simulated disk takes away."""
@@ -115,12 +119,20 @@ class Files:
 
 
 def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
-    """All of a regular file; errors of opening it pass through."""
+    """All of a regular file, as `read_all`; errors of opening it pass through."""
     fd = files.open_to_read(path, follow=follow)
     try:
-        return files.read(fd, files.size(fd), 0)
+        return read_all(files, fd, path)
     finally:
         files.close(fd)
+
+
+def read_all(files: Files, fd: int, path: str) -> bytes:
+    """All of an open file. Raises `CorruptQueue` if it has more bytes than any file of ours that is read whole."""
+    size = files.size(fd)
+    if size > _LARGEST:
+        raise CorruptQueue(f"has {size:,} bytes, as none of ours; move it away, then repair what it belongs to", path=path)
+    return files.read(fd, size, 0)
 
 
 def write_new(files: Files, path: str, data: bytes) -> int:

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from qewqew_core import chunk, zbus
@@ -155,8 +156,9 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
         raise BadManifest("there is no manifest; give the directory of a batch or its manifest.json", path=path) from error
     except StoreError:
         raise
-    except OSError as error:
-        raise BadManifest(f"the manifest cannot be read: {error.strerror}", path=path) from error
+    except (OSError, CorruptQueue) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadManifest(f"the manifest cannot be read: {reason}", path=path) from error
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
@@ -208,6 +210,9 @@ def parse(body: Any, path: str) -> Manifest:
         )
         _check_segment(segment, layout, partial, where, path)
         segments.append(segment)
+    for one, other in pairwise(sorted(segments, key=lambda segment: (segment.file, segment.start, segment.end))):
+        if one.file == other.file and other.start < one.end:
+            raise BadManifest(f"two segments have bytes {other.start} of file {one.file!r}", path=path)
     manifest = Manifest(
         field(body, "id", str),
         field(body, "key", str),

@@ -16,14 +16,16 @@ import random
 import sys
 import time as clock
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import journal, layout, lock, manifest, reader_log, topic_log, zbus
+from qewqew_core import journal, layout, lock, manifest, reader_log, zbus
+from qewqew_core.block_segments import first_segment
+from qewqew_core.block_sums import pieces_of
 from qewqew_core.errors import (
     BadArgument,
     BadPath,
@@ -38,14 +40,15 @@ from qewqew_core.errors import (
     QueueFull,
     QueueLocked,
 )
-from qewqew_core.files import Files, read_whole, write_new
+from qewqew_core.files import Files, read_all, write_new
 from qewqew_core.guard import Guard
-from qewqew_core.inspection import QueueStats, last_lease
+from qewqew_core.inspection import QueueStats
 from qewqew_core.journal import Log
 from qewqew_core.leasing import Leasing
 from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.reader_inspection import add_naks, lost_of, place_of_rdx, stats_of
 from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, HandedOut, Range, ReaderState
-from qewqew_core.state import PIECE_BYTES, BatchState, Piece, now_ms
+from qewqew_core.state import BatchState, Piece, now_ms
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, WINDOW, Position, Stretch, View, behind
 from qewqew_core.zbus import HEAD, Entry, Message
@@ -231,7 +234,7 @@ class Reader(Guard, Leasing):
         path = self._stem + ".log"
         fd = self._files.open(path)
         try:
-            data = self._files.read(fd, self._files.size(fd), 0)
+            data = read_all(self._files, fd, path)
             found = reader_log.replay(data, path)
             if found.end < len(data):
                 self._files.truncate(fd, found.end)
@@ -285,12 +288,13 @@ class Reader(Guard, Leasing):
             # A zbus server has used the reader since.
         else:
             files.sync_directory(os.path.dirname(self.path))  # who made the .rdx may have been killed before doing it
-        state = ReaderState(todo=[Range(_place(self._view, block, offset, self.path), None)], filter=zbus.unpack_filter(data))
+        place = place_of_rdx(self._view, block, offset, self.path)
+        state = ReaderState(todo=[Range(place, None)], filter=zbus.unpack_filter(data))
         if self._log is not None:
             state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
             self._log.close()
             self._log = None  # else, should what follows fail, it would be closed twice
-        handed_out = _add_naks(self._files, self._view, self._nak_path, state)
+        handed_out = add_naks(self._files, self._view, self._nak_path, state)
         self._new_log(state)
         self._clear_naks(handed_out)
 
@@ -941,6 +945,7 @@ class Reader(Guard, Leasing):
         """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and
         what is left to deliver.
         """
+        segment = partial(first_segment, self._view, self._filter, self._pieces)
         segments: list[tuple[Segment, int]] = []
         ranges: list[Range] = []
         offsets: list[int] = []
@@ -957,7 +962,7 @@ class Reader(Guard, Leasing):
             else:
                 runs.append((at, after, [message.offset]))
         for at, after, those in runs:
-            one, size, end = self._segment(Range(at, after), max_records, max_bytes, bool(segments))
+            one, size, end = segment(Range(at, after), max_records, max_bytes, bool(segments))
             if one is not None:
                 segments.append((one, size))
                 ranges.append(Range(at, end))
@@ -970,7 +975,7 @@ class Reader(Guard, Leasing):
             if stop is not None and start[:2] >= stop[:2]:
                 todo.pop(0)  # `read` has come to its end
                 continue
-            one, size, end = self._segment(todo[0], max_records, max_bytes, bool(segments))
+            one, size, end = segment(todo[0], max_records, max_bytes, bool(segments))
             if one is not None:
                 segments.append((one, size))
                 ranges.append(Range(start, end))
@@ -982,84 +987,6 @@ class Reader(Guard, Leasing):
             else:
                 todo[0] = Range(end, stop)
         return segments, ranges, offsets, todo
-
-    def _segment(self, wanted: Range, max_records: int, max_bytes: int, more: bool) -> tuple[Segment | None, int, Position]:
-        """The first messages of a range, as far as they are in one block and within the limits: (None if none matches, payload
-        bytes, where the next one begins). The first is taken whatever its size, unless there are ``more`` before it.
-        """
-        view = self._view
-        block, begin, number = wanted.start
-        index = view.index()
-        entry = view.entry(block)
-        stop = wanted.stop
-        end = stop.offset if stop is not None and stop.block == block else entry.end
-        if begin >= end:
-            if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
-                return None, 0, wanted.start
-            return None, 0, Position(block + 1, 0, number)
-        at, records, size, boundary = begin, 0, 0, begin
-        boundaries: list[tuple[int, int]] = []
-        last = begin  # where the last message that matches ends
-        chosen = self._filter
-        head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
-        number = view.first_number(number, head, begin, entry.base, begin, end)
-        for place, found, data, first in view._heads(entry, number, begin, end):
-            length = zbus.length_at(data, place - first)
-            # Also at messages that a filter holds back: else what must be read to verify one that it lets through has no bound.
-            if place - boundary >= PIECE_BYTES:
-                boundaries.append((place, records))
-                boundary = place
-            if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
-                if records >= max_records or (size + length > max_bytes and (records or more)):
-                    break
-                records, size = records + 1, size + length
-                last = place + HEAD + length
-            at, number = place + HEAD + length, found + 1
-        after = Position(block, at, number)
-        if not records:
-            return None, 0, after
-        kept = tuple(one for one in boundaries if one[0] < last)
-        *inside, whole = manifest.checksums(self._checksums(entry, begin, [*(offset for offset, _ in kept), last]))
-        return Segment(zbus.block_name(entry.base), begin, last, records, whole, kept, tuple(inside)), size, after
-
-    def _checksums(self, entry: Entry, begin: int, ends: list[int]) -> list[int]:
-        """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `CorruptQueue` if the bytes
-        are not what was committed.
-        """
-        result: list[int] = []
-        crc, at = 0, begin
-        for data in self._checked(entry, begin, ends[-1]):
-            done = 0
-            while len(result) < len(ends) and ends[len(result)] <= at + len(data):
-                stop = ends[len(result)] - at
-                crc, done = zlib.crc32(data[done:stop], crc), stop
-                result.append(crc)
-            crc, at = zlib.crc32(data[done:], crc), at + len(data)
-        return result
-
-    def _checked(self, entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
-        """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `CorruptQueue` if they are
-        not what was committed, at the latest when it has given out the last.
-        """
-        at = begin
-        for one, following in pairwise(self._pieces(entry)):
-            if following.offset <= begin or one.offset >= end:
-                continue
-            if at < one.offset:
-                yield from self._bytes(entry.base, at, one.offset)
-            crc = one.crc
-            for place in range(one.offset, following.offset, SCAN):
-                data = self._view.read(entry.base, place, min(SCAN, following.offset - place))
-                crc = zlib.crc32(data, crc)
-                yield memoryview(data)[max(0, begin - place) : max(0, end - place)]
-            at = min(end, following.offset)
-            if crc != following.crc:
-                raise damaged(self._view.block_path(entry.base), one, following)
-        yield from self._bytes(entry.base, at, end)
-
-    def _bytes(self, base: int, start: int, end: int) -> Iterator[memoryview]:
-        for place in range(start, end, SCAN):
-            yield memoryview(self._view.read(base, place, min(SCAN, end - place)))
 
     def _pieces(self, entry: Entry) -> list[Piece]:
         pieces = self._pieces_of.get(entry.base)
@@ -1190,179 +1117,6 @@ def _merged(ranges: list[Range]) -> list[Range]:
         elif last.stop is not None and (one.stop is None or one.stop > last.stop):
             merged[-1] = Range(last.start, one.stop)
     return merged
-
-
-# Looking at a reader, without its lock
-
-
-def look(files: Files, directory: str, name: str) -> ReaderState | None:
-    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
-    path = os.path.join(directory, "state", name + ".log")
-    try:
-        return reader_log.replay(read_whole(files, path), path).state
-    except FileNotFoundError:
-        return None
-
-
-def foresee(files: Files, view: View, name: str) -> ReaderState | None:
-    """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
-    removed. None: there is no such reader.
-    """
-    state = look(files, view.directory, name)
-    stem = os.path.join(view.directory, "reader", name)
-    try:
-        data = read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
-    except FileNotFoundError:
-        return None
-    block, offset = zbus.unpack_position(data)
-    text = zbus.unpack_filter(data)
-    if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
-        state = state or ReaderState()
-        state.move([Range(_place(view, block, offset, stem + ".rdx"), None)], 0)
-        state.filter = text
-        _add_naks(files, view, stem + ".nak", state)
-    if (lost := lost_of(state, view)) is not None:
-        state.lose(*lost)
-    return state
-
-
-def _add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:
-    """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
-
-    From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
-    """
-    try:
-        data = read_whole(files, path)
-    except FileNotFoundError:
-        return []
-    entries = zbus.unpack_naks(data, view.dialect)
-    entered = []
-    for entry in entries.values():
-        place = view.by_offset(entry.offset)
-        if place is not None and place < state.todo[0].start:
-            entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
-    reader_log.apply(state, "hand_out", 0, 0, entered, state.todo)
-    return [zbus.nak_entry_at(number, view.dialect) for number in entries]
-
-
-def _place(view: View, block: int, offset: int, path: str) -> Position:
-    """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
-    index = view.index()
-    if block < index.start:
-        return view.oldest()
-    if block >= index.start + index.blocks:
-        return view.latest()
-    entry = view.entry(block)
-    if offset >= entry.end:
-        following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
-        return Position(block, entry.end, following.number)
-    place = view.by_offset(entry.base + offset)
-    if place is None:
-        raise CorruptQueue(
-            f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
-            path=path,
-            offset=0,
-        )
-    return place
-
-
-def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
-    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
-    start = view.index().start
-    if state.floor().block >= start:
-        return None
-    oldest = view.oldest()
-    offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
-    lost, todo = len(offsets), []
-    for one in state.todo:
-        end = oldest if one.stop is None or one.stop > oldest else one.stop
-        if one.start < oldest:
-            lost += end.number - one.start.number
-        if one.stop is None or one.stop > oldest:
-            todo.append(Range(max(one.start, oldest), one.stop))
-    if not todo:
-        todo = [Range(oldest, None)]
-    return (todo, offsets, lost) if offsets or todo != state.todo else None
-
-
-def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
-    """Counts of what waits in a reader."""
-    chosen = Filter(state.filter)
-    latest = view.latest()
-    records = size = 0
-    oldest = None
-    places = [Range(one.at, None) for one in state.flight.values()] + state.todo
-    for start, stop in sorted(places, key=lambda one: one.start):
-        if oldest is None:
-            first = next((one for one in view.stretches(start, stop, chosen or None, most=1) if one.places), None)
-            oldest = first.messages()[0].timestamp if first else None
-    for flight in state.flight.values():
-        message = view.message(flight.at)
-        if message is not None:
-            records, size = records + 1, size + len(message.body)
-    for start, stop in state.todo:
-        if chosen:
-            for one in view.stretches(start, stop, chosen, SCAN):
-                records, size = records + len(one.bodies), size + sum(map(len, one.bodies))
-        else:
-            end = stop or latest
-            count = max(0, end.number - start.number)
-            records += count
-            size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
-    now = now_ms()
-    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
-    return QueueStats(
-        records=records,
-        bytes=size,
-        chunks=max(0, latest.block - state.floor().block + 1) if records else 0,
-        oldest=None if oldest is None or not records else layout.moment(oldest),
-        leased=kinds.count("leased"),
-        returned=kinds.count("returned"),
-        dead=kinds.count("dead"),
-        on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
-        last_lease=last_lease(state.batches.values()),
-    )
-
-
-def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
-    """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
-    path = os.path.join(directory, os.path.basename(directory) + ".log")
-    for attempt in range(5):
-        try:
-            sums = os.path.join(directory, "data", topic_log.sums_name(base))
-            return topic_log.unpack_sums(read_whole(files, sums), sums)
-        except FileNotFoundError:
-            pass
-        try:
-            state = topic_log.replay(read_whole(files, path), path).state
-            for one in (*state.full, state.last):
-                if one.base == base:
-                    return one.sums()
-            if attempt:
-                return []  # else they may have been stored between the two looks
-        except FileNotFoundError:  # there is no log: a zbus server made the topic
-            if attempt:
-                return []
-        except CorruptQueue:  # the log of a topic in use changes between two looks at it
-            if attempt == 4:
-                raise
-            clock.sleep(0.01 * attempt)
-    return []
-
-
-def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
-    for place in range(at, end, SCAN):
-        crc = zlib.crc32(view.read(base, place, min(SCAN, end - place)), crc)
-    return crc
-
-
-def damaged(path: str, one: Piece, following: Piece) -> CorruptQueue:
-    return CorruptQueue(
-        f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
-        "damaged, or another program wrote to it",
-        path=path,
-        offset=one.offset,
-    )
 
 
 def delete_files(files: Files, directory: str, name: str) -> None:

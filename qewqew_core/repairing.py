@@ -783,7 +783,7 @@ class _Repair:
         assert replayed.last_rare is not None
         try:
             moves, body = replayed.last_rare["moves"], replayed.last_rare["report"]
-            paths = [(self._beside(source), self._beside(target)) for source, target in moves]
+            places = [(self._beside(source), self._beside(target)) for source, target in moves]
             self.report = self._absolute(body)
         except logs.NONSENSE as error:
             raise CorruptQueue(f"an unfinished repair makes no sense: {error!r}", path=self._path + layout.LOG) from error
@@ -793,7 +793,7 @@ class _Repair:
         recovery.store_pointers(files, self._path, state)
         recovery.store_header(files, self._header_fd, state.first)
         parents = set()
-        for source, target in paths:
+        for source, target in places:
             parents |= {os.path.dirname(source), os.path.dirname(target)}
             if files.exists(source) and not files.exists(target):
                 files.rename(source, target)

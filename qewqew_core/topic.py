@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import layout, leasing, outgoing, reader, topic_log, zbus
+from qewqew_core import block_sums, layout, leasing, outgoing, reader, reader_inspection, topic_log, zbus
 from qewqew_core.appending import RECOVERED, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
@@ -213,7 +213,7 @@ class Topic:
         self._files.sync_directory(os.path.join(self.path, "reader"))
         for name in self.readers():
             try:
-                state = reader.look(self._files, self.path, name)
+                state = reader_inspection.look(self._files, self.path, name)
             except CorruptQueue:  # who opens the reader is told
                 continue
             if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
@@ -460,13 +460,13 @@ class Topic:
             )
         if not entry.end:
             return number
-        pieces = reader.pieces_of(self._files, self.path, entry.base)
+        pieces = block_sums.pieces_of(self._files, self.path, entry.base)
         at = 0
         for one, following in pairwise(pieces):
             if one.offset > at:
                 report.unchecked += one.offset - at
-            if reader.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
-                raise reader.damaged(view.block_path(entry.base), one, following)
+            if block_sums.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
+                raise block_sums.damaged(view.block_path(entry.base), one, following)
             at = following.offset
         report.unchecked += max(0, entry.end - at)
         first = view.number_of(entry)
@@ -478,7 +478,7 @@ class Topic:
 
     def _verify_reader(self, name: str, report: TopicReport) -> None:
         try:
-            state = reader.look(self._files, self.path, name)
+            state = reader_inspection.look(self._files, self.path, name)
         except CorruptQueue as error:
             report.problems.append(str(error))
             return
@@ -556,7 +556,7 @@ class Topic:
         hold = end
         committed, found = end, False
         for name in self.readers():
-            state = reader.foresee(self._files, view, name)
+            state = reader_inspection.foresee(self._files, view, name)
             if state is None:  # it was deleted since
                 continue
             found, (block, offset, _) = True, state.floor()
@@ -651,7 +651,7 @@ def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderSta
     count = index.number - oldest.number
     readers = {}
     for name in _readers(files, view.directory):
-        state = reader.foresee(files, view, name)
+        state = reader_inspection.foresee(files, view, name)
         if state is not None:  # else it was deleted since
             readers[name] = state
     floors = {name: state.floor() for name, state in readers.items()}
@@ -711,7 +711,7 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     view = View.of(files, directory)
     try:
-        state = reader.foresee(files, view, name) or ReaderState(todo=[Range(view.oldest(), None)])
-        return reader.stats_of(state, view, os.path.join(directory, "state", name))
+        state = reader_inspection.foresee(files, view, name) or ReaderState(todo=[Range(view.oldest(), None)])
+        return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
     finally:
         view.close()

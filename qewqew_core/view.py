@@ -55,7 +55,7 @@ class Stretch(NamedTuple):
     base: int  # offset of the block in the topic
     places: list[int]  # where in the block each message begins
     heads: list[tuple[Any, ...]]  # see `zbus.unpack_head`
-    bodies: list[bytes]
+    bodies: list[bytes]  # of large ones maybe the beginning alone; the head has the length
     reached: Position  # up to here there is no other
 
     def messages(self, count: int | None = None) -> list[Message]:
@@ -67,8 +67,8 @@ class Stretch(NamedTuple):
         """Only so many of them, one at least."""
         if count == len(self.places):
             return self
-        at, number = self.places[count - 1], self.heads[count - 1][zbus.NUMBER]
-        reached = Position(self.block, at + HEAD + len(self.bodies[count - 1]), number + 1)
+        at, head = self.places[count - 1], self.heads[count - 1]
+        reached = Position(self.block, at + HEAD + head[LENGTH], head[NUMBER] + 1)
         return Stretch(*self[:3], self.places[:count], self.heads[:count], self.bodies[:count], reached)
 
 
@@ -293,8 +293,12 @@ class View:
         filter: Filter | None = None,
         window: int = WINDOW,
         most: int = sys.maxsize,
+        cut: int = sys.maxsize,
     ) -> Iterator[Stretch]:
-        """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch."""
+        """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch.
+
+        Of a body of 64 KiB or more only ``cut`` bytes are read, unless they were read already.
+        """
         block, at, number = position
         begins = True
         unpack = zbus.unpack_head(self.dialect)
@@ -343,7 +347,7 @@ class View:
                     elif head[LENGTH] < WINDOW:
                         break  # load again, from this message on
                     else:  # a large body is read to where it stays, and copied no more
-                        bodies.append(self.read(base, body_at, head[LENGTH]))
+                        bodies.append(self.read(base, body_at, min(head[LENGTH], cut)))
                     places.append(at)
                     heads.append(head)
                 at, number = after, number + 1

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
+from qewqew_core.block_sums import damaged, pieces_of
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost
 from qewqew_core.files import Files
-from qewqew_core.reader import damaged, pieces_of
 from qewqew_core.state import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Found, Position, View

@@ -14,7 +14,7 @@ from qewqew_airflow.page.looking import iso, visible
 from qewqew_core import BadArgument, Message, inspection, layout, manifest
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
-from qewqew_core.reader import foresee
+from qewqew_core.reader_inspection import foresee
 from qewqew_core.state import Chunk
 from qewqew_core.tags import Filter
 from qewqew_core.view import Found, View

@@ -416,7 +416,7 @@ def test_a_lease_goes_on_behind_what_was_put_back_and_taken_by_a_session(bench, 
 
 def test_a_lease_whose_time_is_over_is_returned_by_anyone(bench, monkeypatch):
     now = [1_700_000_000_000]
-    for module in ("state", "leasing", "reader", "queue", "inspection"):
+    for module in ("state", "leasing", "reader", "reader_inspection", "queue", "inspection"):
         if hasattr(sys.modules["qewqew_core." + module], "now_ms"):
             monkeypatch.setattr(f"qewqew_core.{module}.now_ms", lambda: now[0])
     store = bench.open()

@@ -117,7 +117,7 @@ COSTS = {
         "lease": {
             "close": 4,
             "exists": 3,
-            "functions": 146,
+            "functions": 148,
             "is_directory": 5,
             "make_directory": 2,
             "open": 2,
@@ -130,7 +130,7 @@ COSTS = {
             "truncate": 1,
             "write": 3,
         },
-        "ack": {"functions": 41, "sync": 1, "write": 1},
+        "ack": {"functions": 43, "sync": 1, "write": 1},
     },
     "queue, closed": {
         "open, get": {
@@ -138,7 +138,7 @@ COSTS = {
             "bytes": 36,
             "close": 2,
             "exists": 2,
-            "functions": 129,
+            "functions": 130,
             "identity": 3,
             "is_directory": 2,
             "list": 2,
@@ -166,7 +166,7 @@ COSTS = {
         "lease": {
             "close": 4,
             "exists": 3,
-            "functions": 131,
+            "functions": 133,
             "is_directory": 5,
             "make_directory": 2,
             "open": 2,
@@ -179,7 +179,7 @@ COSTS = {
             "truncate": 1,
             "write": 3,
         },
-        "ack": {"functions": 41, "sync": 1, "write": 1},
+        "ack": {"functions": 43, "sync": 1, "write": 1},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 49, "sync": 1000, "write": 4000},

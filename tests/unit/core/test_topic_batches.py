@@ -403,10 +403,10 @@ def test_seek_leaves_batches_alone(make):
 
 
 def test_a_lease_ends_when_its_time_is_over_unless_it_is_extended(make, monkeypatch):
-    from qewqew_core import leasing
+    from qewqew_core import leasing, reader_inspection
 
     clock = reader.now_ms()
-    for module in (reader, leasing):
+    for module in (reader, reader_inspection, leasing):
         monkeypatch.setattr(module, "now_ms", lambda: clock)
     topic = filled(make(), 4)
     with topic.reader("r") as one:

@@ -18,6 +18,8 @@ import pytest
 from disk import JournalDisk, NoSync, image
 
 import qewqew_core.appending
+import qewqew_core.block_segments
+import qewqew_core.block_sums
 import qewqew_core.journal
 import qewqew_core.outgoing
 import qewqew_core.reader
@@ -29,7 +31,8 @@ import qewqew_core.zbus
 from qewqew_core import CorruptQueue, Empty, Message, QueueFull, Topic, manifest, topic_log
 from qewqew_core import batch as batches
 from qewqew_core.files import Files
-from qewqew_core.reader import Reader, look
+from qewqew_core.reader import Reader
+from qewqew_core.reader_inspection import look
 from qewqew_core.tags import Filter
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.view import Found
@@ -335,9 +338,10 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (qewqew_core.appending, "WRITE_BYTES", 100),
         (qewqew_core.appending, "INLINE_BYTES", {"commit": inline, "never": inline}),
         (qewqew_core.topic_log, "PIECE_BYTES", 500),
-        (qewqew_core.reader, "PIECE_BYTES", 500),
+        (qewqew_core.block_segments, "PIECE_BYTES", 500),
         (qewqew_core.reader, "LOG_BYTES", 2500),
         (qewqew_core.reader, "LOOK_AT_OWNERS", 0),
+        (qewqew_core.block_sums, "SCAN", 600),
         (qewqew_core.reader, "SCAN", 600),
         (qewqew_core.view, "SCAN", 600),
         (qewqew_core.view, "WINDOW", 300),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from disk import JournalDisk, image
 
-import qewqew_core.reader
+import qewqew_core.reader_inspection
 from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader
 from qewqew_core.files import Files
 
@@ -129,14 +129,14 @@ def test_what_nobody_has_committed_stays_when_the_only_reader_is_deleted_meanwhi
         topic.reader("r").close()
         for _ in range(6):
             topic.append(b"x" * 600)
-        foresee = qewqew_core.reader.foresee
+        foresee = qewqew_core.reader_inspection.foresee
 
         def gone(files: Files, view: Any, name: str) -> Any:
             monkeypatch.undo()
             topic.delete_reader(name)
             return foresee(files, view, name)
 
-        monkeypatch.setattr(qewqew_core.reader, "foresee", gone)
+        monkeypatch.setattr(qewqew_core.reader_inspection, "foresee", gone)
         assert topic.trim() == 0
         assert len(topic) == 6
 

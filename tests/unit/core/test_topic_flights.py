@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qewqew_core import CorruptQueue, Message, Topic, journal, reader_log
-from qewqew_core.reader import look
+from qewqew_core.reader_inspection import look
 from qewqew_core.reader_log import Flight, Flights, Range, ReaderState
 from qewqew_core.view import Position
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic
+from qewqew_core.block_sums import pieces_of
 from qewqew_core.files import Files
-from qewqew_core.reader import pieces_of
 from qewqew_core.tags import Filter
 from qewqew_core.view import Position, View
 from qewqew_core.zbus import HEAD, NUMBER_AT, Entry

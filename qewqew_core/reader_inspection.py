@@ -1,0 +1,144 @@
+"""What a reader of a topic holds, and where it will be, looked at without its lock."""
+
+from __future__ import annotations
+
+import os
+
+from qewqew_core import layout, reader_log, zbus
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.files import Files, read_whole
+from qewqew_core.inspection import QueueStats, last_lease
+from qewqew_core.reader_log import Range, ReaderState
+from qewqew_core.state import now_ms
+from qewqew_core.tags import Filter
+from qewqew_core.view import SCAN, Position, View
+from qewqew_core.zbus import HEAD
+
+
+def look(files: Files, directory: str, name: str) -> ReaderState | None:
+    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
+    path = os.path.join(directory, "state", name + ".log")
+    try:
+        return reader_log.replay(read_whole(files, path), path).state
+    except FileNotFoundError:
+        return None
+
+
+def foresee(files: Files, view: View, name: str) -> ReaderState | None:
+    """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
+    removed. None: there is no such reader.
+    """
+    state = look(files, view.directory, name)
+    stem = os.path.join(view.directory, "reader", name)
+    try:
+        data = read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
+    except FileNotFoundError:
+        return None
+    block, offset = zbus.unpack_position(data)
+    text = zbus.unpack_filter(data)
+    if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
+        state = state or ReaderState()
+        state.move([Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)], 0)
+        state.filter = text
+        add_naks(files, view, stem + ".nak", state)
+    if (lost := lost_of(state, view)) is not None:
+        state.lose(*lost)
+    return state
+
+
+def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:
+    """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
+
+    From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
+    """
+    try:
+        data = read_whole(files, path)
+    except FileNotFoundError:
+        return []
+    entries = zbus.unpack_naks(data, view.dialect)
+    entered = []
+    for entry in entries.values():
+        place = view.by_offset(entry.offset)
+        if place is not None and place < state.todo[0].start:
+            entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
+    reader_log.apply(state, "hand_out", 0, 0, entered, state.todo)
+    return [zbus.nak_entry_at(number, view.dialect) for number in entries]
+
+
+def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
+    """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
+    index = view.index()
+    if block < index.start:
+        return view.oldest()
+    if block >= index.start + index.blocks:
+        return view.latest()
+    entry = view.entry(block)
+    if offset >= entry.end:
+        following = view._first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
+        return Position(block, entry.end, following.number)
+    place = view.by_offset(entry.base + offset)
+    if place is None:
+        raise CorruptQueue(
+            f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
+            path=path,
+            offset=0,
+        )
+    return place
+
+
+def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
+    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
+    start = view.index().start
+    if state.floor().block >= start:
+        return None
+    oldest = view.oldest()
+    offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
+    lost, todo = len(offsets), []
+    for one in state.todo:
+        end = oldest if one.stop is None or one.stop > oldest else one.stop
+        if one.start < oldest:
+            lost += end.number - one.start.number
+        if one.stop is None or one.stop > oldest:
+            todo.append(Range(max(one.start, oldest), one.stop))
+    if not todo:
+        todo = [Range(oldest, None)]
+    return (todo, offsets, lost) if offsets or todo != state.todo else None
+
+
+def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
+    """Counts of what waits in a reader."""
+    chosen = Filter(state.filter)
+    latest = view.latest()
+    records = size = 0
+    oldest = None
+    places = [Range(one.at, None) for one in state.flight.values()] + state.todo
+    for start, stop in sorted(places, key=lambda one: one.start):
+        if oldest is None:
+            first = next((one for one in view.stretches(start, stop, chosen or None, most=1) if one.places), None)
+            oldest = first.messages()[0].timestamp if first else None
+    for flight in state.flight.values():
+        message = view.message(flight.at)
+        if message is not None:
+            records, size = records + 1, size + len(message.body)
+    for start, stop in state.todo:
+        if chosen:
+            for one in view.stretches(start, stop, chosen, SCAN):
+                records, size = records + len(one.bodies), size + sum(map(len, one.bodies))
+        else:
+            end = stop or latest
+            count = max(0, end.number - start.number)
+            records += count
+            size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
+    now = now_ms()
+    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
+    return QueueStats(
+        records=records,
+        bytes=size,
+        chunks=max(0, latest.block - state.floor().block + 1) if records else 0,
+        oldest=None if oldest is None or not records else layout.moment(oldest),
+        leased=kinds.count("leased"),
+        returned=kinds.count("returned"),
+        dead=kinds.count("dead"),
+        on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
+        last_lease=last_lease(state.batches.values()),
+    )

@@ -1,0 +1,69 @@
+"""What the packages import is what pyproject.toml declares, extra by extra."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from qewqew_core import Queue
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OURS = {"qewqew_core", "qewqew_spark", "qewqew_airflow"}
+IMPORTED_AS = {"apache-airflow": "airflow"}  # and its providers, which are all below it
+COMES_WITH = {"airflow": {"fastapi", "pydantic", "sqlalchemy"}, "pyspark": {"py4j"}}
+
+
+def declared(*extras: str) -> set[str]:
+    """The modules of the dependencies, and of these extras."""
+    found: set[str] = set()
+    for line in PROJECT["dependencies"] + [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]:
+        name = re.match(r"[\w-]+", line)[0]  # type: ignore[index]
+        if not name.startswith("apache-airflow-providers"):
+            found.add(IMPORTED_AS.get(name, name))
+    return (found | {module for name in found for module in COMES_WITH.get(name, ())}) - {"qewqew"}
+
+
+def imported(*files: Path) -> set[str]:
+    """The modules of others that are imported anywhere in these files."""
+    names: set[str] = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(str(node.module))
+    return {name.partition(".")[0] for name in names} - OURS - set(sys.stdlib_module_names)
+
+
+def test_the_core_imports_what_it_declares_and_nothing_else() -> None:
+    files = set((ROOT / "qewqew_core").rglob("*.py"))
+    command_line = {file for file in files if file.stem == "terminal" or file.stem.startswith("cli")}
+    assert imported(*files - command_line) == declared() | declared("fsspec") | {"pyarrow"}  # the last two only if they are used
+    assert imported(*command_line) - declared() == declared("cli") - declared()
+
+
+def test_the_other_packages_import_what_their_extras_declare() -> None:
+    of_checkout = {"demo.py", "local.py"}  # for ./run, which has more
+    for package, extras in (("qewqew_spark", ("spark", "avro", "msgpack")), ("qewqew_airflow", ("spark", "airflow"))):
+        files = [file for file in (ROOT / package).rglob("*.py") if file.name not in of_checkout]
+        assert imported(*files) <= declared(*extras), package
+
+
+def test_to_read_a_batch_needs_no_package_of_others(tmp_path: Path) -> None:
+    with Queue(tmp_path / "queue") as queue:
+        queue.put(b"one")
+        batch = queue.lease("run")
+        assert batch is not None
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys(["portalocker", "pendulum", "pyarrow", "fsspec"])  # cannot be imported
+from qewqew_core import manifest
+body = manifest.load({batch.manifest_path!r})
+print(*manifest.read_records({str(Path(batch.manifest_path).parent)!r}, body, body.segments[0]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[b'one']\n"
