@@ -161,7 +161,7 @@ class QewQewHook(BaseHook):
 
     def _check_host(self, directory: str) -> None:
         where = self._extra().get("hostname", EVERY_HOST)
-        if where != EVERY_HOST and where != (here := get_hostname()):  # type: ignore[no-untyped-call]
+        if where != EVERY_HOST and where != (here := get_hostname()):
             raise WrongHost(
                 f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, and this runs on {here!r}; give the "
                 f"task a queue= that only the worker on {where!r} serves, or correct hostname in the connection's extra "
@@ -214,7 +214,7 @@ class QewQewHook(BaseHook):
                 "every worker has this very directory",
                 self.qewqew_conn_id,
                 self.connection.host,
-                get_hostname(),  # type: ignore[no-untyped-call]
+                get_hostname(),
                 EVERY_HOST,
             )
         return path

@@ -24,7 +24,7 @@ from qewqew_core.view import SCAN, Found, View
 from qewqew_core.zbus import HEAD, Message
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -187,7 +187,7 @@ def _message(record: bytes, found: dict[str, Any]) -> Message:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow.parquet  # type: ignore[import-untyped]  # late: only Parquet needs it
+        import pyarrow.parquet  # late: only Parquet needs it
 
         return pyarrow
     except ModuleNotFoundError as error:

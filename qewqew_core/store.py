@@ -219,7 +219,7 @@ class Remote(Store):
     def _reach(self, name: str) -> tuple[Any, str]:
         """The file system and the path in it; made in the process that uses it, for its connections do not survive a fork."""
         try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # late: only who uses such a store needs it
+            from fsspec.core import url_to_fs  # late: only who uses such a store needs it
         except ModuleNotFoundError:
             raise BadArgument(f"{self.path}: a URL needs the package fsspec: pip install 'qewqew[fsspec]'") from None
         try:

@@ -18,7 +18,7 @@ from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
 LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 32 << 20  # starting a task of Python's costs as much as decoding several MiB

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument, CorruptQueue

@@ -11,7 +11,7 @@ from qewqew_core.errors import BadArgument, BadRecord, QewQewError, RecordTooLar
 from qewqew_spark.rows import ddl
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
 
 # Columns of rows with the codec "bytes". Rows that were read have more: where they were, which the target gives anew.
 COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
@@ -69,7 +69,7 @@ class Encoding:
         ``partition``.
         """
         import pyarrow as pa  # late: the driver plans writes without it
-        import pyarrow.compute as pc  # type: ignore[import-untyped]
+        import pyarrow.compute as pc
 
         def refuse(bad: pa.Array, error: type[QewQewError], what: str) -> None:
             row = pc.index(bad, True).as_py()

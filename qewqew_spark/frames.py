@@ -9,8 +9,8 @@ from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from qewqew_core import zbus

@@ -29,7 +29,7 @@ from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
 
 OPTIONS = {"path", "maxRecords", "failOnDataLoss", *batches.SPLIT_OPTIONS}
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from qewqew_core.errors import BadArgument
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
 
     from qewqew_spark.options import Options
 

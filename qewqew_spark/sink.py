@@ -38,7 +38,7 @@ from qewqew_spark.options import Options
 from qewqew_spark.source import local_path
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 else:  # pyspark 4.0 has none: see `stream_writer`
     DataSourceStreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)

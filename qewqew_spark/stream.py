@@ -36,7 +36,7 @@ except ImportError:  # before pyspark 4.2
     limits = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from qewqew_spark.options import Options

@@ -33,7 +33,7 @@ from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from qewqew_core.manifest import Run

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+import pyarrow as pa
 
 # Why a record is corrupt.
 EMPTY = "empty record"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument

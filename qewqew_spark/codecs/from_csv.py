@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.csv as pcsv  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.json as pj  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
 from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, SEVERAL, Decoded, jackson, merged, texts

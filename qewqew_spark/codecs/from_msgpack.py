@@ -12,7 +12,7 @@ from qewqew_spark.codecs.objects import Fit, ObjectCodec, Unreadable
 from qewqew_spark.options import Options
 
 try:
-    import msgpack  # type: ignore[import-untyped]  # msgpack has no types
+    import msgpack
 except ImportError:
     msgpack = None
 

@@ -6,8 +6,8 @@ from datetime import UTC, tzinfo
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from qewqew_spark.codecs.texts import DAY, utc_micros
 

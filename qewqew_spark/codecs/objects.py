@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow has no types
+import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MISFIT, Decoded, texts

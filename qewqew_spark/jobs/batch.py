@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F

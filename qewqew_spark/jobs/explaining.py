@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has no types
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 
 from qewqew_core.errors import BadArgument, QewQewError
