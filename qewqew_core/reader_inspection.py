@@ -114,16 +114,15 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
     places = [Range(one.at, None) for one in state.flight.values()] + state.todo
     for start, stop in sorted(places, key=lambda one: one.start):
         if oldest is None:
-            first = next((one for one in view.stretches(start, stop, chosen or None, most=1) if one.places), None)
+            first = next((one for one in view.stretches(start, stop, chosen or None, most=1, cut=0) if one.places), None)
             oldest = first.messages()[0].timestamp if first else None
     for flight in state.flight.values():
-        message = view.message(flight.at)
-        if message is not None:
-            records, size = records + 1, size + len(message.body)
+        for one in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
+            records, size = records + 1, size + one.size
     for start, stop in state.todo:
         if chosen:
-            for one in view.stretches(start, stop, chosen, SCAN):
-                records, size = records + len(one.bodies), size + sum(map(len, one.bodies))
+            for one in view.stretches(start, stop, chosen, SCAN, cut=0):
+                records, size = records + len(one.places), size + one.size
         else:
             end = stop or latest
             count = max(0, end.number - start.number)

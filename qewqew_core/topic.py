@@ -645,7 +645,7 @@ def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderSta
         index = view.index()
         entries = view.entries(index)
         oldest = view.oldest()
-        first = view.message(oldest)
+        first = view.message(oldest, cut=0)
         if view.index() == index:
             break
     count = index.number - oldest.number

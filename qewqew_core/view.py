@@ -12,6 +12,7 @@ import sys
 import time as clock
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from qewqew_core import topic_log, zbus
@@ -24,6 +25,7 @@ from qewqew_core.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
 _OPEN_BLOCKS = 8
+_length_of = itemgetter(LENGTH)
 
 
 class Position(NamedTuple):
@@ -57,6 +59,11 @@ class Stretch(NamedTuple):
     heads: list[tuple[Any, ...]]  # see `zbus.unpack_head`
     bodies: list[bytes]  # of large ones maybe the beginning alone; the head has the length
     reached: Position  # up to here there is no other
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies."""
+        return sum(map(_length_of, self.heads))
 
     def messages(self, count: int | None = None) -> list[Message]:
         """All of them, or so many."""
@@ -281,9 +288,9 @@ class View:
             if filter is not None:
                 yield one.reached
 
-    def message(self, position: Position) -> Message | None:
-        """The message at a position; None if there is none, or it was removed."""
-        one = next(self.stretches(position, most=1), None)
+    def message(self, position: Position, cut: int = sys.maxsize) -> Message | None:
+        """The message at a position, its body cut as by `stretches`; None if there is none, or it was removed."""
+        one = next(self.stretches(position, most=1, cut=cut), None)
         return None if one is None else one.messages()[0]
 
     def stretches(

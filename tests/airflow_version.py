@@ -25,6 +25,7 @@ SHARES_STREAMS = HAS_RETRY_POLICIES = VERSION >= (3, 3)
 needs_shared_streams = pytest.mark.skipif(not SHARES_STREAMS, reason="the triggers of Airflow 3.1 and 3.2 share no streams")
 needs_retry_policies = pytest.mark.skipif(not HAS_RETRY_POLICIES, reason="Airflow 3.1 and 3.2 have no retry policies")
 needs_state_store = pytest.mark.skipif(VERSION < (3, 3), reason="the tasks of Airflow 3.1 and 3.2 have no state store")
+needs_teams = pytest.mark.skipif(VERSION < (3, 2), reason="Airflow 3.1 has no teams")
 needs_rules_by_index = pytest.mark.skipif(
     VERSION < (3, 3),
     reason="in a mapped group, Airflow 3.1 and 3.2 take one failure for one of every index (apache/airflow#50210)",

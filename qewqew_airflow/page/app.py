@@ -168,7 +168,7 @@ def _brief(error: str) -> str:
 def _may_see(connection: Connection, user: Any) -> bool:
     """A connection of a team is for the team; others are for everybody who may look."""
     team = getattr(connection, "team_name", None)  # Airflow has teams since 3.2
-    if team is None:
+    if team is None or not conf.getboolean("core", "multi_team", fallback=False):  # a name may be left of when it had teams
         return True
     from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
 

@@ -1,4 +1,8 @@
-"""Records as a person reads them, and where they are read from: without a lock, and nothing is taken."""
+"""Records as a person reads them, and where they are read from: without a lock, and nothing is taken.
+
+The memory of the API server does not grow with them. Of a large message only what is shown is read; of a queue, whose checksums
+are those of whole commits, nothing that needs more than `LARGEST_PIECE` bytes at once.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,18 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from qewqew_airflow.page.looking import iso, visible
-from qewqew_core import BadArgument, Message, inspection, layout, manifest
+from qewqew_core import BadArgument, Message, inspection, layout, manifest, zbus
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
 from qewqew_core.reader_inspection import foresee
 from qewqew_core.state import Chunk
+from qewqew_core.store import Local
 from qewqew_core.tags import Filter
-from qewqew_core.view import Found, View
+from qewqew_core.view import WINDOW, View
 
 SHOWN = 4096  # bytes of a record, or as hex …
 SHOWN_HEX = 512
@@ -43,19 +48,47 @@ def _records(path: str) -> Iterator[bytes]:
 def _small_pieces(one: Chunk) -> Iterator[int]:
     for index in range(one.piece_of(one.head), len(one.pieces)):
         size = one.piece_end(index)[0] - one.pieces[index].offset
-        if size > LARGEST_PIECE:
-            raise BadArgument(f"{size:,} bytes must be read to see the next record; `qewqew peek` does that")
+        _check_piece(size)
         yield index
 
 
+def _check_piece(size: int) -> None:
+    if size > LARGEST_PIECE:
+        raise BadArgument(f"{size:,} bytes must be read to see the next record, more than the page reads at once")
+
+
 def batch_records(directory: str, number: int) -> list[dict[str, Any]]:
-    """The first records of a batch. Raises `BadManifest`, `CorruptQueue`."""
+    """The first records of a batch. Raises `BadManifest`, `CorruptQueue`, `BadArgument`."""
     body = manifest.load(os.path.join(directory, manifest.MANIFEST))
-    records = (one for segment in body.segments for some in manifest.read_records(directory, body, segment) for one in some)
-    return [
-        described_message(one) if isinstance(one, Message) else {"number": place, **described(one)}
-        for place, one in enumerate(islice(records, number))
-    ]
+    if body.layout == manifest.BLOCK:
+        messages = chain.from_iterable(_messages_of_batch(directory, body, segment) for segment in body.segments)
+        return [described_message(*one) for one in islice(messages, number)]
+    records = chain.from_iterable(_records_of_batch(directory, body, segment) for segment in body.segments)
+    return [{"number": place, **described(record)} for place, record in enumerate(islice(records, number))]
+
+
+def _records_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[Any]:
+    places = (segment.start, *(offset for offset, _ in segment.boundaries), segment.end)
+    _check_piece(max(end - start for start, end in pairwise(places)))
+    yield from chain.from_iterable(manifest.read_records(directory, body, segment))
+
+
+def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[tuple[Message, int]]:
+    """The messages, and how long their bodies are, which are cut; without the segment's checksum, for which all is read."""
+    dialect, chosen = str(body.dialect), Filter(body.filter)
+    unpack = zbus.unpack_head(dialect)
+    at = start = segment.start
+    number, data = None, b""
+    with manifest.open_file(Local(directory), segment.file) as file:
+        while at < segment.end:
+            if start + len(data) < min(at + zbus.HEAD + SHOWN, segment.end):
+                start, data = at, file.read(at, min(at + WINDOW, segment.end))
+            after, number = zbus.check_head(data, start, at, segment.end, number, dialect, file.path)
+            head = unpack(data, at - start)
+            if chosen.matches_slot(head[zbus.TAG]):
+                text = data[at + zbus.HEAD - start : after - start]
+                yield zbus.messages_of(dialect, [head], [text], [segment.base + at])[0], head[zbus.LENGTH]
+            at, number = after, number + 1
 
 
 def topic_messages(path: str, number: int, start: int | None, reader: str | None) -> list[dict[str, Any]]:
@@ -70,44 +103,40 @@ def topic_messages(path: str, number: int, start: int | None, reader: str | None
         if reader is not None and state is None:
             raise BadArgument(f"the topic has no reader {reader!r}")
         place = view.by_number(start) if start is not None else None
+        begin = state.floor() if state else place or view.oldest()
+        chosen = Filter(state.filter) if state else None
         found: list[dict[str, Any]] = []
-        skipped = 0
-        for one in view.messages(
-            state.floor() if state else place or view.oldest(), None, Filter(state.filter) if state else None
-        ):
-            if isinstance(one, Found):
-                found.append(described_message(one.message))
-            else:
-                skipped += 1
-            if len(found) == number or skipped == MOST_SKIPPED:
-                break
+        for one in islice(view.stretches(begin, None, chosen, most=number, cut=SHOWN), MOST_SKIPPED):
+            found += map(described_message, one.messages(), (head[zbus.LENGTH] for head in one.heads))
         return found
     finally:
         view.close()
 
 
-def described_message(message: Message) -> dict[str, Any]:
+def described_message(message: Message, size: int) -> dict[str, Any]:
+    """``size``: of its body, of which it may have the beginning alone."""
     time = None if message.timestamp is None else iso(layout.moment(message.timestamp))
     head = {"number": message.number, "tag": visible(message.tag or ""), "id": visible(message.id or ""), "time": time}
-    return {**head, **described(message.body)}
+    return {**head, **described(message.body, size)}
 
 
-def described(body: bytes) -> dict[str, Any]:
-    """A record as JSON, text or hex, and cut."""
-    shown, text = SHOWN, _text(body)
+def described(body: bytes, size: int | None = None) -> dict[str, Any]:
+    """A record as JSON, text or hex, and cut. ``size``: of all of it, if ``body`` is its beginning."""
+    size = len(body) if size is None else size
+    shown, text = SHOWN, _text(body, size)
     if text is None:
         kind, shown, text = "hex", SHOWN_HEX, _hex(body[:SHOWN_HEX])
-    elif len(body) <= SHOWN and (indented := _indented(text)) is not None:
+    elif size <= SHOWN and (indented := _indented(text)) is not None:
         kind, text = "json", visible(indented)
     else:
         kind, text = "text", visible(text)
-    return {"bytes": len(body), "kind": kind, "text": text, "cut": len(body) > shown}
+    return {"bytes": size, "kind": kind, "text": text, "cut": size > shown}
 
 
-def _text(body: bytes) -> str | None:
+def _text(body: bytes, size: int) -> str | None:
     """The beginning of the body; None if it is no text."""
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(body[:SHOWN], final=len(body) <= SHOWN)
+        text = codecs.getincrementaldecoder("utf-8")().decode(body[:SHOWN], final=size <= SHOWN)
     except UnicodeDecodeError:
         return None
     strange = sum(not letter.isprintable() and letter not in "\n\r\t" for letter in text)

@@ -1,4 +1,5 @@
-"""An Airflow on PostgreSQL, which Airflow needs to make a backfill: it makes none while others use its SQLite.
+"""An Airflow on PostgreSQL, as production has it: SQLite has no row locks, by which two triggerers share their triggers, and
+Airflow makes no backfill while others use it.
 
 PostgreSQL, and what a subclass adds, listen on sockets in a directory of their own, so nobody else can meet them.
 """
@@ -34,7 +35,7 @@ class PostgresAirflow(KillableAirflow):
         self.services = Path(tempfile.mkdtemp(prefix="qewqew-", dir="/tmp"))
         self.database = f"postgresql+psycopg2://airflow@/postgres?host={self.services}"
         self._env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = self.database
-        self._env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"] = ""  # only the triggerer needs asyncpg
+        self._env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"] = ""  # else it asks for asyncpg, which only multi_team uses
         self._servers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow_version import needs_teams
 
 from qewqew_core import Message, Queue, Topic
 from qewqew_core.state import now_ms
@@ -22,7 +23,7 @@ KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|3"
 FROM_THE_PAGE = {"X-QewQew": "1", "Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
 RECORDS = f"{PAGE}/connections/qewqew_default/records"
 
-Login = Callable[[str | None], Any]
+Login = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +36,19 @@ def application() -> Iterator[Any]:
 
 @pytest.fixture
 def client(application: Any, directory: Path) -> Iterator[Login]:
-    """``client(role)`` asks as a user with this role, or (None) as nobody; ``directory`` is that of its connection."""
+    """``client(role, *teams)`` asks as a user with this role, or (None) as nobody; ``directory`` is that of its connection."""
     from airflow.api_fastapi.app import get_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from fastapi.testclient import TestClient
 
     with ExitStack() as stack:
 
-        def login(role: str | None) -> TestClient:
+        def login(role: str | None, *teams: str) -> TestClient:
             one = TestClient(application, raise_server_exceptions=False)
             stack.callback(one.close)
             if role is not None:
-                one.cookies.set("_token", get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=role, role=role)))
+                user = SimpleAuthManagerUser(username=role, role=role, **({"teams": list(teams)} if teams else {}))
+                one.cookies.set("_token", get_auth_manager().generate_jwt(user))
             return one
 
         yield login
@@ -206,6 +208,37 @@ def test_a_connection_in_the_database_is_listed_and_one_of_the_environment_with_
         with create_session() as session:
             for one in session.query(Connection).filter(Connection.conn_id.in_(["stored", "qewqew_default", "other"])):
                 session.delete(one)
+
+
+@needs_teams
+def test_a_connection_of_a_team_is_for_the_team(directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.models.connection import Connection
+    from airflow.models.team import Team
+    from airflow.utils.session import create_session
+    from sqlalchemy import delete
+
+    Queue(directory / "orders").close()
+    with create_session() as session:
+        session.add(Team(name="red"))
+        session.flush()
+        session.add(Connection(conn_id="of_red", conn_type="qewqew", host=str(directory), team_name="red"))
+
+    def seen(role: str, *teams: str) -> tuple[set[str], int]:
+        asking = client(role, *teams)
+        listed, history = (asking.get(f"{PAGE}/data/{path}") for path in ("state", "history"))
+        connections = {one["id"] for one in listed.json()["connections"]}
+        assert connections == set(history.json())
+        return connections - {"qewqew_default"}, asking.get(f"{PAGE}/connections/of_red/records?queue=orders").status_code
+
+    try:
+        assert seen("viewer") == ({"of_red"}, 403)  # of a time when Airflow had teams
+        monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+        assert [seen("viewer", "red"), seen("viewer", "blue")] == [({"of_red"}, 403), (set(), 403)]
+        assert [seen("op", "red"), seen("op", "blue"), seen("admin")] == [({"of_red"}, 200), (set(), 403), ({"of_red"}, 200)]
+    finally:
+        with create_session() as session:
+            session.execute(delete(Connection).where(Connection.conn_id == "of_red"))
+            session.execute(delete(Team).where(Team.name == "red"))
 
 
 # Requests of other sites

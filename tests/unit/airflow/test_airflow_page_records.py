@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qewqew_airflow.page.peeking import SHOWN, described, queue_records
-from qewqew_core import Queue
+from qewqew_airflow.page.looking import topic_row
+from qewqew_airflow.page.peeking import SHOWN, batch_records, described, queue_records, topic_messages
+from qewqew_core import Message, Queue, Topic, inspect_reader
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,39 @@ def test_the_first_records_are_those_that_get_would_take(tmp_path: Path) -> None
         assert len(queue_records(path, 5000)) == 2000 - 702
         session.rollback()
     assert texts(1) == shown(expected[700:701])
+
+
+def test_of_a_large_message_only_the_beginning_is_read(tmp_path: Path) -> None:
+    large = "ü".encode() * (16 << 20)
+    expected = [
+        (b'{"n": 1}', '{\n  "n": 1\n}'),
+        (large, "ü" * (SHOWN // 2)),
+        (b"x" * 100_000, "x" * SHOWN),
+        (large[1:], described(large[1:10_000])["text"]),  # in hex
+    ]
+    path = str(tmp_path / "t")
+    with Topic(path, sync="never") as topic, topic.reader("all") as everything, topic.reader("large", "large") as chosen:
+        topic.append_many([Message(body, tag="large" if body in (large, large[1:]) else "small") for body, _ in expected])
+        batches = [reader.lease("key") for reader in (everything, chosen)]
+        topic.reader("waits", "large").close()
+    shown = [(number, len(body), text, len(body) > SHOWN) for number, (body, text) in enumerate(expected)]
+    del large, expected
+
+    def cells(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [(row["number"], row["bytes"], row["text"], row["cut"]) for row in rows]
+
+    sizes = [size for _, size, _, _ in shown]
+    tracemalloc.start()
+    try:
+        assert topic_row(path)["bytes"] == sum(sizes)
+        assert inspect_reader(path, "waits").bytes == sum(sizes[1::2])
+        assert cells(topic_messages(path, 20, None, None)) == shown
+        assert cells(topic_messages(path, 2, None, None)) == shown[:2]
+        assert cells(topic_messages(path, 20, 1, None)) == shown[1:]
+        assert cells(topic_messages(path, 20, None, "waits")) == shown[1::2]
+        for batch, some in zip(batches, (shown, shown[1::2]), strict=True):
+            assert batch is not None
+            assert cells(batch_records(str(Path(batch.manifest_path).parent), 20)) == some
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
