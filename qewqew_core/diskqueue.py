@@ -101,7 +101,7 @@ def _replay(data: bytes, path: str) -> Found:
     there: Counter[Item] = Counter()
     at = 0
     while at < len(data):
-        if not data[at:].strip(b"\0"):  # space that a file system gave, and nobody wrote
+        if not data[at] and not data[at:].strip(b"\0"):  # space that a file system gave, and nobody wrote
             break
         operations, end = _transaction(data, at, path)
         if end > len(data):
@@ -160,14 +160,13 @@ def read(directory: str, items: list[Item], progress: Callable[[int, int], None]
                     files.close(fd)
                 fd = -1
                 fd, opened = _open(files, path, number, item), item.file
-            data = files.read(fd, item.length, item.start)
-            if len(data) < item.length:
+            if files.size(fd) < item.start + item.length:  # before memory is taken for what a log says
                 raise CorruptQueue(
                     f"the file ends before item {number:,}, which has {item.length:,} bytes. Nothing was imported",
                     path=path,
                     offset=item.start,
                 )
-            yield data
+            yield files.read(fd, item.length, item.start)
             done += item.length
             progress(done, total)
     finally:

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 from qewqew_core import chunk, inspection, layout
@@ -234,7 +235,9 @@ def read_parquet(path: str, progress: Progress) -> Iterator[Message]:
     try:
         with open(path, "rb") as opened, pa.parquet.ParquetFile(opened) as file:
             _check_columns(pa, file.schema_arrow, path)
-            for batch in file.iter_batches(_ROWS):
+            # Group by group: a batch would have a thousand rows of several, however large they are.
+            groups = (file.iter_batches(_ROWS, row_groups=[group]) for group in range(file.num_row_groups))
+            for batch in chain.from_iterable(groups):
                 columns = {name: _plain(pa, name, batch.column(name)) for name in batch.schema.names}
                 bodies = columns.pop("record")
                 for place, body in enumerate(bodies):

@@ -79,13 +79,13 @@ class Commands(typer.core.TyperGroup):
             say("interrupted; what was not committed has not happened")
             raise typer.Exit(INTERRUPTED) from None
         except QewQewError as error:
-            say(f"{type(error).__name__}: {error}")
+            say(visible(f"{type(error).__name__}: {error}"))
             if isinstance(error, (CorruptQueue, BadManifest)) and "qewqew repair" not in str(error):
                 say(" ".join(getattr(error, "__notes__", ())) or HINT.format("qewqew"))
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            say(f"{type(error).__name__}: {where}{error.strerror or error}")
+            say(visible(f"{type(error).__name__}: {where}{error.strerror or error}"))
             drop_output()
             raise typer.Exit(FAILED) from None
 

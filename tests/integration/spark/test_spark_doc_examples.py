@@ -1,4 +1,6 @@
-"""The Python examples of docs/spark.md, as they stand there; what is at ``/``, or in the bucket ``lake``, is in a directory."""
+"""The Python examples of docs/spark.md and docs/exactly-once.md, as they stand there; what is at ``/``, or in the bucket
+``lake``, is in a directory.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,16 @@ from spark_version import PLANS_BATCHES, WRITES_STREAMS
 from qewqew_core import Queue, Topic, manifest
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+EXAMPLES = examples("spark.md")
 REPLACED = {
     '"/': '"{home}/',
+    "jdbc:derby:/": "jdbc:derby:{home}/",
     "s3://lake/": "{home}/lake/",
     'SparkSession.builder.remote("sc://server:15002").getOrCreate()': "spark",  # test_spark_connect.py has a server
 }
@@ -37,6 +46,12 @@ def example(begins: str) -> Callable[[Callable[[Names, Path], Iterator[None]]], 
     return remember
 
 
+def at_home(text: str, home: Path) -> str:
+    for found, instead in REPLACED.items():
+        text = text.replace(found, instead.format(home=home))
+    return text
+
+
 def test_each_example_is_run() -> None:
     assert [sum(text.startswith(begins) for begins in _around) for text in EXAMPLES] == [1] * len(EXAMPLES)
     assert len(_around) == len(EXAMPLES)
@@ -45,8 +60,7 @@ def test_each_example_is_run() -> None:
 @pytest.mark.parametrize("begins", _around)
 def test_an_example_does_what_it_says(spark: Any, tmp_path: Path, begins: str) -> None:
     [text] = [one for one in EXAMPLES if one.startswith(begins)]
-    for found, instead in REPLACED.items():
-        text = text.replace(found, instead.format(home=tmp_path))
+    text = at_home(text, tmp_path)
     (tmp_path / "data" / "topics").mkdir(parents=True)
     names = {"spark": spark, "F": F, "expr": F.expr, "Queue": Queue}
     around = _around[begins](names, tmp_path)
@@ -197,3 +211,19 @@ def transform(names: Names, home: Path) -> Iterator[None]:
         names["spark"].sql("SELECT * FROM VALUES (-1), (2) AS t(delay)"), manifest.load(home / "batch")
     ).collect()
     assert [(row.delay, row.queue) for row in rows] == [(2, "flights")]
+
+
+def test_the_examples_of_exactly_once_print_what_they_say(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: Names = {"spark": spark}
+    for place in "data", "lake":
+        (tmp_path / place).mkdir()
+    expected = []
+    try:
+        for text in examples("exactly-once.md"):
+            exec(at_home(text, tmp_path), names)  # noqa: S102  # it is ours
+            expected += re.findall(r"  # → (.*)$", text, re.MULTILINE)
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+    assert capsys.readouterr().out.splitlines() == expected
+    assert len(expected) == 6

@@ -123,6 +123,13 @@ def test_in_a_directory_that_is_not_there(command, tmp_path):
     assert str(tmp_path / "no") in result.stderr + result.stdout
 
 
+def test_a_path_cannot_paint_the_terminal(tmp_path):
+    for command in ("stat", "dump"):  # an error of ours, and one of the system
+        result = run(command, tmp_path / "\033[31mno")
+        assert "\033" not in result.stderr
+        assert "\\x1b[31mno" in result.stderr
+
+
 @every_command
 def test_a_directory_with_other_files(command, tmp_path):
     (tmp_path / "mine").mkdir()

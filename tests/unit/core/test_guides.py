@@ -38,7 +38,7 @@ def test_the_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
 
 
 def test_the_tests_that_the_security_review_names_exist() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "threats.md").read_text()))
     files = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(named) > 40
     assert named <= set(re.findall(r"^def (test_\w+)\(", "\n".join(files), re.MULTILINE))

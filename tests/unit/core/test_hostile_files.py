@@ -8,16 +8,32 @@ import contextlib
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from test_links_in_place import QUEUE, TOPIC, content, unpacked, use_queue, use_topic
 
-from qewqew_core import BadManifest, CorruptQueue, QewQewError, Queue, Topic, inspect, journal, manifest, repair, repair_topic
+from qewqew_core import (
+    BadManifest,
+    CorruptQueue,
+    QewQewError,
+    Queue,
+    Topic,
+    diskqueue,
+    exchange,
+    inspect,
+    journal,
+    manifest,
+    repair,
+    repair_topic,
+)
 from qewqew_core import log as logs
 from qewqew_core import reader_log as readers
 from qewqew_core import topic_log as topics
@@ -25,7 +41,7 @@ from qewqew_core import topic_log as topics
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 NOBODY = 65534
-MOST = 600 << 20  # bytes of address space: Python and its modules take 300 MiB
+MOST = 1 << 30  # bytes of address space: Python and its modules take 300 MiB
 
 
 @pytest.fixture
@@ -220,6 +236,36 @@ def test_a_file_of_a_tebibyte_is_a_named_error_or_what_it_was(kind: str, tmp_pat
     assert any(answer.startswith("CorruptQueue") and "has 1,099,511,627,776 bytes" in answer for answer in answers)
 
 
+@pytest.mark.parametrize("length", [0x7FFFFFFF, 0xFFFFFFFF])
+def test_a_frame_that_says_that_it_has_gibibytes_was_torn_and_is_cut_off(length: int, tmp_path: Path) -> None:
+    for kind, logs_of in (("queue", ["queue.log"]), ("topic", ["topic/topic.log", "topic/state/all.log"])):
+        for number, name in enumerate(logs_of):
+            log = unpacked(tmp_path / f"{kind}{number}") / "closed" / name
+            with log.open("ab") as opened:
+                opened.write(length.to_bytes(4) + bytes(8) + b"\6" + b"x" * 100)
+        answers = within_little_memory(kind, tmp_path).splitlines()
+        assert answers
+        assert all(answer.startswith("nothing wrong") for answer in answers)
+
+
+def test_an_item_of_diskqueue_that_says_that_it_has_gibibytes_is_named(tmp_path: Path) -> None:
+    start, end = bytes.fromhex("12fb5bb7bb93b642acb1a897239ea3a5"), bytes.fromhex("05976c8656449d4eb4523146b3bfa4ce")
+    item = struct.pack("<IBiii", 0x42FEBCA1, 1, 0, 0, 0x7FFFFFFF)
+    (tmp_path / "transaction.log").write_bytes((start + struct.pack("<i", 1) + item + end) * 10_000)
+    (tmp_path / "data.0").write_bytes(b"short")
+    answer = within_little_memory("diskqueue", tmp_path)
+    assert answer.startswith("CorruptQueue: ")
+    assert "the file ends before item 1, which has 2,147,483,647 bytes" in answer
+
+
+def test_parquet_with_large_records_is_read_row_group_by_row_group(tmp_path: Path) -> None:
+    table = pa.table({"record": [bytes(4 << 20)] * 10})
+    with pq.ParquetWriter(tmp_path / "records", table.schema, compression="zstd") as writer:
+        for _ in range(15):
+            writer.write_table(table)  # 600 MiB in all
+    assert within_little_memory("parquet", tmp_path / "records") == f"nothing wrong, {150 * (4 << 20)}\n"
+
+
 @pytest.mark.parametrize("depth", [100_000, 10_000_000])
 def test_a_manifest_of_brackets_is_no_manifest_and_takes_no_memory(depth: int, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"[" * depth)
@@ -328,6 +374,10 @@ if __name__ == "__main__":
     kind, where = sys.argv[1], Path(sys.argv[2])
     if kind == "manifest":
         print(told(lambda: manifest.load(where)))
+    elif kind == "parquet":
+        print(told(lambda: sum(len(one.body) for one in exchange.read_parquet(str(where), lambda *_: None))))
+    elif kind == "diskqueue":
+        print(told(lambda: list(diskqueue.read(str(where), diskqueue.find(str(where)).items, lambda *_: None))))
     else:
         for found in sorted(where.glob(f"**/{kind}")):
             for one in USES[kind]:
