@@ -9,6 +9,7 @@ import secrets
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,31 @@ Connect = Callable[..., None]
 
 @pytest.fixture(scope="session", autouse=True)
 def airflow_db() -> None:
-    from airflow.sdk.execution_time import supervisor
     from airflow.utils.db import initdb
 
     initdb()
-    # Airflow 3.1 and 3.2 make the API that a task speaks to anew for each task, which takes seconds; 3.3 keeps it.
-    supervisor.in_process_api_server = functools.cache(supervisor.in_process_api_server)
+    keep_api_server()
+
+
+def keep_api_server() -> None:
+    """Airflow 3.1 and 3.2 make the API that a task speaks to anew for each task, which takes seconds, and do not wait until it is
+    ready; 3.3 keeps it, and waits. To be called in each process that runs tasks.
+    """
+    from airflow.sdk.execution_time import supervisor
+
+    make = supervisor.in_process_api_server
+
+    @functools.cache
+    def made() -> Any:
+        server = make()
+        assert server.transport  # this starts it
+        deadline = time.monotonic() + 60
+        while not hasattr(server.app.state, "svcs_registry"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return server
+
+    supervisor.in_process_api_server = made
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ sys.exit(os.path.exists(os.path.join(home, "fail")))
 KILLED = """
 import sys
 sys.path[:0] = {imports!r}
-from conftest import Runner
+from conftest import Runner, keep_api_server
+keep_api_server()
 from test_airflow_durable import make
 Runner()(make(*{arguments!r}))
 """

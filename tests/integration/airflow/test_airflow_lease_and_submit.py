@@ -212,7 +212,8 @@ def test_the_failed_task_tells_the_cause_last(run: Any, held: Held, spark: Any, 
 KILLED = """
 import sys
 sys.path[:0] = {imports!r}
-from conftest import Runner
+from conftest import Runner, keep_api_server
+keep_api_server()
 from holding import Held
 from pathlib import Path
 Runner()(Held({kind!r}, Path({directory!r})).make({dag_id!r}, **{arguments!r}))

@@ -22,7 +22,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = {imports!r}
-from conftest import Runner
+from conftest import Runner, keep_api_server
+keep_api_server()
 from test_airflow_observed import make
 Path({states!r}).write_text(json.dumps(Runner()(make()).states()))
 """

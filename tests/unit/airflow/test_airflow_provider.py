@@ -88,7 +88,7 @@ def test_the_form_of_the_connection_has_the_settings_that_the_hook_takes() -> No
 def run_python(program: str) -> Any:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # Airflow 3.2 logs to standard output
 
 
 LIGHT = (
