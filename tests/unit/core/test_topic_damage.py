@@ -135,7 +135,7 @@ def files_of(folder: Path) -> list[Path]:
     return names
 
 
-@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["closed", "crashed"])
 @pytest.mark.usefixtures("in_time")
 def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, step, tmp_path):
@@ -144,7 +144,7 @@ def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, step, tmp_path):
     for name in files_of(folder):
         if any(name.name == other.name and other.parent < name.parent for other in files_of(folder)):
             continue  # another name of a block
-        for how, data in damages((folder / name).read_bytes(), step if name.suffix != ".json" else min(step, 3)):
+        for how, data in damages((folder / name).read_bytes(), step if name.suffix != ".json" else min(step, 7)):
             soon()
             copy = tmp_path / "t"
             shutil.copytree(folder, copy)
