@@ -118,8 +118,10 @@ class TopicSession:
                 writer.durable(before)  # another thread may still be waiting for that commit
                 return known
             writer.durable(position)
-            noted = [_note(reader, session) for reader in read]
-            if all(noted):
+            noted = True
+            for reader in read:
+                noted &= _note(reader, session)
+            if noted:
                 writer.noted(session)
         except BaseException:
             if position is not None:  # else it has not happened, or `_commit` has seen to it

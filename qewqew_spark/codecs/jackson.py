@@ -259,8 +259,8 @@ class Reader:
             self.at += 1
         if self.at < self._end:
             char = self._data[self.at]
-            if char >= 128:
-                self.at += 1
+            if char >= 128:  # for its message Jackson reads it again, as the second byte of a character, if it can be a first one
+                self.at += 0xC0 <= char < 0xF8
                 raise Malformed("a byte that is no UTF-8")
             if char >= 48 and _in_identifier(chr(char)):
                 self._unknown_word()

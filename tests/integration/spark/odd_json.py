@@ -409,6 +409,8 @@ _BYTES = [
     b"\xc3\xbc",
     b"\xff",
     b"true\xc3\xbc",
+    b"true\xbc",
+    b"null\xff",
     b'"\x01"',
     b"\x01",
     b"\x0c1",

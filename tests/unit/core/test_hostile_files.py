@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +220,14 @@ def use_all_of_a_topic(path: Path) -> None:
                 reader.read_many(100)
 
 
+def verify(kind: type[Queue | Topic], path: Path) -> bool:
+    with kind(path) as one:
+        return one.verify().ok
+
+
 USES: dict[str, list[Callable[[Path], object]]] = {
-    "queue": [inspect, use_all_of_a_queue, lambda path: Queue(path).verify().ok, repair],
-    "topic": [use_all_of_a_topic, lambda path: Topic(path).verify().ok, repair_topic],
+    "queue": [inspect, use_all_of_a_queue, partial(verify, Queue), repair],
+    "topic": [use_all_of_a_topic, partial(verify, Topic), repair_topic],
 }
 
 
