@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
+from qewqew_core import chunk
 from qewqew_core.errors import BadPath
 from qewqew_core.queue import Queue
 from qewqew_core.terminal import Json, print_json, print_table, progress_bar, sized
@@ -43,7 +44,7 @@ class Measured(NamedTuple):
 @app.command(rich_help_panel="Looking")
 def bench(
     directory: Annotated[str, typer.Argument(help="Where queues would lie; what is written there is removed again.")] = ".",
-    size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a record.")] = 100,
+    size: Annotated[int, typer.Option(min=1, max=chunk.MAX_RECORD, help="Bytes of a record.")] = 100,
     seconds: Annotated[
         float, typer.Option(min=0.01, max=600, help="How long each work goes on, or until it has done 64 MiB.")
     ] = 1,
@@ -105,11 +106,11 @@ def _in_turn(ours: Callable[[], int], plain: Callable[[], int], size: int, secon
     found = [Measured(0, 0.0), Measured(0, 0.0)]
     for _ in range(TURNS):
         for number, act in enumerate((ours, plain)):
-            records, seconds_before = found[number]
+            records, before = found[number]
             start = time.perf_counter()
             for _ in range(max(1, MOST_BYTES // size // TURNS)):
                 records += (some := act())
                 if not some or time.perf_counter() - start > seconds / TURNS:
                     break
-            found[number] = Measured(records, seconds_before + time.perf_counter() - start)
+            found[number] = Measured(records, before + time.perf_counter() - start)
     return found[0], found[1]

@@ -17,6 +17,10 @@ def test_each_work_is_measured_beside_a_plain_file_and_nothing_is_left(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def test_the_largest_records_are_measured_too(tmp_path):
+    done("bench", tmp_path, "--seconds", "0.02", "--size", 65535)
+
+
 def test_the_table_has_a_line_for_each_work(tmp_path):
     head, *lines = done("bench", tmp_path, "--seconds", "0.02").decode().splitlines()
     assert head.split()[:3] == ["work", "records", "sync"]
