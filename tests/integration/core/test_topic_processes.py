@@ -134,7 +134,7 @@ def test_unicast_consumers_share_a_reader_and_get_each_message_once(tmp_path):
             holder.wait()
             while mine.lag():
                 time.sleep(0.01)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 60
         topic.append(b"end")
         records = [tuple(text.split(maxsplit=2)) for one in started[1:] for text in whole(one)]
         assert [one.returncode for one in started[1:]] == [0, 0]

