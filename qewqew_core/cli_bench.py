@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from contextlib import ExitStack
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
+from rich.console import Console
+from rich.progress import track
 
 from qewqew_core import chunk
 from qewqew_core.errors import BadPath
 from qewqew_core.queue import Queue
-from qewqew_core.terminal import Json, print_json, print_table, progress_bar, sized
+from qewqew_core.terminal import Json, print_json, print_table, sized
 
 TURNS = 4  # of the queue and of the plain file: a disk is not as fast at one moment as at another
 MOST_BYTES = 64 << 20  # that one work writes
@@ -54,11 +57,14 @@ def bench(
     if not os.path.isdir(directory):
         raise BadPath("is no directory", path=directory)
     rows: list[dict[str, Any]] = []
-    with progress_bar("measuring") as progress, tempfile.TemporaryDirectory(prefix="qewqew-bench-", dir=directory) as home:
-        for work, ours, plain in _measured(home, os.urandom(size), seconds):
+    with tempfile.TemporaryDirectory(prefix="qewqew-bench-", dir=directory) as home:
+        works = _measured(home, os.urandom(size), seconds)
+        unseen = not sys.stderr.isatty()
+        for work, ours, plain in track(
+            works, "measuring", len(PUTS) + 1, console=Console(stderr=True), transient=True, disable=unseen
+        ):
             row = {"work": work.name, "records": work.records, "sync": work.sync, "size": size}
             rows.append(row | {"per_second": ours.rate(), "plain_per_second": plain.rate(), "ratio": plain.rate() / ours.rate()})
-            progress(len(rows) * MOST_BYTES, (len(PUTS) + 1) * MOST_BYTES)
     if as_json:
         print_json(rows)
     else:

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from qewqew_core import chunk, journal
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.journal import Frame, frame
-from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Leases, Piece, Span, State, checked
+from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Piece, Span, State, checked
 
 MAGIC = b"QEWQLOG1"
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = _KINDS = range(1, 8)
@@ -277,17 +277,8 @@ def _replace(state: State, time: int, op: dict[str, Any]) -> None:
     state.replace(old, _cut(op["cut"]), new, *_numbers([op["size"]], chunk.MAX_CHUNK_SIZE))
 
 
-def _changed(change: Callable[[Leases, int, dict[str, Any]], None]) -> Callable[[State, int, dict[str, Any]], None]:
-    def apply(state: State, time: int, op: dict[str, Any]) -> None:
-        change(state, time, op)
-        if "id" in op:
-            checked(state.batches[op["id"]])
-
-    return apply
-
-
 _RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
-    **{name: _changed(change) for name, change in CHANGES.items()},
+    **CHANGES,
     "clear": lambda state, time, op: state.clear(),
     "lease": _lease,
     "put_back": _put_back,

@@ -252,8 +252,6 @@ class ReaderState(Leases):
     def change(self, op: str, time: int, arguments: dict[str, Any]) -> None:
         """One of `state.CHANGES`."""
         CHANGES[op](self, time, arguments)
-        if "id" in arguments:
-            checked(self.batches[arguments["id"]])
         for batch_id in list(self.ranges):
             if batch_id not in self.batches or self.batches[batch_id].state == "acked":
                 del self.ranges[batch_id]

@@ -824,7 +824,8 @@ class _Repair:
         """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
         path = os.path.normpath(os.path.join(self._parent, name))
         inside = os.path.realpath(os.path.dirname(path)) + "/"
-        ours = os.path.relpath(path, self._parent).startswith(os.path.basename(self._path))
+        first, base = os.path.relpath(path, self._parent).split("/")[0], os.path.basename(self._path)
+        ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
         if not ours or not inside.startswith(os.path.realpath(self._parent) + "/"):
             raise ValueError(f"{name!r:.120} is not the queue's")
         return path

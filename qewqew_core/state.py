@@ -282,11 +282,26 @@ class Leases:
         return set(prune(self.expired_keys, now)) - {number for _, number in self.expired_keys.values()}
 
 
+Change = Callable[["Leases", int, dict[str, Any]], None]
+
+
+def _checked(change: Change) -> Change:
+    """The same, of a log that may say anything: raises ValueError if there is no such batch then."""
+
+    def apply(leases: Leases, time: int, op: dict[str, Any]) -> None:
+        change(leases, time, op)
+        checked(leases.batches[op["id"]])
+
+    return apply
+
+
 # What `Leasing._change` commits, by name, with the arguments that it gives.
-CHANGES: dict[str, Callable[[Leases, int, dict[str, Any]], None]] = {
-    "lease_again": lambda leases, time, op: leases.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time),
-    "extend": lambda leases, time, op: leases.extend(op["id"], op["lease_timeout"], time),
-    "release": lambda leases, time, op: leases.release(op["id"], op["state"], op["reason"], time),
+CHANGES: dict[str, Change] = {
+    "lease_again": _checked(
+        lambda leases, time, op: leases.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time)
+    ),
+    "extend": _checked(lambda leases, time, op: leases.extend(op["id"], op["lease_timeout"], time)),
+    "release": _checked(lambda leases, time, op: leases.release(op["id"], op["state"], op["reason"], time)),
     "forget": lambda leases, time, op: leases.forget(op["ids"]),
 }
 

@@ -111,6 +111,7 @@ FORGED = {
     "a chunk that is as large as nothing": rare("replace", chunk=3, cut=[[], 0, []], new=7, size=10**18),
     "a repair that moves what is elsewhere": rare("repair", moves=[["../../precious", "queue.damaged/1/x"]], report=REPORT),
     "a repair that moves to elsewhere": rare("repair", moves=[["queue.3", "queue.d/../../../precious/new"]], report=REPORT),
+    "a repair that moves a file of another queue": rare("repair", moves=[["queue2/precious", "queue.d/x"]], report=REPORT),
     "a repair that moves through a link": rare("repair", moves=[["queue.link/file", "queue.damaged/1/x"]], report=REPORT),
     "a repair of nothing": rare("repair", moves=7, report=None),
     "an operation within operations": lambda log: append(
@@ -124,6 +125,8 @@ def test_a_log_that_was_made_by_hand_leads_nobody_out_of_the_queue(what: str, pr
     queue = unpacked(precious / "ours") / "killed" / "queue"
     (queue.parent / "queue.d").mkdir()
     (queue.parent / "queue.link").symlink_to(precious / "precious")
+    (queue.parent / "queue2").mkdir()
+    (queue.parent / "queue2" / "precious").write_bytes(b"theirs")
     FORGED[what](queue.parent / "queue.log")
     before = theirs(precious)
     with pytest.raises(CorruptQueue, match="queue"):
