@@ -41,7 +41,7 @@ exec '{real}' "$@"
 """
 
 
-def until(condition: Callable[[], T | None], what: str, timeout: float = 90, every: float = 0.05) -> T:
+def until(condition: Callable[[], T | None], what: str, timeout: float = 300, every: float = 0.05) -> T:
     """What the condition returns once it is true; fails, saying what was awaited, after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -111,10 +111,10 @@ def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        until(lambda pid=pid: not alive(pid), f"the end of process {pid}", 10, 0.005)
+        until(lambda pid=pid: not alive(pid), f"the end of process {pid}", every=0.005)
 
 
-def gone(pids: list[int], within: float = 10) -> None:
+def gone(pids: list[int], within: float = 60) -> None:
     """Waits until none of these is alive."""
     until(lambda: not any(map(alive, pids)), f"the end of {[(pid, command(pid)) for pid in pids]}", within)
 
@@ -181,7 +181,7 @@ class KillableAirflow(LocalAirflow):
         found = self._call("GET", f"{run.path}/taskInstances?limit=100")["task_instances"]
         return next((each for each in found if (each["task_id"], each["map_index"]) == (task_id, map_index)), {})
 
-    def running(self, run: Run, task_id: str, map_index: int = -1, tries: int = 1, timeout: float = 90) -> int:
+    def running(self, run: Run, task_id: str, map_index: int = -1, tries: int = 1, timeout: float = 300) -> int:
         """Waits until this try runs; returns the process in which the operator is executed."""
 
         def look() -> int | None:
@@ -200,7 +200,7 @@ class KillableAirflow(LocalAirflow):
         assert "LocalExecutor" in command(found), command(found)
         return found
 
-    def succeeded(self, run: Run, timeout: float = 240) -> None:
+    def succeeded(self, run: Run, timeout: float = 600) -> None:
         state = self.wait(run, timeout)
         assert state == "success", "\n".join(
             self.told(run, each.task_id, each.map_index) for each in self.task_instances(run) if each.state == "failed"

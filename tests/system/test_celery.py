@@ -22,7 +22,7 @@ from qewqew_core import Queue, inspect
 from qewqew_core.lock import holder
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
-RECORDS = 500
+RECORDS = 1500
 
 DAGS = """
 import os
@@ -44,7 +44,7 @@ HERE_AND_THERE = ("w1", "w2")
 
 
 def numbers():
-    yield from ({"n": n, "pad": "x" * 40_000} for n in range(500))
+    yield from ({"n": n, "pad": "x" * 60_000} for n in range(1500))
     (GATES / "stage.reached").touch()
     while (GATES / "stage.closed").exists():
         time.sleep(0.05)

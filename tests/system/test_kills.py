@@ -240,7 +240,7 @@ def test_a_staging_task_killed_in_its_commit_stages_once(airflow: KillableAirflo
     path = queues / "amid"
     gate = airflow.gate("stage")
     gate.close()
-    run = airflow.trigger("staging", {"name": "amid", "records": 2000, "pad": 40_000})
+    run = airflow.trigger("staging", {"name": "amid", "records": 4000, "pad": 60_000})
     gate.reached()
     task = airflow.running(run, "stage")
     gate.open()
@@ -251,7 +251,7 @@ def test_a_staging_task_killed_in_its_commit_stages_once(airflow: KillableAirflo
     kill(task)
     airflow.succeeded(run)
     assert airflow.tries(run, "stage") == 2
-    staged_once(path, 2000)
+    staged_once(path, 4000)
 
 
 def test_a_staging_task_killed_after_its_commit_stages_once(airflow: KillableAirflow, queues: Path) -> None:

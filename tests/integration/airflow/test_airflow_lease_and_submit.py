@@ -430,7 +430,7 @@ def test_a_lease_that_could_not_be_extended_in_time_is_given_up(
         with held.blocked():
             return is_gone(spark.calls[0]["pid"])
 
-    dag = held.make("too_late", lease_timeout=1)
+    dag = held.make("too_late", lease_timeout=3)
     ran, killed = meanwhile(spark, hold, lambda: run(dag))
     assert killed
     assert ran.states() == {"submit": "failed"}
@@ -497,11 +497,11 @@ def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when
 ) -> None:
     held.put("a", "b")
     spark.next("kill")
-    run_and_be_killed(held, "killed_last", lease_timeout=1)
+    run_and_be_killed(held, "killed_last", lease_timeout=3)
     held.put("c")
     with DAG(held.dag_id("after_killed_last"), schedule=None) as dag:
         wait = QewQewSensor(task_id="wait", **held.names, min_records=2, poke_interval=0.2, timeout=30)
-        wait >> held.operator(lease_timeout=1)
+        wait >> held.operator(lease_timeout=3)
     ran = run(dag)
     assert ran.states() == {"wait": "success", "submit": "success"}
     assert "lease time is over" in ran.result("wait")["ready"]

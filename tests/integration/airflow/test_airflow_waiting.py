@@ -37,7 +37,7 @@ def test_the_sensor_waits_until_enough_was_staged_by_others(run: Any, held: Held
 
 def test_the_sensor_does_not_take_the_lock(run: Any, held: Held) -> None:
     with DAG(f"wait_{held.kind}_locked", schedule=None) as dag:
-        QewQewSensor(task_id="wait", **held.names, timeout=10)
+        QewQewSensor(task_id="wait", **held.names, timeout=60)
     opened = Queue(held.path) if held.kind == "queue" else Topic(held.path)
     with opened:
         put = opened.put if isinstance(opened, Queue) else opened.append
@@ -54,7 +54,7 @@ def test_a_threshold_may_be_the_result_of_another_task(run: Any, held: Held) -> 
             return 2
 
         stage = QewQewStageOperator.partial(task_id="stage", **held.into).expand(records=[["a"], ["b"]])
-        wait = QewQewSensor(task_id="wait", **held.names, min_records=expected(), timeout=10)
+        wait = QewQewSensor(task_id="wait", **held.names, min_records=expected(), timeout=60)
         template = QewQewSensor(
             task_id="template",
             **held.names,

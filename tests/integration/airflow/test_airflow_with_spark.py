@@ -43,7 +43,7 @@ def test_staged_rows_become_tables_partitioned_and_aggregated(run: Any, director
         rows = [{"id": str(number), "shop": "a", "price": "1"} for number in range(1, 4)]
         stage = QewQewStageOperator(task_id="stage", queue_name="orders", records=[*rows, "not json"])
         csv = QewQewStageOperator(task_id="csv", queue_name="orders", path=str(tmp_path / "orders.csv"))
-        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=6, timeout=10)
+        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=6, timeout=60)
         submit = QewQewSparkSubmitOperator(
             task_id="submit", queue_name="orders", schema="id STRING, shop STRING, price STRING", outputs=outputs, conf=CONF
         )

@@ -342,7 +342,7 @@ def test_an_announcement_that_is_not_stored_is_made_again(directory: Path) -> No
     put(directory, QUEUE, b"a")
 
     async def test() -> None:
-        async with triggerer(ack_timeout=0.5) as running:
+        async with triggerer(ack_timeout=2) as running:
             running.stored = False
             events = running.start(trigger(QUEUE, poll_interval=0.3))
             other = running.start(trigger(QUEUE, poll_interval=0.3, min_records=2))

@@ -57,7 +57,7 @@ def refused(folder: Path, error: type[Exception], match: str, path: Path | None 
         assert caught.value.path == str(path)
 
 
-def in_time(call: Callable[[], object], seconds: float = 5) -> object:
+def in_time(call: Callable[[], object], seconds: float = 60) -> object:
     """What the call returns or raises, in another thread: a hang fails the test instead of stopping it."""
     result: list[object] = []
 

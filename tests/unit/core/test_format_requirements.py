@@ -807,7 +807,7 @@ def test_def_18_a_failed_opening_leaves_no_lock_and_no_descriptor(tmp_path):
 def test_def_19_a_lock_on_a_chunk_cannot_make_the_opening_hang(tmp_path):
     path = left(tmp_path, H1, {1: FULL, 2: c(22, 10, 15, 0, THREE)})
     with locked_by_java(tmp_path / "q.1"), ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: Queue(path, lock_timeout=0).close()).result(timeout=10)
+        pool.submit(lambda: Queue(path, lock_timeout=0).close()).result(timeout=60)
     assert delivers(path, ONE, TWO, THREE)
 
 
@@ -858,9 +858,9 @@ def test_def_23_a_put_wakes_all_that_wait_and_not_only_one_that_looks(tmp_path):
         taking = pool.submit(q.get, 30)  # behind the one that looks
         assert waiting(q, 2)
         q.put(ONE)
-        assert taking.result(timeout=10) == ONE
+        assert taking.result(timeout=60) == ONE
         q.put(TWO)  # if the first was taken before it could be looked at
-        assert looking.result(timeout=10) in (ONE, TWO)
+        assert looking.result(timeout=60) in (ONE, TWO)
 
 
 def test_def_24_close_wakes_all_that_wait(tmp_path):
@@ -870,7 +870,7 @@ def test_def_24_close_wakes_all_that_wait(tmp_path):
         calls.append(pool.submit(q.get_if, lambda record: True, timeout=60))
         assert waiting(q, 3)
         q.close()
-        assert [type(call.exception(timeout=10)) for call in calls] == [QueueClosed] * 3
+        assert [type(call.exception(timeout=60)) for call in calls] == [QueueClosed] * 3
 
 
 def test_def_25_a_condition_that_takes_a_record_itself_is_refused_and_nothing_is_lost(tmp_path):

@@ -322,22 +322,22 @@ def test_close_wakes_those_who_wait(tmp_path):
     q = Queue(tmp_path / "q")
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(call, timeout=None) for call in (q.get, q.peek)]
-        waiting.append(pool.submit(q.get_if, lambda record: True, timeout=30))
+        waiting.append(pool.submit(q.get_if, lambda record: True, timeout=100))
         time.sleep(0.1)
         q.close()
         for one in waiting:
             with pytest.raises(QueueClosed):
-                one.result(timeout=5)
+                one.result(timeout=60)
 
 
 def test_putting_back_and_returning_wake_those_who_wait(tmp_path):
     with Queue(tmp_path / "q") as q, ThreadPoolExecutor(1) as pool:
         q.put(b"0")
         batch = q.lease("key")
-        waiting = pool.submit(q.get, 20)
+        waiting = pool.submit(q.get, 100)
         time.sleep(0.05)
         batch.put_back()
-        assert waiting.result(timeout=5) == b"0"
+        assert waiting.result(timeout=60) == b"0"
 
 
 # get_if
@@ -460,10 +460,13 @@ def test_threads_that_put_and_take_at_once_get_each_record_once_and_in_order(tmp
 
         def consume(me: int) -> list[bytes]:
             taken: list[bytes] = []
-            with suppress(Empty):
-                while True:
+            while True:
+                last = all(put.done() for put in puts)
+                try:
                     taken += [q.get(timeout=0.5)] if me % 2 else (q.get_many(5) or [q.get(timeout=0.5)])
-            return taken
+                except Empty:
+                    if last:
+                        return taken
 
         puts = [pool.submit(produce, me) for me in range(producers)]
         takes = [pool.submit(consume, me) for me in range(producers)]
