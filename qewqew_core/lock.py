@@ -15,6 +15,7 @@ import fcntl
 import os
 import random
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,39 +60,45 @@ class HeaderLock:
 
 
 class _Line:
-    """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, and
-    moves to the byte before that when it is free.
+    """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, the
+    next one behind all that are held.
 
     Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
     can stand in line (there is no file, a Java process has all of it, no OFD locks), everybody is the first.
     """
 
     def __init__(self, fd: int | None) -> None:
-        self.place = 0
-        self.moved = time.monotonic()
+        self.moved = time.monotonic()  # when we were told last that fewer are before us
         self._fd = fd
+        self._place = _LINE
+        self._before = sys.maxsize
         if fd is not None:
             with contextlib.suppress(OSError):
                 self._join(fd)
 
     def _join(self, fd: int) -> None:
+        free = _LINE
         while True:
-            free = _LINE
             while (taken := first_locked(fd, free, 0)) is not None:
                 if taken < _LINE:
                     return
                 free = taken + 1
             if set_bytes(fd, fcntl.F_WRLCK, free, 1):
-                self.place = free - _LINE
+                self._place = free
                 return
 
-    def first(self) -> bool:
-        """Whether nobody is before us, perhaps since now."""
-        while self._fd is not None and self.place and set_bytes(self._fd, fcntl.F_WRLCK, _LINE + self.place - 1, 1):
-            set_bytes(self._fd, fcntl.F_UNLCK, _LINE + self.place, 1)
-            self.place -= 1
+    def before(self) -> int:
+        """How many are before us. Of several the kernel names any: if not the first one, we say fewer, but never 0."""
+        found, at = 0, _LINE
+        while self._fd is not None and at < self._place:
+            taken = first_locked(self._fd, at, self._place - at)
+            if taken is None:
+                break
+            found, at = found + 1, max(taken, at) + 1
+        if found < self._before:
             self.moved = time.monotonic()
-        return self.place == 0
+        self._before = found
+        return found
 
     def leave(self) -> None:
         if self._fd is not None:
@@ -108,15 +115,15 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T 
     waiting = _Line(fd)
     try:
         while True:
-            first, now = waiting.first(), time.monotonic()
+            before, now = waiting.before(), time.monotonic()
             still = now - waiting.moved
             # Nobody waits for ever for one who is before him and was stopped.
-            if (first or still > _PATIENCE or now >= deadline) and (taken := act()) is not None:
+            if (not before or still > _PATIENCE or now >= deadline) and (taken := act()) is not None:
                 return taken
             if now >= deadline:
                 return None
             # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
-            pause = max(still / 20, 0.0002 if first else 0.001 * waiting.place) * random.uniform(0.5, 1.5)  # noqa: S311
+            pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
     finally:
         waiting.leave()

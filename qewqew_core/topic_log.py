@@ -116,6 +116,7 @@ class Replayed:
     snapshot_end: int
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
+    frames: int = 0  # behind the snapshot
     unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
 
@@ -268,6 +269,8 @@ def replay(data: bytes, path: str) -> Replayed:
                 result.redo += [(start, redo) for redo in apply(body, state)]
             else:
                 raise ValueError(f"unknown frame kind {kind}")
+            if result is not None and kind != _END:
+                result.frames += 1
         except (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError) as error:
             # The checksum is right, so this was written so: better no topic than a wrong one.
             raise CorruptQueue(

@@ -58,6 +58,28 @@ def test_to_a_java_process_a_queue_is_locked_while_somebody_stands_in_line(tmp_p
     assert found_by_java() == "free"
 
 
+def test_who_waits_knows_how_many_are_before_him_however_long_the_line_has_existed(tmp_path: Path) -> None:
+    """How often he looks depends on it: when places were counted, they grew, and two slept while the lock was free."""
+    path = tmp_path / "header"
+    path.touch()
+    descriptors = [os.open(path, os.O_RDWR) for _ in range(4)]
+    line = [lock._Line(fd) for fd in descriptors]
+    assert [one.before() for one in line] == [0, 1, 2, 3]
+    for _ in range(50):
+        first = line.pop(0)
+        first.leave()
+        line.append(lock._Line(first._fd))
+    assert [one.before() for one in line] == [0, 1, 2, 3]
+    moved = line[-1].moved
+    line.pop(2).leave()  # his time was over
+    assert [one.before() for one in line] == [0, 1, 2]
+    assert line[-1].moved > moved
+    os.close(descriptors[descriptors.index(line[0]._fd)])  # as when his process is killed
+    assert [one.before() for one in line[1:]] == [0, 1]
+    for one in line[1:]:
+        os.close(one._fd)
+
+
 CONSUME = """
 import os, sys
 from qewqew_core import Topic
