@@ -206,7 +206,11 @@ def main(arguments: Iterable[str] | None = None) -> int:
         prog="./run bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="three minutes instead of half an hour, and less sure")
-    parser.add_argument("--large", action="store_true", help="also a queue of ten million records (3 GB of disk, 2 GB of memory)")
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help="also a queue of ten million records (half an hour more, 3 GB of disk, 2 GB of memory)",
+    )
     parser.add_argument("--sizes", type=whole_numbers, default=[100, 10_240], help="bytes of a record (default: 100,10240)")
     parser.add_argument("--records", type=int, help="in a queue, of up to 1 KB (default: 200,000; quick: 50,000)")
     parser.add_argument("--repeats", type=int, help="default: 5; quick: 3")
