@@ -218,8 +218,11 @@ def test_a_driver_dies_with_the_process_that_started_it() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     child = Path(f"/proc/{int(done.stdout.splitlines()[-1])}/cmdline")  # Airflow 3.2 logs to standard output, too
-    for _ in range(50):
-        if not child.exists() or not child.read_bytes():  # gone, or dead and waiting to be reaped
+    for _ in range(600):
+        try:
+            if not child.read_bytes():  # dead, and waiting to be reaped
+                return
+        except (FileNotFoundError, ProcessLookupError):
             return
         time.sleep(0.1)
     pytest.fail("the child lives on")
