@@ -74,10 +74,12 @@ def test_who_waits_knows_how_many_are_before_him_however_long_the_line_has_exist
     line.pop(2).leave()  # his time was over
     assert [one.before() for one in line] == [0, 1, 2]
     assert line[-1].moved > moved
-    os.close(descriptors[descriptors.index(line[0]._fd)])  # as when his process is killed
-    assert [one.before() for one in line[1:]] == [0, 1]
-    for one in line[1:]:
-        os.close(one._fd)
+    killed = line.pop(0)._fd
+    descriptors.remove(killed)
+    os.close(killed)
+    assert [one.before() for one in line] == [0, 1]
+    for fd in descriptors:
+        os.close(fd)
 
 
 CONSUME = """
