@@ -14,7 +14,7 @@ import pytest
 from disk import JournalDisk, image
 
 import qewqew_core.reader_inspection
-from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader
+from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, appending, inspect_reader, topic_log
 from qewqew_core.files import Files
 
 
@@ -236,3 +236,15 @@ def test_a_second_thread_with_the_same_key_waits_until_the_first_one_is_durable(
             thread.join()
         assert done == [1, 1]
         assert len(topic) == 2
+
+
+def test_small_commits_are_not_all_applied_again_by_each_opening_however_few_each_has_made(tmp_path: Path) -> None:
+    """A thousand are some 50 KB, which the next opening reads at once, and applied in 18 ms."""
+    log, frames = tmp_path / "t" / "t.log", []
+    for commits in [1] * 80 + [200]:
+        with Topic(tmp_path / "t", sync="never") as topic:
+            for _ in range(commits):
+                topic.append(b"x")
+        frames.append(topic_log.replay(log.read_bytes(), str(log)).frames)
+    assert max(frames) <= appending.LOG_FRAMES_AT_CLOSE + 1  # the checkpoint
+    assert frames[-1] == 1
