@@ -38,8 +38,6 @@ from qewqew_core.view import View
 from qewqew_core.zbus import HEAD, Entry, Index
 
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
-LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the topic is closed: the next opening reads the log …
-LOG_FRAMES_AT_CLOSE = 64  # … and applies what it says
 INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are carried by the log: one fsync, not two
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
@@ -660,7 +658,7 @@ class Writer(Guard):
             try:
                 if broken is None and self.log.position > self._opened_at:
                     self._store()
-                    if self.log.end - self.log.snapshot_end > LOG_BYTES_AT_CLOSE or self.log.frames > LOG_FRAMES_AT_CLOSE:
+                    if self.log.slow_to_open:
                         self._begin_log()
                     self.log.append(topic_log.CHECKPOINT, b"")
                     self.log.give_back()

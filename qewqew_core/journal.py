@@ -41,6 +41,8 @@ _CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
 BEGIN = _HEAD.size  # offset of the first frame
 
 RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
+BYTES_AT_CLOSE = 256 << 10  # behind the snapshot: the next opening reads them …
+FRAMES_AT_CLOSE = 64  # … and applies them
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -220,6 +222,11 @@ class Log:
         self.frames += 1
         self._allocated = max(self._allocated, self.end)
         return self._base + self.end
+
+    @property
+    def slow_to_open(self) -> bool:
+        """Whether the next opening would have much to do; then the log is cut back to a snapshot when its owner closes it."""
+        return self.end - self.snapshot_end > BYTES_AT_CLOSE or self.frames > FRAMES_AT_CLOSE
 
     @property
     def spare(self) -> int:

@@ -53,8 +53,6 @@ from qewqew_core.verification import Report, verify
 from qewqew_core.writing import Spill
 
 LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
-LOG_BYTES_AT_CLOSE = 256 << 10  # the same when the queue is closed: the next opening reads the log …
-LOG_FRAMES_AT_CLOSE = 64  # … and applies what it says
 PENDING_BYTES = 256 << 10
 LOOK_AGAIN = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
 # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
@@ -194,7 +192,7 @@ class Queue(Guard, Leasing):
             else:
                 if state.chain:
                     self._compact()
-                if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE or self._log.frames > LOG_FRAMES_AT_CLOSE:
+                if self._log.slow_to_open:
                     self._rotate()
                 if self._log.position > self._opened_at:
                     self._store()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from disk import JournalDisk, image
 
+import qewqew_core.journal
 import qewqew_core.queue
 import qewqew_core.session
 import qewqew_core.state
@@ -151,7 +152,7 @@ def _in_session(session: Session, number: int, records: list[bytes]) -> None:
 def small_limits(request, monkeypatch):
     """Limits so small that a short workload meets each of them."""
     monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES", 3000)
-    monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES_AT_CLOSE", 1500)
+    monkeypatch.setattr(qewqew_core.journal, "BYTES_AT_CLOSE", 1500)
     monkeypatch.setattr(qewqew_core.queue, "PENDING_BYTES", 60)
     monkeypatch.setattr(qewqew_core.session, "SPILL_BYTES", 100)
     monkeypatch.setattr(qewqew_core.writing, "PIECE_BYTES", 40)

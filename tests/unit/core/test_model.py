@@ -80,8 +80,9 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        for name, value in (("LOG_BYTES", 2000), ("LOG_BYTES_AT_CLOSE", 800), ("PENDING_BYTES", 60)):
+        for name, value in (("LOG_BYTES", 2000), ("PENDING_BYTES", 60)):
             self.patch.setattr(f"qewqew_core.queue.{name}", value)
+        self.patch.setattr("qewqew_core.journal.BYTES_AT_CLOSE", 800)
         for module in ("state", "reading", "writing"):
             self.patch.setattr(f"qewqew_core.{module}.PIECE_BYTES", 40)
         self.patch.setattr("qewqew_core.queue.INLINE_BYTES", {"commit": 70, "never": 70})

@@ -53,8 +53,9 @@ T = TypeVar("T")
 @pytest.fixture
 def small_limits(monkeypatch):
     """Limits so small that a short script meets each of them."""
-    for name, value in (("LOG_BYTES", 600), ("LOG_BYTES_AT_CLOSE", 300), ("PENDING_BYTES", 60)):
+    for name, value in (("LOG_BYTES", 600), ("PENDING_BYTES", 60)):
         monkeypatch.setattr(f"qewqew_core.queue.{name}", value)
+    monkeypatch.setattr("qewqew_core.journal.BYTES_AT_CLOSE", 300)
     for module in ("state", "reading", "writing"):
         monkeypatch.setattr(f"qewqew_core.{module}.PIECE_BYTES", 40)
     monkeypatch.setattr("qewqew_core.queue.INLINE_BYTES", {"commit": 70, "never": 70})
@@ -696,7 +697,7 @@ def test_t06_a_torn_beginning_at_the_end_of_the_log_is_cut_and_the_next_commits_
 
 
 def test_t07_a_flipped_bit_and_zeros_in_the_log_are_reported_and_the_rest_can_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("qewqew_core.queue.LOG_FRAMES_AT_CLOSE", 1000)
+    monkeypatch.setattr("qewqew_core.journal.FRAMES_AT_CLOSE", 1000)
     for number, (chunk_id, offset) in enumerate(itertools.product([1, 2, 4], [10, 11, 12, 14, 33])):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -334,8 +334,8 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
     """Limits so small that a short workload meets each of them; and a small ring, so that it goes round."""
     for module, name, value in (
         (qewqew_core.appending, "LOG_BYTES", 5000),
-        (qewqew_core.appending, "LOG_BYTES_AT_CLOSE", 2500),
-        (qewqew_core.appending, "LOG_FRAMES_AT_CLOSE", 12),
+        (qewqew_core.journal, "BYTES_AT_CLOSE", 2500),
+        (qewqew_core.journal, "FRAMES_AT_CLOSE", 12),
         (qewqew_core.appending, "WRITE_BYTES", 100),
         (qewqew_core.appending, "INLINE_BYTES", {"commit": inline, "never": inline}),
         (qewqew_core.topic_log, "PIECE_BYTES", 500),

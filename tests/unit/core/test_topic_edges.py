@@ -14,7 +14,7 @@ import pytest
 from disk import JournalDisk, image
 
 import qewqew_core.reader_inspection
-from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, appending, inspect_reader, topic_log
+from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader, journal, topic_log
 from qewqew_core.files import Files
 
 
@@ -246,5 +246,5 @@ def test_small_commits_are_not_all_applied_again_by_each_opening_however_few_eac
             for _ in range(commits):
                 topic.append(b"x")
         frames.append(topic_log.replay(log.read_bytes(), str(log)).frames)
-    assert max(frames) <= appending.LOG_FRAMES_AT_CLOSE + 1  # the checkpoint
+    assert max(frames) <= journal.FRAMES_AT_CLOSE + 1  # the checkpoint
     assert frames[-1] == 1
