@@ -178,6 +178,7 @@ class Queue(Guard, Leasing):
         files, state = self._files, self._state
         home_directory = os.path.dirname(self.path)  # synced before the log forgets which chunks were removed
         try:
+            recovery.sync_spill(files, self.path)
             batches.remove_tree(files, self.path + layout.SPILL)
             if not state.records and state.chain:
                 self._clear()
@@ -345,6 +346,7 @@ class Queue(Guard, Leasing):
             self._rotate_at = self._log.end + LOG_BYTES // 4
             return
         self._store()
+        recovery.sync_spill(self._files, self.path)
         self._files.sync_directory(os.path.dirname(self.path))  # chunks that were removed must not come back unknown
         self._log.replace(new)
         self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)

@@ -241,6 +241,7 @@ def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, repl
     try:
         log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only: files follow the log
         finish_moves(files, path, state, replayed.last_rare)
+        sync_spill(files, path)
         redo(files, path, state, replayed.redo)
         store_pointers(files, path, state, unsure=replayed.made)
         store_header(files, header_fd, state.first, sure=False)
@@ -276,6 +277,12 @@ def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | N
         batches.settle_put_back(files, path, rare["id"], list(zip(rare["files"], rare["chunks"], strict=True)))
     elif op == "forget":
         batches.settle_forget(files, path, rare["ids"], rare["keep_manifest"])
+
+
+def sync_spill(files: Files, path: str) -> None:
+    """Chunks that sessions spilled have left this directory for the queue: moves are durable when both directories are."""
+    if files.is_directory(path + layout.SPILL):
+        files.sync_directory(path + layout.SPILL)
 
 
 def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:

@@ -277,6 +277,37 @@ def test_a_power_cut_after_a_killed_queue_went_on_loses_nothing(tmp_path, small_
     assert checked > 100
 
 
+@pytest.mark.parametrize("end", ["killed", "closed", "cut back"])
+def test_what_a_session_spilled_without_syncing_is_durable_once_something_builds_on_it(tmp_path, small_limits, end):
+    """Its chunk files were moved into the queue from another directory, and neither directory was synced then."""
+    root, killed = tmp_path / "0", tmp_path / "1"
+    root.mkdir()
+    disk = JournalDisk(str(root))
+    with Queue(root / "q", chunk_size=64, sync="never", _files=disk) as q:
+        with q.session() as session:
+            session.put_many([bytes([number]) * 40 for number in range(5)])
+            session.put(b"last")
+        expected, calls = list(q), disk.calls.copy()
+        if end == "cut back":
+            with q._lock:
+                q._rotate()
+            calls = disk.calls.copy()
+    assert any("q.spill" in call.path and call.kind == "rename" for call in calls)
+    if end == "killed":
+        image(calls, str(root), killed, None)
+        disk = JournalDisk(str(killed), follows=(calls, str(root)))
+        with Queue(killed / "q", _files=disk) as q:
+            assert list(q) == expected
+            calls, root = disk.calls.copy(), killed
+    elif end == "closed":
+        calls = disk.calls
+    for chance in range(50):
+        image(calls, str(root), tmp_path / "image", random.Random(chance))
+        with Queue(tmp_path / "image" / "q") as q:
+            assert list(q) == expected
+        shutil.rmtree(tmp_path / "image")
+
+
 def test_what_is_put_into_a_chunk_that_was_emptied_is_durable_after_close(tmp_path):
     """The pointers come out the same as before, so storing them is not what syncs the record."""
     root = tmp_path / "work"
