@@ -189,7 +189,6 @@ class Queue(Guard, Leasing):
                 if self._log.position > self._opened_at:
                     files.sync_directory(home_directory)
                 files.unlink(self._log.path)
-                files.unlink(self.path)
             else:
                 if state.chain:
                     self._compact()
@@ -201,9 +200,9 @@ class Queue(Guard, Leasing):
                     # If it is lost, the next opening does all this again.
                     self._log.append(logs.CHECKPOINT, recovery.seal(files, self.path))
                 self._log.give_back()
-                if not state.chain:
-                    files.unlink(self.path)
-            files.sync_directory(home_directory)
+            if not state.chain:
+                files.unlink(self.path)
+                files.sync_directory(home_directory)
         except (DiskFull, QueueFull) as error:
             _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
         except OSError as error:

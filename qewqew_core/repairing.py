@@ -243,7 +243,7 @@ class _Repair:
         program can have made of that.
         """
         assert found.log is not None
-        if not found.log.clean or recovery.agree(self._files, found) or self._may_be_javas(found):
+        if not found.log.clean or recovery.agree(self._files, found, all_chunks=True) or self._may_be_javas(found):
             return False
         for one in list(found.log.state.chain.values())[:-1]:
             # A Java program that has emptied the queue and filled it again has made these files anew.

@@ -12,7 +12,7 @@ from qewqew_core import chunk, layout, manifest
 from qewqew_core import log as logs
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files, read_whole
-from qewqew_core.reading import unread
+from qewqew_core.reading import read_pointers, unread
 from qewqew_core.state import BatchState, Chunk, State
 from qewqew_core.zbus import Message
 
@@ -87,6 +87,11 @@ def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Cal
         report.bytes -= one.tail - one.head - 2 * found - one.bytes
     finally:
         files.close(fd)
+    on_disk = read_pointers(files, path)[1:]
+    if one.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
+        raise CorruptQueue(
+            f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0
+        )
 
 
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:

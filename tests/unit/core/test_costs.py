@@ -152,7 +152,7 @@ COSTS = {
     },
     "topic, never": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 41, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 1062, "write": 8},
+        "append_many": {"bytes": 304143, "functions": 67, "write": 8},
         "read, commit": {"functions": 91, "identity": 2000, "read": 3006, "size": 2000, "write": 3000},
         "read_many, commit": {"functions": 115, "identity": 2, "read": 6, "size": 2, "write": 3},
     },
@@ -183,7 +183,7 @@ COSTS = {
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 49, "sync": 1000, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 1072, "sync": 2, "write": 8},
+        "append_many": {"bytes": 304143, "functions": 77, "sync": 2, "write": 8},
         "read, commit": {"functions": 93, "identity": 2000, "read": 3006, "size": 2000, "sync": 1000, "write": 3000},
         "read_many, commit": {"functions": 117, "identity": 2, "read": 6, "size": 2, "sync": 1, "write": 3},
     },
@@ -239,6 +239,30 @@ def test_opening_costs_the_same_however_many_records_there_are(tmp_path: Path) -
             found.append(costs(files, "open, get", 1, partial(open_and_get, tmp_path / "q", files, opened)))
     assert found[0] == found[1]
     check("queue, closed", {"open, get": found[0]})
+
+
+def test_opening_looks_into_as_many_files_however_many_chunks_there_are(tmp_path: Path) -> None:
+    found = []
+    for records in (50, 500):
+        with Queue(tmp_path / "q", chunk_size=1_000, sync="never") as q:
+            q.put_many([RECORD] * records)
+        files = Counted()
+        Queue(tmp_path / "q", _files=files).close()
+        found.append(files.counts.copy())
+    assert found[0]["open_to_read"] == 3, "the log, the first chunk and the last"
+    assert found[0] == found[1]
+
+
+def test_closing_syncs_what_has_changed_alone(tmp_path: Path) -> None:
+    files = Counted()
+    found = []
+    for records in (0, 1_000, 0):
+        q = Queue(tmp_path / "q", _files=files)
+        q.put_many([RECORD] * records)
+        files.counts.clear()
+        q.close()
+        found.append((files.counts["sync"], files.counts["sync_directory"]))
+    assert found == [(0, 1), (2, 1), (0, 0)], "the header of an empty queue goes; the chunk and the header; nothing"
 
 
 def open_and_get(path: Path, files: Files, until: ExitStack) -> None:

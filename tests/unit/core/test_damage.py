@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, log, manifest
+from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, chunk, log, manifest, repair
 from qewqew_core.chunk import split
 
 # Of each batch: state, attempt, key, reason, and its records or the error that reading them gives.
@@ -272,6 +272,36 @@ def test_header_and_chunks_of_a_closed_queue_with_batches_may_be_damaged_or_cut_
                 assert batches == history[-1][1]
                 rest = iter(stored)
                 assert all(record in rest for record in found or [] if record), f"{name} {how}: {found}"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_damaged_pointers_of_a_chunk_in_the_middle_cost_no_record_and_are_found(tmp_path, closed):
+    """No Java program changes them alone, so it is damage: a clean log is believed, one of a crash makes sure first."""
+    records = [b"%d" % number for number in range(20)]
+    (folder := tmp_path / "made").mkdir()
+    with Queue(folder / "q", chunk_size=40, sync="never") as q:
+        q.put_many(records)
+        if not closed:
+            folder = shutil.copytree(folder, tmp_path / "crashed")
+    assert len(list(folder.glob("q.[0-9]*"))) == 3
+    for damaged in range(chunk.BEGIN):
+        copy = shutil.copytree(folder, tmp_path / str(damaged))
+        data = bytearray((copy / "q.2").read_bytes())
+        data[damaged] ^= 0x55
+        (copy / "q.2").write_bytes(data)
+        if closed:
+            with Queue(copy / "q") as q:
+                (problem,) = q.verify().problems
+                assert f"{copy / 'q.2'}, offset 0: head, tail, next are " in problem
+                assert list(q) == records
+        else:
+            with pytest.raises(CorruptQueue, match="head, tail, next are"):
+                Queue(copy / "q")
+        assert repair(copy / "q", _files=NoSync()).changed
+        assert (copy / "q.2").read_bytes()[: chunk.BEGIN] == chunk.POINTERS.pack(10, 38, 3)
+        with Queue(copy / "q") as q:
+            assert q.verify().ok
+            assert list(q) == records
 
 
 @pytest.mark.parametrize("state", ["leased", "returned", "dead"])

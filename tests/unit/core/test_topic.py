@@ -131,6 +131,28 @@ def test_append_many_takes_bodies_and_messages_of_all_kinds(make):
     assert bodies(topic)[-1] == b"ace"
 
 
+@pytest.mark.parametrize("dialect", ["A", "B", "C"])
+def test_messages_stand_in_the_blocks_the_same_whether_appended_together_or_one_by_one(tmp_path, dialect):
+    corr_offset = 0 if dialect == "C" else -5
+    plain = [Message(b"%d" % number * 30, "a.b", timestamp=1) for number in range(400)]  # several runs
+    varied = [
+        Message(b"", timestamp=2),
+        Message(b"x" * (2 << 20), "large", timestamp=3),
+        Message(b"x", "t" * 127, "i" * 39, corr_offset, timestamp=4),
+        Message(bytearray(b"y"), None, "\u00e9", timestamp=5),
+    ]
+    blocks = []
+    for name, groups in {
+        "together": [plain, varied, varied[2:] * 3],
+        "one by one": [[one] for one in plain + varied + varied[2:] * 3],
+    }.items():
+        with Topic(tmp_path / name, dialect=dialect, _files=NoSync()) as topic:
+            for group in groups:
+                topic.append_many(group)
+        blocks.append([path.read_bytes() for path in sorted((tmp_path / name / "data").glob("*.zbus"))])
+    assert blocks[0] == blocks[1]
+
+
 def test_a_message_that_was_read_can_be_appended_as_it_is_to_another_topic(make, tmp_path):
     """Forwarding keeps tag, id, corr_offset and timestamp; number and offset are given anew."""
     topic = make()
