@@ -50,7 +50,7 @@ from qewqew_core.reader_inspection import add_naks, lost_of, place_of_rdx, stats
 from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, HandedOut, Range, ReaderState
 from qewqew_core.state import BatchState, Piece, now_ms
 from qewqew_core.tags import Filter
-from qewqew_core.view import SCAN, WINDOW, Position, Stretch, View, behind
+from qewqew_core.view import SCAN, WINDOW, Found, Position, Stretch, View, behind
 from qewqew_core.zbus import HEAD, Entry, Message
 
 if TYPE_CHECKING:
@@ -854,9 +854,18 @@ class Reader(Guard, Leasing):
                 "is leased again",
                 path=self.path,
             )
+        if sum(stop.number - start.number for start, stop in ranges if stop is not None) != batch.records:
+            leased_with = Filter(manifest.load(batches.directory_of(self._stem, batch)).filter)
+            if leased_with.text != self._filter.text:
+                ranges = [part for one in ranges for part in self._matching(one, leased_with)]
         todo = self._without_flight(_merged([*ranges, *self._state.todo]))
         self._durable(self._append("put_back", batch.id, todo), always=True)
         batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
+
+    def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
+        """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
+        found = [one for one in self._view.messages(*whole, chosen) if isinstance(one, Found)]
+        return _merged([Range(one.at, one.after) for one in found])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""

@@ -378,6 +378,20 @@ def test_a_batch_that_was_put_back_is_delivered_again_in_its_order(make, state):
         check_manifest(one.lease("a"), topic, [6, 7])  # its key is free again
 
 
+@pytest.mark.parametrize("now", [None, "#", "b"])
+def test_a_batch_that_is_put_back_under_another_filter_brings_back_its_own_messages_alone(make, now):
+    """What the filter had passed over when the batch was leased comes again only where the reader is moved."""
+    topic = make()
+    for number in range(12):
+        topic.append(b"%d" % number * 30, tag=[None, "a", "b", "a"][number % 4])
+    reader = topic.reader("r", "a")
+    batch = reader.lease("run")
+    assert [message.number for message in batch.messages()] == [1, 3, 5, 7, 9, 11]
+    reader.set_filter(now)
+    batch.put_back()
+    assert [message.number for message in reader.read_many(20)] == ([] if now == "b" else [1, 3, 5, 7, 9, 11])
+
+
 def test_a_put_back_batch_and_a_reader_that_was_moved_deliver_each_message_once(make):
     topic = filled(make(), 6)
     with topic.reader("r") as one:
