@@ -20,7 +20,6 @@ Recovery, by the writer that has the lock:
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import zlib
@@ -501,18 +500,9 @@ class Writer(Guard):
                 self.log.reserve(0)
         return position
 
-    def _frames(self, run: list[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+    def _frames(self, run: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
         """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
         dialect = self.state.dialect
-        if len(run) > 2:  # by columns: half the time, but more for one message
-            bodies, ids, tags, corr_offsets, timestamps = zip(*run, strict=True)
-            sizes = list(map(len, bodies))
-            if {*map(type, bodies)} == {bytes} and sum(sizes) < WRITE_BYTES:
-                offsets = itertools.accumulate(map(HEAD.__add__, sizes), initial=offset)
-                times = [time if one is None else one for one in timestamps]
-                heads = zbus.pack_heads(dialect, offsets, times, ids, corr_offsets, itertools.count(number), tags, sizes)
-                yield b"".join(itertools.chain.from_iterable(zip(heads, bodies, strict=False)))
-                return
         for body, id, tag, corr_offset, timestamp in run:
             size = len(body)
             yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)

@@ -269,23 +269,6 @@ def pack_head(
     return head[:8] + zlib.crc32(head[16:LENGTH_AT]).to_bytes(8) + head[16:]
 
 
-def pack_heads(
-    dialect: str,
-    offsets: Iterable[int],
-    timestamps: Iterable[int],
-    ids: Iterable[bytes],
-    corr_offsets: Iterable[int],
-    numbers: Iterable[int],
-    tags: Iterable[bytes],
-    lengths: Iterable[int],
-) -> Iterable[bytes]:
-    """`pack_head` of many messages, by columns: that takes half the time."""
-    if dialect == "C":
-        return map(pack_head, repeat(dialect), offsets, timestamps, ids, corr_offsets, numbers, tags, lengths)
-    id_slots, tag_slots = ([_LENGTHS[len(one)] + one if one else b"" for one in column] for column in (ids, tags))
-    return map(_HEAD_B.pack, offsets, timestamps, id_slots, corr_offsets, numbers, tag_slots, lengths)
-
-
 def crc_is_right(data: bytes, at: int) -> bool:
     """Whether the head at ``at`` is one of dialect C."""
     return int.from_bytes(data[at + 8 : at + 16]) == zlib.crc32(data[at + 16 : at + LENGTH_AT])

@@ -152,7 +152,7 @@ COSTS = {
     },
     "topic, never": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 41, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 67, "write": 8},
+        "append_many": {"bytes": 304143, "functions": 1062, "write": 8},
         "read, commit": {"functions": 91, "identity": 2000, "read": 3006, "size": 2000, "write": 3000},
         "read_many, commit": {"functions": 115, "identity": 2, "read": 6, "size": 2, "write": 3},
     },
@@ -183,7 +183,7 @@ COSTS = {
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 49, "sync": 1000, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 77, "sync": 2, "write": 8},
+        "append_many": {"bytes": 304143, "functions": 1072, "sync": 2, "write": 8},
         "read, commit": {"functions": 93, "identity": 2000, "read": 3006, "size": 2000, "sync": 1000, "write": 3000},
         "read_many, commit": {"functions": 117, "identity": 2, "read": 6, "size": 2, "sync": 1, "write": 3},
     },
