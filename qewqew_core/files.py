@@ -86,6 +86,11 @@ class Files:
         """Remove an empty directory."""
         os.rmdir(path)
 
+    def irregular(self, path: str) -> list[str]:
+        """The names in a directory of what is no regular file: links, directories, pipes."""
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+
     def list(self, path: str) -> list[str]:
         return os.listdir(path)
 
