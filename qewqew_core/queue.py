@@ -1024,6 +1024,9 @@ class Queue(Guard, Leasing):
         copy, spans = Chunk(one.id, 0), []
         fd = self._files.open(path, new=True)
         try:
+            if not finished:  # first: recovery removes an empty chunk, but not records without pointers
+                self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+                self._files.sync(fd)
             region = one.free(one.head)
             while region is not None:
                 (start, end), before = region, copy.total
@@ -1046,8 +1049,8 @@ class Queue(Guard, Leasing):
                 if copy.total > before:
                     spans.append(Span(start, at, copy.total - before))
                 region = one.free(end) if at == end else None
-            tail = copy.tail if finished else chunk.BEGIN
-            self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, tail, chunk.NONE), 0)
+            if finished:
+                self._files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE), 0)
             self._files.sync(fd)
         finally:
             self._files.close(fd)

@@ -324,12 +324,15 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
         files.sync_directory(os.path.dirname(path))
 
 
+_TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail, as far as they were written
+
+
 def _is_stillborn(files: Files, path: str) -> bool:
-    """Whether the making of a chunk was stopped: nothing but zeros, but for the head perhaps."""
+    """Whether the making of a chunk was stopped: nothing but zeros, but for the pointers of an empty one perhaps."""
     fd = files.open_to_read(path)
     try:
         size, begin = files.size(fd), files.read(fd, chunk.BEGIN, 0)
-        if begin not in (bytes(len(begin)), chunk.POINTERS.pack(chunk.BEGIN, 0, chunk.NONE)[: len(begin)]):
+        if not any(chunk.POINTERS.pack(*torn, chunk.NONE).startswith(begin) for torn in _TORN):
             return False
         return not any(any(files.read(fd, BLOCK, at)) for at in range(chunk.BEGIN, size, BLOCK))
     finally:
