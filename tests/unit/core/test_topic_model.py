@@ -430,7 +430,7 @@ class TopicMachine(RuleBasedStateMachine):
             assert self.session.commit(key=key) == len(self.session_puts)
             if key is not None:
                 self.model.keys[key] = len(self.session_puts)
-            for name, number, _ in self.session_read:
+            for name, number, _ in {*self.session_read}:  # twice, if the reader was moved back in between
                 del self.model.readers[name].flight[number]
             self.added(self.session_puts)
         self.session.close()
