@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import boto3
+import fsspec
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
@@ -15,13 +17,16 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhu
 
 @contextmanager
 def object_store(address: str = "127.0.0.1") -> Iterator[str]:
-    """The URL of a server, for clients with `CREDENTIALS` in their environment; in each process there is one memory for all."""
+    """The URL of an empty server, for clients with `CREDENTIALS` in their environment; in each process one at a time."""
     server = ThreadedMotoServer(address, 0, verbose=False)
     server.start()
+    url = f"http://{address}:{server.get_host_and_port()[1]}"
     try:
-        yield f"http://{address}:{server.get_host_and_port()[1]}"
+        yield url
     finally:
+        urllib.request.urlopen(f"{url}/moto-api/reset", data=b"").close()  # noqa: S310 - our own
         server.stop()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # else the next test with a server speaks to this one
 
 
 def s3_client(url: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 import pytest
 from holding import Held
-from moto.server import ThreadedMotoServer
+from object_store import CREDENTIALS, object_store
 
 SPARK_SUBMIT = """#!{python}
 import json, os, sys
@@ -28,20 +28,13 @@ sys.exit("the executors are gone")
 """
 
 
-@pytest.fixture(scope="module")  # fsspec keeps one client of a store for the life of the process
+@pytest.fixture(scope="module")
 def bucket() -> Iterator[Any]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    credentials = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_DEFAULT_REGION": "us-east-1"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in credentials.items():
+    with object_store() as url, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": url}.items():
             patch.setenv(name, value)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.get_host_and_port()[1]}")
         boto3.client("s3").create_bucket(Bucket="batches")
-        try:
-            yield boto3.resource("s3").Bucket("batches")
-        finally:
-            server.stop()
+        yield boto3.resource("s3").Bucket("batches")
 
 
 def test_the_job_reads_the_copy_which_stays_for_the_next_try_and_goes_with_the_acknowledgement(

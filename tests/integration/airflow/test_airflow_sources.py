@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from airflow.sdk import DAG, ObjectStoragePath, chain, task
 from airflow.sdk.io import attach
 from airflow_version import DAG_TEST_TELLS_EXCEPTIONS
 from holding import Held
-from moto.server import ThreadedMotoServer
+from object_store import CREDENTIALS, object_store, s3_client
 
 from qewqew_airflow.notifications import QewQewNotifier
 from qewqew_airflow.operators import QewQewStageOperator
@@ -76,27 +75,21 @@ def test_a_query_that_cannot_be_staged_is_named_and_stores_nothing(
 
 # Object stores.
 
-KEYS = "aws_access_key_id", "aws_secret_access_key"
-
 
 @pytest.fixture(scope="module")  # what is attached stays for the life of the process
 def bucket() -> Iterator[Any]:
     """A client of an S3 server with the bucket ``lake``, of which Airflow knows under s3://."""
     import s3fs
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    try:
-        url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-        keys = "somebody", "hushhush"
-        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", **dict(zip(KEYS, keys, strict=True)))
+    with object_store() as url:
+        client = s3_client(url)
         client.create_bucket(Bucket="lake")
+        key, secret, _ = CREDENTIALS.values()
         for conn_id in (None, "lake"):  # as a provider's connection does
-            store = s3fs.S3FileSystem(key=keys[0], secret=keys[1], endpoint_url=url, use_listings_cache=False)
-            attach("s3", conn_id=conn_id, fs=store)
+            attach(
+                "s3", conn_id=conn_id, fs=s3fs.S3FileSystem(key=key, secret=secret, endpoint_url=url, use_listings_cache=False)
+            )
         yield client
-    finally:
-        server.stop()
 
 
 def test_files_of_an_object_store_are_staged_as_those_of_the_disk(run: Any, held: Held, bucket: Any, tmp_path: Path) -> None:
