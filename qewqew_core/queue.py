@@ -568,8 +568,7 @@ class Queue(Guard, Leasing):
                 self._files.rename(source, target)
                 moved.append((source, target))
             if self.sync == "commit":
-                self._files.sync_directory(os.path.dirname(moves[0][0]))
-                self._files.sync_directory(os.path.dirname(self.path))
+                recovery.sync_spill(self._files, self.path)
             position = self._commit(operations, now_ms())
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)

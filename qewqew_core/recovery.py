@@ -289,8 +289,12 @@ def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | N
 
 
 def sync_spill(files: Files, path: str) -> None:
-    """Chunks that sessions spilled have left this directory for the queue: moves are durable when both directories are."""
+    """Chunks that sessions spilled have left this directory for the queue's: a move is durable when both are synced.
+
+    First that which they are in now, or a power cut could find them in neither.
+    """
     if files.is_directory(path + layout.SPILL):
+        files.sync_directory(os.path.dirname(path))
         files.sync_directory(path + layout.SPILL)
 
 
