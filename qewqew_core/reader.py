@@ -847,25 +847,24 @@ class Reader(Guard, Leasing):
         batches.write_manifest(self._files, directory, changed)
 
     def _take_back(self, batch: BatchState) -> None:
-        ranges = self._state.ranges[batch.id]
-        if min(ranges).start.block < self._view.index().start:
+        whole = ranges = self._state.ranges[batch.id]
+        if sum(stop.number - start.number for start, stop in whole if stop is not None) != batch.records:
+            leased_with = Filter(manifest.load(batches.directory_of(self._stem, batch)).filter)
+            if leased_with.text != self._filter.text:
+                ranges = [part for one in whole for part in self._matching(one, leased_with)]
+        if min(whole).start.block < self._view.index().start:  # asked last: messages may be removed while they are looked at
             raise BatchConflict(
                 f"the messages of batch {batch.id} are no longer in the topic, only in the batch; with return_to_queue() it "
                 "is leased again",
                 path=self.path,
             )
-        if sum(stop.number - start.number for start, stop in ranges if stop is not None) != batch.records:
-            leased_with = Filter(manifest.load(batches.directory_of(self._stem, batch)).filter)
-            if leased_with.text != self._filter.text:
-                ranges = [part for one in ranges for part in self._matching(one, leased_with)]
         todo = self._without_flight(_merged([*ranges, *self._state.todo]))
         self._durable(self._append("put_back", batch.id, todo), always=True)
         batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
-        found = [one for one in self._view.messages(*whole, chosen) if isinstance(one, Found)]
-        return _merged([Range(one.at, one.after) for one in found])
+        return _merged([Range(one.at, one.after) for one in self._view.messages(*whole, chosen) if isinstance(one, Found)])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""

@@ -182,7 +182,7 @@ def test_a_chunk_that_is_a_link_is_refused_when_the_queue_is_opened(tmp_path, na
         Queue(tmp_path / "q", chunk_size=20)
 
 
-@pytest.mark.parametrize("name", ["q.1", "q.9", "q.log"])
+@pytest.mark.parametrize("name", ["q.1", "q.2", "q.9", "q.log"])
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
 @BOTH
 def test_something_else_at_the_place_of_a_file_of_the_queue_is_named_and_never_waited_for(tmp_path, opening, name, kind):
