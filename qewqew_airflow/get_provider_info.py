@@ -93,6 +93,11 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Staging leaves so many bytes free on the file system (default 0)",
                         "schema": {"type": ["integer", "null"], "minimum": 0},
                     },
+                    "log_bytes": {
+                        "label": "Log bytes",
+                        "description": "A log is cut back to a snapshot when it has grown by so many bytes (default 4 MiB)",
+                        "schema": {"type": ["integer", "null"], "minimum": 1, "maximum": 2**30},
+                    },
                     "max_attempts": {
                         "label": "Attempts",
                         "description": "A batch that was returned so often goes to the dead letters (default 5)",

@@ -14,6 +14,7 @@ from airflow.utils.net import get_hostname
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
+from qewqew_core.journal import MOST_LOG_BYTES
 from qewqew_core.zbus import LARGEST_BLOCK
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
@@ -28,6 +29,7 @@ SETTINGS: Checks = {
     "max_records": whole,
     "max_bytes": whole,
     "min_free_bytes": lambda name, value: whole(name, value, 0),
+    "log_bytes": lambda name, value: whole(name, value, 1, MOST_LOG_BYTES),
     "max_attempts": whole,
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
@@ -83,7 +85,7 @@ class QewQewHook(BaseHook):
     The connection's host is a directory on this machine (absolute, existing). Its extra may hold the hostname of
     the worker that has this directory, or "*" if every worker has this very one, and the settings of `Queue`:
     chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes,
-    min_free_bytes, max_attempts, retention (seconds), retention_bytes. Topics have them too, but for the first
+    min_free_bytes, log_bytes, max_attempts, retention (seconds), retention_bytes. Topics have them too, but for the first
     and the two bounds; what else they have is in an object "topic": block_size (bytes), max_age (seconds),
     max_records, max_bytes, delete_committed (true or false), slow_readers ("hold" or "move"). Names of queues
     and topics are relative to the directory and cannot leave it.

@@ -181,6 +181,7 @@ class LocalAirflow:
         self.dags = dags.absolute()
         self._env = dict(env or {})
         self._components: dict[str, subprocess.Popen[bytes]] = {}
+        self._sessions: set[int] = set()  # each component leads one
         self._token = ""
         self.port = 0
 
@@ -214,7 +215,7 @@ class LocalAirflow:
 
     def _popen(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with open(self.logs / f"{name}.log", "ab", opener=private) as log:
-            return subprocess.Popen(  # noqa: S603
+            started = subprocess.Popen(  # noqa: S603
                 [BIN / "airflow", *command],
                 env=env,
                 cwd=self.home,
@@ -224,6 +225,8 @@ class LocalAirflow:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self._sessions.add(started.pid)
+        return started
 
     def _environment(self) -> dict[str, str]:
         self.port, worker_logs, trigger_logs = free_ports(3)
@@ -288,8 +291,16 @@ class LocalAirflow:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with suppress(OSError):  # it ended, or is another user's
-                    if marker in (entry / "environ").read_bytes().split(b"\0"):
+                with suppress(OSError):  # it ended
+                    state, _, _, session = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:4]
+                    if state == b"Z":
+                        continue
+                    try:
+                        ours = marker in (entry / "environ").read_bytes().split(b"\0")
+                    except PermissionError:  # another user's, or one that Airflow hides from all but root
+                        ours = int(session) in self._sessions and entry.stat().st_uid == os.geteuid()
+                    if ours:
+                        self._sessions.add(int(session))
                         command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                         found.append(Process(int(entry.name), command.strip()))
         return found

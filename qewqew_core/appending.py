@@ -7,7 +7,8 @@ Recovery, by the writer that has the lock:
 
 1. No log: a zbus server made the topic. Its index is believed, except where it contradicts the messages (see `_adopt`).
 2. The log is clean, and the index says the same: nothing to do.
-3. It is clean, or the index is ahead of it: a zbus server has appended since. As 1; keys are kept.
+3. It is clean, or the index is ahead of it: a zbus server has appended since. As 1; keys are kept. A server only appends: an
+   index that lacks something of what a clean log knows is damaged, and refused.
    With ``sync="never"`` the index may also be ahead because a power cut took the end of the log, which then says so.
 4. Else this is what a crash of ours left. The messages that the log carries are written into their blocks again, those
    that it does not are compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the
@@ -25,20 +26,20 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NoReturn
 
 from qewqew_core import journal, lock, topic_log, zbus
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
-from qewqew_core.files import Files, read_whole, write_new
+from qewqew_core.files import Descriptors, Files, close_each, read_whole, remove_if_there, write_new
 from qewqew_core.guard import Guard
 from qewqew_core.journal import Log
-from qewqew_core.outgoing import WRITE_BYTES, Body, Outgoing, pieces, runs
-from qewqew_core.state import now_ms
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.outgoing import Body, Outgoing, pieces, runs
 from qewqew_core.topic_log import Block, Redo, Replayed, TopicState
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD, Entry, Index
 
-LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
-INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}  # commits up to here are carried by the log: one fsync, not two
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 _logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Writer(Guard):
         sync: str,
         lock_timeout: float,
         min_free_bytes: int,
+        log_bytes: int,
         resolve: Callable[[set[str], str], None],
     ) -> None:
         """``resolve`` is told which sessions were committed, and the dialect."""
@@ -66,6 +68,7 @@ class Writer(Guard):
         self.block_size = block_size
         self.sync = sync
         self.min_free_bytes = min_free_bytes
+        self._log_bytes = log_bytes
         name = os.path.basename(directory)
         self._index_path = os.path.join(directory, name + ".idx")
         self._log_path = os.path.join(directory, name + ".log")
@@ -74,18 +77,15 @@ class Writer(Guard):
         self._unsynced: set[int] = set()  # blocks with messages that may not be on disk, but in the log
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
         self._patch: dict[int, bytes] = {}  # what could not be written of it
-        lock_path = os.path.join(directory, name + ".lock")
-        try:
-            self._lock_file, _ = lock.acquire(lock_path, lock_timeout, follow=False)
-        except OSError as error:
-            if isinstance(error, QewQewError):
-                raise
-            raise BadPath(f"cannot be opened: {error.strerror}", path=lock_path) from error
         self._index_fd = -1
+        self._leaving = Descriptors()  # descriptors that have no owner yet, or none any more
         self._log: Log | None = None
         self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
         self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
+        self._lock_file: lock.HeaderLock | None = None
+        self._process = os.getpid()
         try:
+            self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
             self._recover(dialect, resolve)
             files.write(self._lock_file.fd, RECOVERED, 0)
@@ -112,9 +112,11 @@ class Writer(Guard):
         if not files.exists(self._index_path):
             self._make(found)
         self._index_fd = files.open(self._index_path)
+        index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
+        if found is not None and found.clean:
+            self._check_index(index, found.state)
         # Extended, as the original does it; and really there: what follows a commit must not meet a full disk.
         files.allocate(self._index_fd, zbus.INDEX_SIZE)
-        index = zbus.unpack_index(files.read(self._index_fd, zbus.INDEX_HEAD, 0), self._index_path)
         # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
         whole = found is not None and (found.unsynced is None or found.unsynced == files.boot() != b"")
         if found is None or (
@@ -128,9 +130,9 @@ class Writer(Guard):
                 raise BadArgument(f"the topic {self.path} is in dialect {found.state.dialect}, not {dialect}")
             if found.clean:
                 ends = found.end, found.snapshot_end
-                fd = files.open(self._log_path)
-                self._log = Log(files, self._log_path, fd, found.generation, *ends, "topic", found.frames)
-                self._rotate_at = found.snapshot_end + LOG_BYTES
+                self._leaving.append(files.open(self._log_path))
+                self._own_log(found.generation, *ends, found.frames)
+                self._rotate_at = found.snapshot_end + self._log_bytes
                 self._remove_strays(ours)
                 files.sync_directory(self.path)  # who was killed after putting this log into place may not have done it
                 resolve(set(self.state.sessions), self.state.dialect)
@@ -140,7 +142,9 @@ class Writer(Guard):
         self._remove_strays(ours)
         self._write_index()
         resolve(set(self.state.sessions), self.state.dialect)
-        self.state.sessions.clear()
+        # Each reader has noted them, the killed process perhaps in the page cache alone: a new log that does not know them waits
+        # for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
+        self._noted |= self.state.sessions.keys()
         self._store()
         self._begin_log()
 
@@ -164,7 +168,7 @@ class Writer(Guard):
         image[zbus.entry_at(0) : zbus.entry_at(0) + zbus.ENTRY] = zbus.pack_entry(Entry(created, 0, 0, created))
         self._files.sync_directory(self._data)
         self._files.sync_directory(os.path.dirname(self.path))  # who made the directories may have been killed before doing it
-        self._files.close(write_new(self._files, self._index_path + ".tmp", bytes(image)))
+        write_new(self._files, self._index_path + ".tmp", bytes(image))
         self._files.rename(self._index_path + ".tmp", self._index_path)
         self._files.sync_directory(self.path)
 
@@ -175,11 +179,9 @@ class Writer(Guard):
             )
 
     def _block_size(self, name: str) -> int:
-        fd = self._files.open_to_read(os.path.join(self._data, name))
-        try:
-            return self._files.size(fd)
-        finally:
-            self._files.close(fd)
+        with Descriptors() as fds:
+            fds.append(self._files.open_to_read(os.path.join(self._data, name)))
+            return self._files.size(fds[0])
 
     def _entry(self, block: int) -> Entry:
         return zbus.unpack_entry(self._files.read(self._index_fd, zbus.ENTRY, zbus.entry_at(block)))
@@ -192,7 +194,30 @@ class Writer(Guard):
 
     @staticmethod
     def _is_ahead(state: TopicState, index: Index) -> bool:
-        return (index.number, index.start + index.blocks) > (state.number, state.start + state.count)
+        """As a zbus server leaves it, which appends, and removes nothing."""
+        further = (index.number, index.start + index.blocks) > (state.number, state.start + state.count)
+        return further and index.start <= state.start
+
+    def _check_index(self, index: Index, state: TopicState) -> None:
+        """What a zbus server may have done to a topic that was closed leaves all of it there: it only appends."""
+        size, last = self._files.size(self._index_fd), state.last
+        if size < zbus.INDEX_SIZE:
+            self._refuse_index(f"the index was cut: it has {size:,} bytes, not {zbus.INDEX_SIZE:,}", size)
+        if index.start != state.start:
+            self._refuse_index(f"the index begins with block {index.start:,}, the log says {state.start:,}", zbus.START_AT)
+        if index.start + index.blocks <= last.block:
+            self._refuse_index(f"the index has {index.blocks:,} blocks, the log says {state.count:,}", zbus.BLOCKS_AT)
+        entry = self._entry(last.block)
+        if entry.base != last.base or entry.end < last.end:
+            what = f"block {last.block:,} begins at {entry.base:,} and has {entry.end:,} bytes"
+            self._refuse_index(f"{what}, the log says {last.base:,} and {last.end:,}", zbus.entry_at(last.block))
+
+    def _refuse_index(self, what: str, offset: int) -> NoReturn:
+        raise CorruptQueue(
+            f"{what}. Nothing was changed; bring the index back, or have `qewqew topic repair` make it anew",
+            path=self._index_path,
+            offset=offset,
+        )
 
     def _adopt(self, index: Index, found: Replayed | None, dialect: str | None) -> TopicState:
         """The state of a topic to which a zbus server has written; raises `CorruptQueue` if messages are missing."""
@@ -271,11 +296,9 @@ class Writer(Guard):
 
     def _redo(self, found: Replayed) -> None:
         files = self._files
-        fd = files.open(self._log_path)
-        try:
-            files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
-        finally:
-            files.close(fd)
+        with Descriptors() as fds:
+            fds.append(files.open(self._log_path))
+            files.sync(fds[0])  # what a killed process has not synced must not be lost when blocks and index follow it
         while True:
             state = self.state = found.state
             for one in (*state.full, state.last):
@@ -311,7 +334,7 @@ class Writer(Guard):
         fd = self._descriptor(redo.block.base)
         crc, at = redo.crc_before, redo.offset
         while at < redo.offset + redo.size:
-            data = self._files.read(fd, min(WRITE_BYTES, redo.offset + redo.size - at), at)
+            data = self._files.read(fd, min(LIMITS.write_bytes, redo.offset + redo.size - at), at)
             if not data:
                 return False
             crc, at = zlib.crc32(data, crc), at + len(data)
@@ -328,13 +351,16 @@ class Writer(Guard):
             self._files.truncate(fd, one.end)
 
     def _remove_strays(self, ours: bool) -> None:
-        """Blocks that were trimmed, and new ones that were not committed; and checksums of blocks that are not full.
+        """Blocks that were trimmed, and new ones that were not committed; checksums of blocks that are not full; what was being
+        made, here or by a repair, when its maker was killed.
 
         A block behind the last that a zbus server left (it syncs nothing: a power cut may have taken the index back) is kept
         aside, as NAME.unknown.
         """
         state = self.state
         self._cut(state.last)  # first: it may refuse
+        for path in (self._log_path, self._index_path):
+            remove_if_there(self._files, path + ".tmp")
         first = next((one.base for one in (*state.full, state.last) if one.block == state.start), None)
         if first is None:
             first = self._entry(state.start).base
@@ -377,8 +403,8 @@ class Writer(Guard):
 
     def _make_block(self, base: int) -> None:
         path = self._block_path(base)
-        if (fd := self._descriptors.pop(base, None)) is not None:  # an append that was interrupted had it open
-            self._files.close(fd)
+        if base in self._descriptors:  # an append that was interrupted had it open
+            close_each(self._descriptors, base)
         if self._files.exists(path):  # left by a crash: nothing in it is committed
             self._files.unlink(path)
         self._files.close(self._files.open(path, new=True))
@@ -386,8 +412,7 @@ class Writer(Guard):
     def _descriptor(self, base: int) -> int:
         fd = self._descriptors.get(base)
         if fd is None:
-            for other in list(self._descriptors):
-                self._files.close(self._descriptors.pop(other))
+            close_each(self._descriptors)
             fd = self._descriptors[base] = self._files.open(self._block_path(base))
         return fd
 
@@ -401,7 +426,8 @@ class Writer(Guard):
         """Let readers see what is committed and, with ``sync="commit"``, durable."""
         patch = self._patch
         while self._publications and (self.sync != "commit" or self._publications[0][0] <= self.log.durable):
-            patch.update(self._publications.popleft()[1])
+            patch.update(self._publications[0][1])  # twice, if it is interrupted here, rather than never
+            self._publications.popleft()
         for at in sorted(patch, reverse=True):  # the head comes last
             self._files.write(self._index_fd, patch[at], at)
         if patch:
@@ -427,7 +453,7 @@ class Writer(Guard):
         """Commit messages, which take ``size`` bytes, and operations; returns the position of the commit in the log."""
         state, time = self.state, now_ms()
         self._check_free(size)
-        inline = size <= INLINE_BYTES[self.sync]
+        inline = size <= LIMITS.inline_bytes[self.sync]
         number = state.number
         base, at, crc = state.last.base, state.last.end, state.last.crc
         begin = at  # of this commit in the block
@@ -507,8 +533,8 @@ class Writer(Guard):
             size = len(body)
             yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)
             if isinstance(body, Body):
-                for at in range(0, size, WRITE_BYTES):
-                    yield self._files.read(body.fd, min(WRITE_BYTES, size - at), body.offset + at)
+                for at in range(0, size, LIMITS.write_bytes):
+                    yield self._files.read(body.fd, min(LIMITS.write_bytes, size - at), body.offset + at)
             else:
                 yield body
             offset, number = offset + HEAD + size, number + 1
@@ -576,7 +602,7 @@ class Writer(Guard):
         for one in full:
             path = os.path.join(self._data, topic_log.sums_name(one.base))
             # Readers that look at it in the meantime find it whole or not at all.
-            self._files.close(write_new(self._files, path + ".tmp", topic_log.pack_sums(one.sums())))
+            write_new(self._files, path + ".tmp", topic_log.pack_sums(one.sums()))
             self._files.rename(path + ".tmp", path)
         if full:
             self._files.sync_directory(self._data)
@@ -605,17 +631,22 @@ class Writer(Guard):
         state.prune_keys(now_ms())
         state.full.clear()
         if self._log is not None:
-            new = self.log.prepare(lambda generation: topic_log.snapshot(state, generation))
-            self.log.replace(new)
+            self.log.replace(self.log.prepare(partial(topic_log.snapshot, state)))
         else:
             generation = journal.new_generation()
             data = topic_log.snapshot(state, generation)
-            fd = write_new(self._files, self._log_path + ".tmp", data)
+            write_new(self._files, self._log_path + ".tmp", data, self._leaving)
             self._files.rename(self._log_path + ".tmp", self._log_path)
             self._files.sync_directory(self.path)
-            self._log = Log(self._files, self._log_path, fd, generation, len(data), len(data), "topic")
-        self._rotate_at = self.log.snapshot_end + max(LOG_BYTES, self.log.snapshot_end)
+            self._own_log(generation, len(data), len(data))
+        self._rotate_at = self.log.snapshot_end + max(self._log_bytes, self.log.snapshot_end)
         self._said_unsynced = False
+
+    def _own_log(self, generation: int, end: int, snapshot_end: int, frames: int = 0) -> None:
+        """The descriptor that was opened last is that of the log."""
+        fds = Descriptors()
+        self._leaving.hand_over(fds)
+        self._log = Log(self._files, self._log_path, fds, generation, end, snapshot_end, "topic", frames)
 
     def noted(self, session: str) -> None:
         """All readers of a session have noted that it was committed."""
@@ -626,14 +657,10 @@ class Writer(Guard):
         sessions = self.state.sessions
         noted = self._noted & sessions.keys()
         for name in {name for session in noted for name in sessions[session]}:
-            try:
-                fd = self._files.open_to_read(os.path.join(self.path, "state", name + ".log"))
-            except FileNotFoundError:  # the reader was deleted
-                continue
-            try:
-                self._files.sync(fd)
-            finally:
-                self._files.close(fd)
+            path = os.path.join(self.path, "state", name + ".log")
+            with contextlib.suppress(FileNotFoundError), Descriptors() as fds:  # the reader was deleted
+                fds.append(self._files.open_to_read(path))
+                self._files.sync(fds[0])
         for session in noted:
             del sessions[session]
         self._noted.clear()
@@ -645,18 +672,16 @@ class Writer(Guard):
         except OSError as error:
             if isinstance(error, QueueBroken) or self._full(error) is None:
                 raise
-            self._rotate_at = self.log.end + LOG_BYTES // 4  # where there is no room for a new log, the old one goes on
+            self._rotate_at = self.log.end + self._log_bytes // 4  # where there is no room for a new log, the old one goes on
 
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and give the lock back."""
+        """Leave the files as a zbus server would, and give the lock back. An interrupted call is finished by the next one."""
         with self._lock:
-            if isinstance(self._refusal, QueueClosed):
-                return
-            broken, self._refusal = self._refusal, QueueClosed("the topic is closed", path=self.path)
+            whole, self._refusal = self._refusal is None, QueueClosed("the topic is closed", path=self.path)
             try:
-                if broken is None and self.log.position > self._opened_at:
+                if whole and self.log.position > self._opened_at:
                     self._store()
                     if self.log.slow_to_open:
                         self._begin_log()
@@ -674,22 +699,30 @@ class Writer(Guard):
                 self._release()
 
     def _release(self) -> None:
-        for fd in (*self._descriptors.values(), self._index_fd):
-            if fd >= 0:
-                self._files.close(fd)
-        self._descriptors.clear()
+        """Called again after an interrupt, it does what is left."""
+        close_each(self._descriptors)
+        if self._index_fd >= 0:
+            self._leaving[len(self._leaving) :], self._index_fd = [self._index_fd], -1
+        self._leaving.close()
         if self._log is not None:
             self._log.close()
-        self._lock_file.release()
+        if self._lock_file is not None:
+            self._lock_file.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process") and self._process == os.getpid():
+            self._release()
 
     def forked(self) -> None:
         """In a forked child: the topic stays the parent's. Descriptors are closed, which drops no lock of the parent."""
         self._refusal = QueueClosed("the topic was opened before this process was forked; open it again here", path=self.path)
         self._lock = type(self._lock)()  # whoever held it does not exist here
-        for fd in (*self._descriptors.values(), self._index_fd, self._lock_file.fd):
-            os.close(fd)
-        self.log.forked()
-        self.log.close()
+        if self._lock_file is not None:
+            self._lock_file.forked()
+            self._lock_file = None
+        if self._log is not None:
+            self._log.forked()
+        self._release()
 
     def patch(self, at: int, data: bytes) -> None:
         """Write a field of the index's common header, durably."""

@@ -163,8 +163,21 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
 
 def write_manifest(files: Files, directory: str, body: Manifest) -> None:
     """Put the manifest into place, whole or not at all, and durably."""
+    prepare_manifest(files, directory, body)
+    place_manifest(files, directory)
+
+
+def prepare_manifest(files: Files, directory: str, body: Manifest) -> None:
+    """Write it durably, but not yet into place: all that needs room."""
+    write_new(files, os.path.join(directory, manifest.MANIFEST + ".tmp"), body.to_json())
+
+
+def discard_manifest(files: Files, directory: str) -> None:
+    files.unlink(os.path.join(directory, manifest.MANIFEST + ".tmp"))
+
+
+def place_manifest(files: Files, directory: str) -> None:
     target = os.path.join(directory, manifest.MANIFEST)
-    files.close(write_new(files, target + ".tmp", body.to_json()))
     files.rename(target + ".tmp", target)
     files.sync_directory(directory)
 
@@ -222,11 +235,15 @@ def settle_lease(files: Files, path: str, batch: BatchState) -> None:
     files.sync_directory(os.path.dirname(path))
 
 
+def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
+    """The manifest of a batch that lies in its directory."""
+    directory = directory_of(path, batch)
+    return manifest_of(files, path, batch, [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks])
+
+
 def settle_manifest(files: Files, path: str, batch: BatchState) -> None:
     """Write the manifest anew: owner or attempt have changed."""
-    directory = directory_of(path, batch)
-    segment_paths = [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks]
-    write_manifest(files, directory, manifest_of(files, path, batch, segment_paths))
+    write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
 
 
 def settle_place(files: Files, path: str, batch: BatchState) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qewqew_core import block_sums, manifest, zbus
+from qewqew_core.limits import LIMITS
 from qewqew_core.manifest import Segment
 from qewqew_core.reader_log import Range
-from qewqew_core.state import PIECE_BYTES, Piece
+from qewqew_core.state import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import Position, View
 from qewqew_core.zbus import HEAD, Entry
@@ -43,7 +44,7 @@ def first_segment(
     for place, found, data, first in view._heads(entry, number, begin, end):
         length = zbus.length_at(data, place - first)
         # Also at messages that a filter holds back: else what must be read to verify one that it lets through has no bound.
-        if place - boundary >= PIECE_BYTES:
+        if place - boundary >= LIMITS.piece_bytes:
             boundaries.append((place, records))
             boundary = place
         if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
@@ -53,9 +54,12 @@ def first_segment(
             last = place + HEAD + length
         at, number = place + HEAD + length, found + 1
     after = Position(block, at, number)
-    if not records:
+    if at == begin:
         return None, 0, after
     kept = tuple(one for one in boundaries if one[0] < last)
-    ends = [*(offset for offset, _ in kept), last]
-    *inside, whole = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))
+    # Also what the filter holds back behind the last one that it lets through: a damaged tag must not hide a message.
+    ends = [*(offset for offset, _ in kept), last, at]
+    *inside, whole, _ = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))
+    if not records:
+        return None, 0, after
     return Segment(zbus.block_name(entry.base), begin, last, records, whole, kept, tuple(inside)), size, after

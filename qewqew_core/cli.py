@@ -144,6 +144,7 @@ def put(
         int | None, typer.Option(help="Exit with 6 rather than have more bytes of records wait in the queue.")
     ] = None,
     min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 rather than leave less free on the file system.")] = 0,
+    log_bytes: Annotated[int, typer.Option(help="Bytes by which the log grows before it is cut back.")] = 4 << 20,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
@@ -168,6 +169,7 @@ def put(
                 max_records=max_records,
                 max_bytes=max_bytes,
                 min_free_bytes=min_free_bytes,
+                log_bytes=log_bytes,
             )
         )
         before = len(queue)

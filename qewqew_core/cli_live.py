@@ -20,6 +20,7 @@ from qewqew_core.cli_topic import FilterText, print_messages
 from qewqew_core.errors import QewQewError, RecordsTaken
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
+from qewqew_core.limits import now_ms
 from qewqew_core.state import Chunk, Piece
 from qewqew_core.tags import Filter
 from qewqew_core.terminal import (
@@ -210,7 +211,7 @@ def top(
                         before[row["path"]] = counter
                 began = now
                 if as_json:
-                    print_json({"time": iso(layout.moment(time.time_ns() // 1_000_000)), "complete": complete, "found": rows})
+                    print_json({"time": iso(layout.moment(now_ms())), "complete": complete, "found": rows})
                 elif table:
                     live.update(table_of(_COLUMNS, [_cells(row) for row in rows], _NUMBERS), refresh=True)
                 else:

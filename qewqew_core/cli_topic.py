@@ -128,6 +128,7 @@ def append(
     sync: Annotated[Sync, typer.Option(help="Durable with each commit, or only when the topic is closed.")] = Sync.commit,
     dialect: WhichDialect = None,
     min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 rather than leave less free on the file system.")] = 0,
+    log_bytes: Annotated[int, typer.Option(help="Bytes by which the log grows before it is cut back.")] = 4 << 20,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
@@ -152,6 +153,7 @@ def append(
                 dialect=cast(Any, dialect and dialect.value),
                 lock_timeout=lock_timeout,
                 min_free_bytes=min_free_bytes,
+                log_bytes=log_bytes,
             )
         )
         before = len(topic)

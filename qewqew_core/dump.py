@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from qewqew_core import block_sums, chunk, inspection, journal, layout, manifest, reader_log, topic_log, zbus
+from qewqew_core import block_sums, chunk, inspection, journal, layout, manifest, reader_log, stamp, topic_log, zbus
 from qewqew_core import log as logs
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files
@@ -39,6 +39,7 @@ class Kind(enum.StrEnum):
     READER = "reader"
     NAK = "nak"
     SUMS = "sums"
+    STAMP = "stamp"
     MANIFEST = "manifest"
 
 
@@ -70,6 +71,7 @@ def kind_of(path: str) -> Kind | None:
         (Kind.LOG, r".+\.log(\.tmp)?"),
         (Kind.BLOCK, r"\d{20}\.zbus"),
         (Kind.SUMS, r"\d{20}\.sums"),
+        (Kind.STAMP, r".+\.stamp"),
         (Kind.INDEX, r".+\.idx"),
         (Kind.READER, r".+\.rdx"),
         (Kind.NAK, r".+\.nak"),
@@ -390,7 +392,7 @@ def _queue_body(kind: str, data: bytes, at: int, end: int) -> Iterator[Field]:
     elif kind == "checkpoint":
         yield from _struct(logs._SEAL, "log_inode header_inode header_changed", data, at)
     elif kind == "end":
-        yield from _struct(logs._COUNT, "frames", data, at)
+        yield from _struct(logs._SNAPSHOT_END, "frames changes", data, at)
     elif kind == "put keys":
         yield from _list(logs._KEY, "key time records", data, at, (end - at) // logs._KEY.size)
     elif kind == "expired keys":
@@ -575,6 +577,14 @@ def _sums(source: Source) -> Iterator[Field]:
     yield from _struct(topic_log._CRC, "crc32", data, max(8, 8 + pieces * topic_log._PIECE.size))
 
 
+def _stamp(source: Source) -> Iterator[Field]:
+    data = source.read(0, source.size)
+    if not stamp.unpack(data):
+        yield Field(0, 0, "stamp", damage="it cannot be read: it says nothing")
+    yield from _struct(stamp.BODY, "magic changes", data)
+    yield from _struct(stamp.CRC, "crc32", data, min(len(data), stamp.BODY.size))
+
+
 # Manifests
 
 
@@ -611,4 +621,5 @@ _FORMATS: dict[Kind, Callable[[Source], Iterable[Field]]] = {
     Kind.READER: _reader,
     Kind.NAK: _nak,
     Kind.SUMS: _sums,
+    Kind.STAMP: _stamp,
 }

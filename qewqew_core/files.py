@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import Self
 
 from qewqew_core.errors import CorruptQueue
 
@@ -25,13 +26,15 @@ class Files:
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
         """A descriptor of a regular file; anything else is an error, and a pipe is not waited for."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+        except BaseException:
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file", path)
+            raise
         return fd
 
-    def close(self, fd: int) -> None:
-        os.close(fd)
+    close = staticmethod(os.close)  # itself, so that no interrupt comes between the call and it
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
@@ -123,13 +126,54 @@ class Files:
         return status.st_ino, status.st_mtime_ns
 
 
+# Descriptors in a list, which an interrupt finds opened and in the list or neither: what runs in C is not interrupted
+
+
+def open_into(descriptors: list[int], path: str, flags: int) -> None:
+    descriptors.extend(map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o600,)))
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Each of them once, however often this is interrupted and called again."""
+    while descriptors:
+        any(map(os.close, map(descriptors.pop, (-1,))))
+
+
+def close_first(descriptors: list[int]) -> None:
+    any(map(os.close, map(descriptors.pop, (0,))))
+
+
+def close_each(descriptors: dict[int, int], *which: int) -> None:
+    """The same for descriptors by what they are of: all of them, or these."""
+    any(map(os.close, map(descriptors.pop, which or tuple(descriptors))))
+
+
+class Descriptors(list[int]):
+    """Open descriptors, which are closed with the list: wherever an interrupt takes it away, none of them is left open."""
+
+    def close(self) -> None:
+        """Close them, and forget them. Called again after an interrupt, it goes on where that came."""
+        close_all(self)
+
+    def hand_over(self, fds: list[int]) -> None:
+        """The last one is in the other list from now on."""
+        fds.extend(map(self.pop, (-1,)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
     """All of a regular file, as `read_all`; errors of opening it pass through."""
-    fd = files.open_to_read(path, follow=follow)
-    try:
-        return read_all(files, fd, path)
-    finally:
-        files.close(fd)
+    with Descriptors() as fds:
+        fds.append(files.open_to_read(path, follow=follow))
+        return read_all(files, fds[0], path)
 
 
 def read_all(files: Files, fd: int, path: str) -> bytes:
@@ -140,16 +184,25 @@ def read_all(files: Files, fd: int, path: str) -> bytes:
     return files.read(fd, size, 0)
 
 
-def write_new(files: Files, path: str, data: bytes) -> int:
-    """A new file with this content, durable but for its name; returns its descriptor. Replaces what is at ``path``."""
+def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None) -> None:
+    """A new file with this content, durable but for its name. Replaces what is at ``path``. ``fds`` gets its descriptor, or
+    it is closed.
+    """
     if files.exists(path):
         files.unlink(path)
-    fd = files.open(path, new=True)
-    try:
-        files.write(fd, data, 0)
-        files.sync(fd)
-    except BaseException:
-        files.close(fd)
+    with Descriptors() as mine:
+        mine.append(files.open(path, new=True))
+        try:
+            files.write(mine[0], data, 0)
+            files.sync(mine[0])
+        except BaseException:
+            mine.close()
+            files.unlink(path)
+            raise
+        if fds is not None:
+            mine.hand_over(fds)
+
+
+def remove_if_there(files: Files, path: str) -> None:
+    if files.exists(path):
         files.unlink(path)
-        raise
-    return fd

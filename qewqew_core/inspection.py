@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from qewqew_core import chunk, layout, recovery
+from qewqew_core import chunk, java, layout
 from qewqew_core import log as logs
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
 from qewqew_core.files import Files, read_whole
+from qewqew_core.found import chain_of, look
+from qewqew_core.limits import now_ms
 from qewqew_core.state import BatchState, Chunk, State
 
 if TYPE_CHECKING:
@@ -140,18 +142,16 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
     files = Files()
     header = _header(files, path)
-    found = recovery.look(files, path, header)
-    if found.log is not None and (not found.log.clean or recovery.agree(files, found)):
+    log = path + layout.LOG
+    found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
+    if found.log is None:
+        return State.of(chain_of(files, found)[0]), {}
+    if not found.log.clean or java.is_as_closed(files, found):
         return found.log.state, found.log.redo
-    if found.log is not None and (
-        _header(files, path) != header or _changed_since(files, path, found.log.generation, found.log.end)
-    ):
+    generation, end = found.log.generation, found.log.end
+    if _header(files, path) != header or _changed_since(files, path, generation, end):
         raise CorruptQueue("the queue changed while it was read", path=path)
-    chain, _ = recovery.chain_of(files, found)
-    state = State.of(chain)
-    if found.log is not None:
-        state.batches = found.log.state.batches
-    return state, {}
+    return java.believed(files, found).state, {}
 
 
 def _header(files: Files, path: str) -> bytes:
@@ -168,7 +168,7 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(path: str, state: State) -> QueueStats:
     chunks = [one for one in state.chain.values() if one.records]
-    now = time.time_ns() // 1_000_000
+    now = now_ms()
     kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=state.records,

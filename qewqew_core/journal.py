@@ -20,9 +20,9 @@ further on says that the place was durable, then it was not torn but damaged.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
+import re
 import struct
 import sys
 import threading
@@ -30,9 +30,11 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, NoReturn
 
-from qewqew_core.checksum import crc_of_front
+from qewqew_core import lock
+from qewqew_core.checksum import Parts, crc_of_front
 from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
-from qewqew_core.files import Files, write_new
+from qewqew_core.files import Files, close_all, close_first, write_new
+from qewqew_core.limits import LIMITS
 
 _HEAD = struct.Struct(">8sII")
 _FRAME = struct.Struct(">IIIB")
@@ -40,9 +42,8 @@ _UNCHECKED, _CHECKED_HEAD = struct.Struct(">II"), struct.Struct(">IB")  # its tw
 _CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
 BEGIN = _HEAD.size  # offset of the first frame
 
+MOST_LOG_BYTES = 1 << 30  # how much a log may be allowed to grow before it is cut back: it is read whole
 RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
-BYTES_AT_CLOSE = 256 << 10  # behind the snapshot: the next opening reads them …
-FRAMES_AT_CLOSE = 64  # … and applies them
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -112,27 +113,29 @@ def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -
 
     ``kinds``: what is appended to a log. Frames of its snapshot say nothing of the kind.
     """
-    written = len(data.rstrip(b"\0"))  # behind that is allocated space
-    for start in range(at + 1, min(written, len(data) - _FRAME.size + 1)):
-        length, _, durable, kind = _FRAME.unpack_from(data, start)  # tells most places apart before a checksum is computed
-        plausible = at < durable <= start and kind in kinds and start + _FRAME.size + length <= len(data)
-        if plausible and _frame_end(data, generation, start):
-            return True
-    return False
+    return any(True for _ in find_frames(data, generation, at + 1, kinds, at + 1))
 
 
 # A damaged log
 
 
-def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int]) -> Iterator[Frame]:
-    """Whole frames of these kinds from ``at`` on, wherever they begin."""
-    written = len(data.rstrip(b"\0"))
-    while at < min(written, len(data) - _FRAME.size + 1):
-        _, _, durable, kind = _FRAME.unpack_from(data, at)
-        end = _frame_end(data, generation, at) if durable <= at and kind in kinds else None
-        if end is not None:
-            yield Frame(at, kind, data[at + _FRAME.size : end], end)
-        at = end or at + 1
+def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int], durable: int = 0) -> Iterator[Frame]:
+    """Whole frames of these kinds from ``at`` on, wherever they begin, that say that ``durable`` bytes or more were on disk.
+
+    Where frames seem to begin everywhere and to reach to the end, each costs no more than a short one (`Parts`): the time is
+    linear in the size of the log, whatever stands in it.
+    """
+    parts, kind = None, re.compile(b"[%b]" % re.escape(bytes(kinds)))
+    while found := kind.search(data, at + _FRAME.size - 1):
+        at, body = found.end() - _FRAME.size, found.end()
+        length, crc, until, _ = _FRAME.unpack_from(data, at)
+        end = body + int(length)
+        if durable <= until <= at and end <= len(data):  # tells most places apart before a checksum is computed
+            parts = parts or Parts(data)
+            if parts.crc(at + _CHECKED, end, generation) == crc:
+                yield Frame(at, data[body - 1], data[body:end], end)
+                at = end - 1
+        at += 1
 
 
 def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | None:
@@ -170,17 +173,18 @@ class Log:
         self,
         files: Files,
         path: str,
-        fd: int,
+        fds: list[int],
         generation: int,
         end: int,
         snapshot_end: int,
         owner: str = "queue",
         frames: int = 0,
     ) -> None:
+        """``fds``: a list with the descriptor; whoever else has it may close it, too."""
         self._files = files
         self.path = path
         self._owner = owner
-        self._fd = fd
+        (self._fd,) = self._owned = fds  # empty once it is closed
         self.generation = generation
         self.end = end  # offset in the file: where the next frame goes
         self.snapshot_end = snapshot_end
@@ -188,6 +192,8 @@ class Log:
         self._base = 0  # position of offset 0
         self._failed: OSError | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
+        # Nobody syncs the descriptor while a thread has both. A `with` takes them, and never a generator: an interrupt could
+        # leave one behind that has them, and `close` in the same thread would wait for ever.
         self._sync_lock = threading.Lock()  # of the next line
         self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
@@ -226,7 +232,7 @@ class Log:
     @property
     def slow_to_open(self) -> bool:
         """Whether the next opening would have much to do; then the log is cut back to a snapshot when its owner closes it."""
-        return self.end - self.snapshot_end > BYTES_AT_CLOSE or self.frames > FRAMES_AT_CLOSE
+        return self.end - self.snapshot_end > LIMITS.log_bytes_at_close or self.frames > LIMITS.log_frames_at_close
 
     @property
     def spare(self) -> int:
@@ -242,6 +248,15 @@ class Log:
             except OSError as error:
                 self._full_or_broken(error, size)
             self._allocated = wanted + RESERVE
+
+    def keep(self, size: int) -> None:
+        """Make sure that `give_back` can give ``size`` bytes after the next commit; raises `DiskFull`."""
+        if self.spare < size:
+            try:
+                self._files.allocate(self._fd, self.end + size)
+            except OSError as error:
+                self._full_or_broken(error, size)
+            self._allocated = self.end + size
 
     def give_back(self) -> bool:
         """Give the space behind the end back to the file system; whether there was any."""
@@ -282,12 +297,6 @@ class Log:
             self.broken(error)
         self.synced = max(self.synced, end)
 
-    @contextlib.contextmanager
-    def _not_syncing(self) -> Iterator[None]:
-        """While no thread syncs the descriptor, and none begins to."""
-        with self._sync_lock, self._turn:
-            yield
-
     def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
         """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
 
@@ -295,7 +304,8 @@ class Log:
         """
         generation = new_generation()
         data = snapshot(generation)
-        return Prepared(write_new(self._files, self.path + ".tmp", data), generation, len(data))
+        write_new(self._files, self.path + ".tmp", data, self._owned)  # whatever comes, `close` closes it
+        return Prepared(self._owned[-1], generation, len(data))
 
     def replace(self, new: Prepared) -> None:
         """Go on in the prepared log. All other files say by now what it says; raises `QueueBroken`."""
@@ -304,21 +314,28 @@ class Log:
             self._files.sync_directory(parent(self.path))
         except OSError as error:
             self.broken(error)
-        with self._not_syncing():
-            self._files.close(self._fd)
+        with self._sync_lock, self._turn:
             self._base += self.end - new.size
             self._fd, self.generation, self.frames = new.fd, new.generation, 0
+            close_first(self._owned)
             self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
 
-    def close(self) -> None:
-        with self._not_syncing():
-            self._files.close(self._fd)
+    def close(self, unlock: bool = False) -> None:
+        """A second call does nothing, but for what an interrupted one has not done."""
+        with self._sync_lock, self._turn:
+            if unlock:
+                lock.unlock(*self._owned)
+            close_all(self._owned)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_owned"):  # else it was interrupted while it was made
+            close_all(self._owned)
 
     def replaced(self) -> None:
         """Another process has put a durable snapshot into its place: who waits in `sync` has nothing left to wait for."""
-        with self._not_syncing():
+        with self._sync_lock, self._turn:
             self.synced = sys.maxsize - self._base
-            self._files.close(self._fd)
+            close_all(self._owned)
 
     def forked(self) -> None:
         """In a forked child: whoever held the lock does not exist here."""

@@ -6,6 +6,7 @@
     NAME.1, NAME.2 …   chunk files            NAME.dead/ID/      dead letters
     NAME.log           transaction log        NAME.lease/        the batch that is being made
     NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
+    NAME.stamp         how often batches changed
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from qewqew_core.state import key_hash
 if TYPE_CHECKING:
     import pendulum
 
-LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED = ".log", ".batches", ".dead", ".lease", ".spill", ".damaged"
+LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP = ".log", ".batches", ".dead", ".lease", ".spill", ".damaged", ".stamp"
 
 
 def chunk_ids(queue: str, names: list[str]) -> set[int]:
@@ -95,7 +96,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")
-    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED)
+    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP)
     if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full

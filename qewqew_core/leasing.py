@@ -2,7 +2,7 @@
 
 A batch is leased under a key, and its lease may be extended. Then it is acknowledged (and its records are kept for a
 while), or returned, also when its time is over, or after too many attempts set aside as a dead letter. What changes
-is committed first, as one of `state.CHANGES`; the files follow.
+is committed first, as one of `state.CHANGES`; the files follow. What that needs of room on the disk is taken before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -22,7 +23,9 @@ from qewqew_core import layout
 from qewqew_core.batch import Batch
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.files import Files
-from qewqew_core.state import BatchState, Leases, key_hash, now_ms
+from qewqew_core.limits import now_ms
+from qewqew_core.manifest import Manifest
+from qewqew_core.state import BatchState, Leases, key_hash
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -65,16 +68,27 @@ class Leasing(ABC):
         """Put the records of a batch back to the front; the batch is no more. Durable when it returns."""
 
     @abstractmethod
-    def _settle_manifest(self, batch: BatchState) -> None:
-        """Write the manifest anew: owner or attempt have changed. May be called again if there was no room."""
+    def _manifest_of(self, batch: BatchState) -> Manifest:
+        """The manifest that a batch with this owner and attempt has in its directory."""
 
     @abstractmethod
     def _occupied(self, batch: BatchState) -> int:
         """Bytes that keeping the records of an acknowledged batch takes, as ``retention_bytes`` counts them."""
 
     @abstractmethod
-    def _with_room(self, act: Callable[[], T]) -> T:
-        """Do it, and if the disk is full once more with the log's reserve given back: a lease needs a few KiB."""
+    def _beforehand(self, act: Callable[[], T]) -> T:
+        """Do before a commit what needs room; raises `DiskFull`, and nothing has changed."""
+
+    @abstractmethod
+    def _keep_room(self, names: int, size: int = 0) -> None:
+        """See to it that so many files can be moved after the next commit (``size``: its bytes, if they may be many).
+
+        Raises `DiskFull`; then nothing has changed.
+        """
+
+    @abstractmethod
+    def _move(self, act: Callable[[], None]) -> None:
+        """Move files after a commit, also on a full disk: to enter a name into a directory may need room."""
 
     @abstractmethod
     def _notify(self) -> None:
@@ -115,11 +129,21 @@ class Leasing(ABC):
             if state is None:
                 state = self._lease_new(key, most_records, most_bytes, lasts)
             elif state.state == "returned":
-                self._change("lease_again", id=state.id, key=key, attempt=state.attempt + 1, lease_timeout=lasts)
-                self._with_room(partial(self._settle_manifest, state))
+                self._lease_again(state, key, lasts)
             elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
                 self._change("extend", id=state.id, lease_timeout=lasts)
             return self._present(state) if state else None
+
+    def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> None:
+        directory, attempt = batches.directory_of(self._stem, state), state.attempt + 1
+        coming = self._manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
+        self._beforehand(partial(batches.prepare_manifest, self._files, directory, coming))
+        try:
+            self._change("lease_again", id=state.id, key=key, attempt=attempt, lease_timeout=lease_timeout)
+        except DiskFull:
+            batches.discard_manifest(self._files, directory)
+            raise
+        batches.place_manifest(self._files, directory)
 
     def return_expired(self) -> list[Batch]:
         """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
@@ -233,10 +257,11 @@ class Leasing(ABC):
         if to == "returned" and state.attempt >= self.max_attempts:
             to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
         if to == "dead":
-            batches.make_home(self._files, self._stem, layout.DEAD)
+            self._beforehand(partial(batches.make_home, self._files, self._stem, layout.DEAD))
+            self._keep_room(1)
         self._change("release", id=state.id, state=to, reason=reason[:1000])
         if to == "dead":
-            self._with_room(partial(batches.settle_place, self._files, self._stem, state))
+            self._move(partial(batches.settle_place, self._files, self._stem, state))
         self._notify()
 
     def _extend(self, batch: Batch, lease_timeout: float | None) -> None:
@@ -276,8 +301,9 @@ class Leasing(ABC):
     def _revive(self, batch: Batch) -> None:
         with self._exclusive():
             state = self._current(batch, "dead")
+            self._keep_room(1)
             self._change("release", id=state.id, state="returned", reason=state.reason)
-            batches.settle_place(self._files, self._stem, state)
+            self._move(partial(batches.settle_place, self._files, self._stem, state))
             self._refresh(batch, state)
 
     def _put_back(self, batch: Batch) -> None:

@@ -1,11 +1,9 @@
 """Who may open a queue: one owner at a time, between processes, between threads, and against a Java process.
 
 The lock is the one that the original takes, a write lock on the header file (we leave out bytes far behind its end, see `_Line`),
-as an *open file description* lock (`F_OFD_SETLK`): it collides with the POSIX locks of the JVM in both directions, with a
-second opening in the same process, and it is not dropped when another descriptor of the file is closed.
-portalocker's default is flock(2), which does not collide with Java's lock at all; where the system has no
-OFD locks, portalocker's `LockfLocker` takes the POSIX lock instead, and the registry below stands in
-for what POSIX locks lack between threads. The kernel releases either lock when the process dies.
+as an *open file description* lock: it collides with the POSIX locks of the JVM in both directions, with a second opening in
+the same process, and it is not dropped when another descriptor of the file is closed. portalocker takes it and lets it go, with
+the locker of `ofd`; so it does for readers and their consumers. The kernel drops it when the process dies.
 """
 
 from __future__ import annotations
@@ -14,49 +12,133 @@ import contextlib
 import fcntl
 import os
 import random
-import struct
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from qewqew_core.errors import QueueLocked
+from qewqew_core.errors import BadPath, QueueLocked
+from qewqew_core.files import close_all, close_each, open_into
 
 _T = TypeVar("_T")
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
 _LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
 _LONGEST_PAUSE = 0.02  # seconds between two tries
 _PATIENCE = 1.0  # seconds without moving forward
-_held: set[tuple[int, int]] = set()  # (device, inode) of the headers that this process holds
-_held_guard = threading.Lock()
 
 
-def _forked() -> None:
-    """A forked child holds nothing, and whoever held the guard does not exist in it."""
-    global _held_guard
-    _held_guard = threading.Lock()
-    _held.clear()
+def check_system(path: str) -> None:
+    """Raises `BadPath` where the locks do not exist that all this rests on."""
+    if sys.platform != "linux" or not hasattr(fcntl, "F_OFD_SETLK"):
+        raise BadPath(
+            "cannot be opened: this system has no open file description locks, without which two owners could destroy each "
+            "other's records. Use Linux, 3.15 or newer. Nothing was made; to look at it with inspect works everywhere",
+            path=path,
+        )
+    from qewqew_core import ofd  # noqa: F401 - if portalocker is missing, that is said before anything is made
 
 
-os.register_at_fork(after_in_child=_forked)
+# Locks on bytes of an open file. Imported late: Spark executors read batches with this package, and need not have portalocker.
+
+
+def take(fd: int, start: int, length: int) -> bool:
+    """Lock these bytes (0: all from ``start`` on) without waiting; False if another opening of the file has some of them."""
+    from qewqew_core import ofd
+
+    try:
+        ofd.RangeLocker(start, length).lock(fd, ofd.NOW)
+    except ofd.AlreadyLocked:
+        return False
+    except ofd.LockException as error:
+        raise error.__cause__ or error from None  # as of any other call of the system
+    return True
+
+
+def drop(fd: int, start: int, length: int) -> None:
+    """Unlock these bytes."""
+    from qewqew_core import ofd
+
+    try:
+        ofd.RangeLocker(start, length).unlock(fd)
+    except ofd.LockException as error:
+        raise error.__cause__ or error from None
+
+
+def first_locked(fd: int, start: int, length: int) -> int | None:
+    """Where a lock begins that another opening has on some of these bytes (0: all from ``start`` on)."""
+    from qewqew_core import ofd
+
+    return ofd.locked_from(fd, start, length)
+
+
+def whole(fd: int) -> bool:
+    """Lock all that a file can have, which collides with a Java program's lock on it; False if another opening has some of it."""
+    return take(fd, 0, _LINE)
+
+
+def unlock(*fds: int) -> None:
+    """Before they are closed: a forked child may share the open file descriptions, and closing alone would leave it the locks."""
+    for fd in fds:
+        with contextlib.suppress(OSError, ImportError):  # when the interpreter ends nothing can be imported any more
+            drop(fd, 0, 0)
+
+
+def release_each(descriptors: dict[int, int], *which: int) -> None:
+    """Unlock and close all of them, or these."""
+    unlock(*map(descriptors.__getitem__, which or descriptors))
+    close_each(descriptors, *which)
 
 
 class HeaderLock:
-    """The lock on one header file; `fd` is its descriptor, open for reading and writing."""
+    """The lock on one header file; `fd` is its descriptor, open for reading and writing. From `acquire`."""
 
-    def __init__(self, fd: int, identity: tuple[int, int]) -> None:
-        self.fd = fd
-        self._identity = identity
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []  # at most one
+        self._identity: tuple[int, int] | None = None
+
+    @property
+    def fd(self) -> int:
+        return self._descriptors[0] if self._descriptors else -1
 
     def release(self) -> None:
-        """Unlock, then close. Files of the queue must be deleted before, while it is still held."""
-        with contextlib.suppress(OSError):
-            # A forked child may share the open file description: closing alone would leave the lock with it.
-            _set(self.fd, fcntl.F_UNLCK)
-        os.close(self.fd)
-        with _held_guard:
-            _held.discard(self._identity)
+        """Unlock, then close; finishes what an interrupted call has begun. Files of the queue must be deleted before."""
+        unlock(*self._descriptors)
+        close_all(self._descriptors)
+
+    def forked(self) -> None:
+        """In a forked child: close, without a word to the lock, which stays the parent's."""
+        close_all(self._descriptors)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptors"):  # else it was interrupted while it was made
+            close_all(self._descriptors)
+
+    def is_still_at(self, path: str) -> bool:
+        """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
+        try:
+            now = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) == self._identity
+
+    def _try(self, path: str, follow: bool) -> bool | None:
+        """Lock the file without waiting. Whether it was made; None if somebody else has it."""
+        flags, created = os.O_RDWR | (0 if follow else os.O_NOFOLLOW), False
+        try:
+            open_into(self._descriptors, path, flags)
+        except FileNotFoundError:
+            try:
+                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                if not follow or not os.path.islink(path):
+                    return None
+                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT)  # a link to nothing: the header is written through it
+            created = True
+        mine = os.fstat(self.fd)
+        self._identity = mine.st_dev, mine.st_ino
+        if whole(self.fd) and self.is_still_at(path):
+            return created
+        close_all(self._descriptors)
+        return None
 
 
 class _Line:
@@ -64,7 +146,7 @@ class _Line:
     next one behind all that are held.
 
     Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
-    can stand in line (there is no file, a Java process has all of it, no OFD locks), everybody is the first.
+    can stand in line (there is no file, a Java process has all of it), everybody is the first.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -72,9 +154,11 @@ class _Line:
         self._fd = fd
         self._place = _LINE
         self._before = sys.maxsize
-        if fd is not None:
+
+    def join(self) -> None:
+        if self._fd is not None:
             with contextlib.suppress(OSError):
-                self._join(fd)
+                self._join(self._fd)
 
     def _join(self, fd: int) -> None:
         free = _LINE
@@ -83,7 +167,7 @@ class _Line:
                 if taken < _LINE:
                     return
                 free = taken + 1
-            if set_bytes(fd, fcntl.F_WRLCK, free, 1):
+            if take(fd, free, 1):
                 self._place = free
                 return
 
@@ -103,7 +187,7 @@ class _Line:
     def leave(self) -> None:
         if self._fd is not None:
             with contextlib.suppress(OSError):
-                set_bytes(self._fd, fcntl.F_UNLCK, _LINE, 0)
+                drop(self._fd, _LINE, 0)
 
 
 def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T | None:
@@ -114,114 +198,43 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T 
     deadline = time.monotonic() + timeout
     waiting = _Line(fd)
     try:
+        waiting.join()
         while True:
             before, now = waiting.before(), time.monotonic()
             still = now - waiting.moved
             # Nobody waits for ever for one who is before him and was stopped.
-            if (not before or still > _PATIENCE or now >= deadline) and (taken := act()) is not None:
+            taken = act() if not before or still > _PATIENCE or now >= deadline else None
+            if taken is not None or now >= deadline:
+                waiting.leave()
                 return taken
-            if now >= deadline:
-                return None
             # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
             pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
-    finally:
-        waiting.leave()
+    except BaseException:
+        waiting.leave()  # also where leaving was interrupted: nobody is to wait for one who has gone
+        raise
 
 
 def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
     Waits up to ``timeout`` seconds, behind those who came before, then raises `QueueLocked`. Errors of opening the file pass
-    through.
+    through. Whatever is raised, nothing stays open or locked.
     """
-    fd = None
-    if hasattr(fcntl, "F_OFD_SETLK"):
+    check_system(path)
+    header, line = HeaderLock(), list[int]()
+    try:
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-    try:
-        taken = in_turn(fd, timeout, lambda: _try(path, follow))
-    finally:
-        if fd is not None:
-            os.close(fd)
-    if taken is None:
-        raise _locked(path, timeout)
-    return taken
-
-
-def _try(path: str, follow: bool) -> tuple[HeaderLock, bool] | None:
-    # Registered before any descriptor is opened: closing one would drop a POSIX lock that this process holds.
-    created, flags = False, os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    with _held_guard:
-        try:
-            status = os.stat(path, follow_symlinks=follow)
-            if (status.st_dev, status.st_ino) in _held:
-                return None
-            fd = os.open(path, flags)
-        except FileNotFoundError:
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600)
-                created = True
-            except FileExistsError:
-                if follow and os.path.islink(path):  # a link to nothing: the header is written through it
-                    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
-                    created = True
-                else:
-                    return None
-        mine = os.fstat(fd)
-        identity = (mine.st_dev, mine.st_ino)
-        try:
-            if identity not in _held and _set(fd, fcntl.F_WRLCK) and _is_still(path, mine):
-                _held.add(identity)
-                return HeaderLock(fd, identity), created
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-        return None
-
-
-def _is_still(path: str, mine: os.stat_result) -> bool:
-    """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
-    try:
-        now = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-def set_bytes(fd: int, kind: int, start: int, length: int) -> bool:
-    """Lock or unlock these bytes (0: all from ``start`` on) without waiting; False if another open file has some of them."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
-def first_locked(fd: int, start: int, length: int) -> int | None:
-    """Where a lock begins that another open file has on some of these bytes (0: all from ``start`` on)."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-    kind, _, found, _, _ = _FLOCK.unpack(answer)
-    return None if kind == fcntl.F_UNLCK else found
-
-
-def _set(fd: int, kind: int) -> bool:
-    """Take or drop the header's lock without waiting; False if somebody else holds it."""
-    if hasattr(fcntl, "F_OFD_SETLK"):
-        return set_bytes(fd, kind, 0, _LINE)
-    if kind == fcntl.F_UNLCK:
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-        return True
-    # Late: Spark executors import this package to read batches, and need not have portalocker.
-    from portalocker import AlreadyLocked, LockFlags
-    from portalocker.portalocker import LockfLocker
-
-    try:
-        LockfLocker().lock(fd, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
-    except AlreadyLocked:
-        return False
-    return True
+            open_into(line, path, os.O_RDWR | (0 if follow else os.O_NOFOLLOW))
+        created = in_turn(line[0] if line else None, timeout, lambda: header._try(path, follow))
+        close_all(line)
+        if created is None:
+            raise _locked(path, timeout)
+    except BaseException:
+        close_all(line)
+        header.release()
+        raise
+    return header, created
 
 
 def _locked(path: str, timeout: float) -> QueueLocked:
@@ -239,9 +252,6 @@ def holder(path: str) -> int | None:
     """The process that holds the header's lock, where the system tells it; never takes or drops a lock."""
     try:
         status = os.stat(path)
-        with _held_guard:
-            if (status.st_dev, status.st_ino) in _held:
-                return os.getpid()
         wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         with open("/proc/locks") as locks:
             lines = [line.split() for line in locks]
@@ -255,7 +265,7 @@ def holder(path: str) -> int | None:
 
 def _process_with(header: os.stat_result) -> int | None:
     """The process that has the header open and locked: the kernel's list names no process for OFD locks."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in (str(os.getpid()), *filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # processes come and go, and those of other users cannot be read
             for fd in os.listdir(f"/proc/{name}/fd"):
                 with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ kind            body
 2 batch         u32 length, JSON, then its chunks
 3 put keys      (16-byte hash, u64 time, u64 records) for each
 4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
-5 end           u32 number of frames before it: the snapshot is whole; it is replaced by rename, never torn
+5 end           u32 number of frames before it, u64 number of operations J so far: the snapshot is whole; never torn
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
 =============== ==============================================================================================================
@@ -41,6 +41,7 @@ _OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END)
 
 _CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
 _COUNT = struct.Struct(">I")
+_SNAPSHOT_END = struct.Struct(">IQ")
 _COUNTS = struct.Struct(">II")
 _PIECE = struct.Struct(">IIIQ")
 _SPAN = struct.Struct(">III")  # start end records
@@ -103,7 +104,6 @@ class Replayed:
     seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
-    translated: bytes | None = None  # what to write in place of a log of the first day, see `first_log`
 
 
 # What a body that is not as it was written raises while it is read and applied.
@@ -112,24 +112,11 @@ NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, Attribute
 
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
-    try:
-        return _replay(data, path, keep_redo)
-    except CorruptQueue:
-        from qewqew_core import first_log  # late: it needs this module, and nobody else needs it
-
-        with contextlib.suppress(CorruptQueue):
-            if translated := first_log.translate(data, path):
-                result = _replay(translated, path, keep_redo)
-                result.translated = translated
-                return result
-        raise
-
-
-def _replay(data: bytes, path: str, keep_redo: bool) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
+    marks = [one.start for one in journal.frames(data, generation) if one.kind in (_END, CHECKPOINT)]
     for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
         result.frames += not snapshot
         try:
@@ -139,13 +126,14 @@ def _replay(data: bytes, path: str, keep_redo: bool) -> Replayed:
                 result.clean = False
                 _apply(body, result)
             elif kind == CHECKPOINT:
-                _checkpoint(result)
+                _checkpoint(result, at == marks[-1])
                 result.seal = _SEAL.unpack(body)
             elif kind == _END:
-                if _COUNT.unpack(body)[0] != number or not snapshot:
+                frames, state.changes = _SNAPSHOT_END.unpack(body)
+                if frames != number or not snapshot:
                     raise ValueError("the snapshot is not whole")
                 snapshot, result.snapshot_end = False, end
-                _checkpoint(result)
+                _checkpoint(result, at == marks[-1])
             else:
                 _load(kind, body, state)
         except NONSENSE as error:
@@ -157,7 +145,7 @@ def _replay(data: bytes, path: str, keep_redo: bool) -> Replayed:
     return result
 
 
-def _checkpoint(result: Replayed) -> None:
+def _checkpoint(result: Replayed, last: bool) -> None:
     result.clean = True
     if not result.keep_redo:
         result.redo.clear()
@@ -165,8 +153,9 @@ def _checkpoint(result: Replayed) -> None:
     result.made.clear()
     result.last_rare = None
     result.firsts = {result.state.first}
-    for one, pointers in result.state.pointers():
-        one.stored = pointers
+    if last:  # there may be as many checkpoints as chunks
+        for one, pointers in result.state.pointers():
+            one.stored = pointers
 
 
 def _apply(body: bytes, result: Replayed) -> None:
@@ -190,6 +179,12 @@ def _apply(body: bytes, result: Replayed) -> None:
             elif rare["op"] == "replace":
                 result.gone.discard(rare["new"])
                 result.made.add(rare["new"])
+            elif rare["op"] == "believe":
+                result.firsts.add(rare["header"])
+                result.gone.update(_numbers(rare["empty"], chunk.MAX_ID))
+                for chunk_id, *pointers in rare["stored"]:
+                    head, tail, following = pointers
+                    state.chain[chunk_id].stored = head, tail, following
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
@@ -237,6 +232,7 @@ def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
             at += _JSON.size + size
             operation = json.loads(body[at - size : at])
             _RARE[operation["op"]](state, time, operation)
+            state.changes += 1
             yield letter, 0, 0, body[at - size : at]
         else:
             raise ValueError(f"unknown operation {letter!r}")
@@ -279,6 +275,7 @@ def _replace(state: State, time: int, op: dict[str, Any]) -> None:
 
 _RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
     **CHANGES,
+    "believe": lambda state, time, op: None,  # what the files were that the snapshot before it was made of
     "clear": lambda state, time, op: state.clear(),
     "lease": _lease,
     "put_back": _put_back,
@@ -338,7 +335,7 @@ def snapshot(state: State, generation: int) -> bytes:
     for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
-    parts.append(frame(_END, _COUNT.pack(len(parts) - 1), generation))
+    parts.append(frame(_END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
     return b"".join(parts)
 
 

@@ -170,6 +170,6 @@ def place_in(files: Files, directory: str, name: str) -> str:
 def write_report(files: Files, directory: str, body: dict[str, object]) -> None:
     """Say durably what lies here. A directory with a report is finished."""
     target = os.path.join(directory, REPORT)
-    files.close(write_new(files, target + ".tmp", json.dumps(body, indent=1).encode()))
+    write_new(files, target + ".tmp", json.dumps(body, indent=1).encode())
     files.rename(target + ".tmp", target)
     files.sync_directory(directory)

@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 from qewqew_core import zbus
 from qewqew_core.errors import DiskFull
-from qewqew_core.files import Files
+from qewqew_core.files import Descriptors, Files
 from qewqew_core.journal import FULL
-from qewqew_core.state import PIECE_BYTES
+from qewqew_core.limits import LIMITS
 from qewqew_core.zbus import HEAD, Message
 
-SPILL_BYTES = 16 << 20  # what a session keeps in memory
-WRITE_BYTES = 1 << 20  # are written at once; a body of this size is not copied for it
 READ_BYTES = 1 << 20  # are read at once of what was spilled
 _tuple = tuple.__new__
 _FRAME = struct.Struct(">qqBBI")  # timestamp (none: -1), corr_offset; sizes of id, tag and body, which follow
@@ -89,7 +87,7 @@ def runs(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tup
     for one in messages:
         length = HEAD + len(one[0])
         full = at + length > zbus.LARGEST_BLOCK
-        if run and (full or size >= PIECE_BYTES):
+        if run and (full or size >= LIMITS.piece_bytes):
             yield begins, run
             run, size, begins = [], 0, False
         if full:
@@ -106,10 +104,10 @@ def pieces(buffers: Iterable[bytes]) -> Iterator[bytes]:
     small: list[bytes] = []
     size = 0
     for one in buffers:
-        if small and size + len(one) > WRITE_BYTES:
+        if small and size + len(one) > LIMITS.write_bytes:
             yield b"".join(small)
             small, size = [], 0
-        if len(one) >= WRITE_BYTES:
+        if len(one) >= LIMITS.write_bytes:
             yield one
         else:
             small.append(one)
@@ -135,6 +133,7 @@ class Appends:
         self._files = files
         self._path = path
         self._fd = -1
+        self._leaving = Descriptors()  # a descriptor that is about to be closed
         self._spilled = _Spilled()
         self._memory: list[Outgoing] = []
         self._memory_size = 0
@@ -150,7 +149,7 @@ class Appends:
     def add(self, messages: list[Outgoing]) -> None:
         """All or, if it raises (`DiskFull`), none."""
         size = size_of(messages)
-        if self._memory and self._memory_size + size > SPILL_BYTES:
+        if self._memory and self._memory_size + size > LIMITS.topic_spill_bytes:
             self._spill()
         self._memory += messages
         self._memory_size += size
@@ -161,7 +160,8 @@ class Appends:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(self._path)
                 self._fd = self._files.open(self._path, new=True)
-                self._files.unlink(self._path)
+                with contextlib.suppress(FileNotFoundError):  # a writer that begins takes it for that of a killed session
+                    self._files.unlink(self._path)
             end = self._spilled.end
             for piece in pieces(_frames(self._memory)):
                 self._files.write(self._fd, piece, end)
@@ -199,9 +199,15 @@ class Appends:
             self._files.truncate(self._fd, 0)
 
     def close(self) -> None:
+        """A second call does nothing, but for what an interrupted one has not done."""
         self._memory = []
         if self._fd >= 0:
-            self._files.close(self._fd)
+            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
+        self._leaving.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_leaving"):
+            self.close()
 
 
 def _frames(messages: Iterable[Outgoing]) -> Iterator[bytes]:

@@ -24,11 +24,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, journal, layout, lock, orphans, recovery, writing
+from qewqew_core import chunk, java, journal, layout, lock, orphans, recovery, stamp, writing
 from qewqew_core import log as logs
 from qewqew_core.chunk import Record
 from qewqew_core.errors import (
@@ -40,23 +40,24 @@ from qewqew_core.errors import (
     QueueBroken,
     QueueClosed,
     QueueFull,
+    QueueLocked,
 )
-from qewqew_core.files import Files
+from qewqew_core.files import Files, close_each
 from qewqew_core.guard import Guard
 from qewqew_core.inspection import QueueStats, stats_of
 from qewqew_core.leasing import Leasing, bound
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.manifest import Manifest
 from qewqew_core.orphans import Orphan
 from qewqew_core.reading import Run, read_run
 from qewqew_core.session import Session
-from qewqew_core.state import BatchState, Chunk, Cut, Span, State, Step, key_hash, now_ms
+from qewqew_core.state import BatchState, Chunk, Cut, Span, State, Step, key_hash
 from qewqew_core.verification import Report, verify
 from qewqew_core.writing import Spill
 
-LOG_BYTES = 4 << 20  # the log is cut back to a snapshot when it has grown by this much
-PENDING_BYTES = 256 << 10
-LOOK_AGAIN = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
-# A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
-INLINE_BYTES = {"commit": 256 << 10, "never": 4 << 10}
+VANISHING = 0.2  # seconds to wait for a Java program that is closing the queue
+MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
+NAME_BYTES = 256  # … for each name
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Queue(Guard, Leasing):
     ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
     counted); more are refused with `QueueFull`, or wait for room. ``min_free_bytes``: what puts leave free on the file
     system; below that they raise `DiskFull`, while taking and leasing go on.
+    ``log_bytes``: the log is cut back to a snapshot when it has grown by so many bytes, or has doubled if that is more.
     ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
     ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
     batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
@@ -91,6 +93,7 @@ class Queue(Guard, Leasing):
         max_records: int | None = None,
         max_bytes: int | None = None,
         min_free_bytes: int = 0,
+        log_bytes: int = 4 << 20,
         max_attempts: int = 5,
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
@@ -102,11 +105,12 @@ class Queue(Guard, Leasing):
         self.max_records = bound("max_records", max_records)
         self.max_bytes = bound("max_bytes", max_bytes)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
+        self.log_bytes = layout.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         Leasing.__init__(self, max_attempts, retention, retention_bytes)
-        self.sync = layout.check_choice("sync", sync, tuple(INLINE_BYTES))
+        self.sync = layout.check_choice("sync", sync, ("commit", "never"))
         layout.check_timeout("lock_timeout", lock_timeout)
         self.largest_record = chunk.largest_record(self.chunk_size)
-        self._inline_bytes = INLINE_BYTES[sync]
+        self._inline_bytes = LIMITS.inline_bytes[sync]
         self._files = _files or Files()
         self._descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
@@ -114,8 +118,10 @@ class Queue(Guard, Leasing):
         self._pending_at = 0  # … and where they begin there
         self._unsynced: set[int] = set()  # chunks with such frames in their file, but perhaps not on disk
         self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
-        self._held = 0  # records that open sessions have taken
-        self._abandoned: deque[list[Step]] = deque()  # what sessions held that nobody has closed
+        self._holds: dict[int, list[Step]] = {}  # what each open session has taken, by its number; the rest follows from it:
+        self._held = 0  # how many records, and `Chunk.busy`
+        self._held_is_unsure = False  # because a call was interrupted: it must be counted again
+        self._abandoned: deque[int] = deque()  # sessions that nobody has closed
         self._sessions = 0  # how many there were
         self._removals = 0  # counts what disturbs an iteration
         self._waiting = 0  # threads in `_wait_until`
@@ -125,49 +131,82 @@ class Queue(Guard, Leasing):
     # Opening and closing
 
     def _open(self, lock_timeout: float) -> None:
-        try:
-            self._header, created = lock.acquire(self.path, lock_timeout)
-        except PermissionError as error:
-            raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
-        except OSError as error:
-            if isinstance(error, QewQewError):
+        for other in list(_open_queues):  # one of this process whose closing was interrupted
+            if other.path == self.path and isinstance(other._refusal, QueueClosed):
+                other.close()
+        deadline = clock.monotonic() + lock_timeout
+        for attempt in count():
+            try:
+                self._header, created = lock.acquire(self.path, max(0.0, deadline - clock.monotonic()))
+            except PermissionError as error:
+                raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
+            except OSError as error:
+                if isinstance(error, QewQewError):
+                    raise
+                raise self._full(error) or BadPath(f"cannot be opened: {error.strerror}", path=self.path) from error
+            try:
+                found = recovery.recover(self._files, self.path, self._header.fd, self._descriptors)
+                self._state, self._log, self._taken, self._begin = found.state, found.log, found.taken, found.begin
+                self._close_others()
+                recovery.store_header(self._files, self._header.fd, self._state.first)
+                if self._header.is_still_at(self.path):
+                    break
+                self._release()
+            except BaseException as error:
+                if self._another_is_here(error, deadline, attempt):
+                    continue
+                if created and self._header.is_still_at(self.path):
+                    with contextlib.suppress(OSError):
+                        self._files.unlink(self.path)
+                self._release()
+                if isinstance(error, CorruptQueue):
+                    error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
+                if isinstance(error, OSError) and not isinstance(error, QewQewError):
+                    raise self._full(error) or BadPath(
+                        f"cannot be opened: {error.strerror}", path=error.filename or self.path
+                    ) from error
                 raise
-            raise self._full(error) or BadPath(f"cannot be opened: {error.strerror}", path=self.path) from error
-        try:
-            self._state, self._log, self._taken = recovery.recover(self._files, self.path, self._header.fd)
-            recovery.store_header(self._files, self._header.fd, self._state.first)
-        except BaseException as error:
-            if created:
-                with contextlib.suppress(OSError):
-                    self._files.unlink(self.path)
-            self._header.release()
-            if isinstance(error, CorruptQueue):
-                error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
-            if isinstance(error, OSError) and not isinstance(error, QewQewError):
-                raise self._full(error) or BadPath(
-                    f"cannot be opened: {error.strerror}", path=error.filename or self.path
-                ) from error
-            raise
+        for note in found.notes:
+            _logger.warning("%s", note)
         self._opened_at = self._log.position
-        self._rotate_at = self._log.snapshot_end + LOG_BYTES
+        self._rotate_at = self._log.snapshot_end + self.log_bytes
         self._refusal = None
         _open_queues.add(self)
 
+    def _another_is_here(self, error: BaseException, deadline: float, attempt: int) -> bool:
+        """Whether to look again, with everything released: a Java program that has closed the queue removes files just now, or
+        somebody has a chunk or the log open, though not the header that is there.
+        """
+        if isinstance(error, java.Vanishing):  # it has removed its last chunk, and then removes the header
+            until = clock.monotonic() + VANISHING
+            while (here := self._header.is_still_at(self.path)) and clock.monotonic() < until:
+                clock.sleep(0.005)
+            again = not here
+        elif isinstance(error, FileNotFoundError):
+            again = attempt < 5
+        else:
+            again = isinstance(error, QueueLocked) and clock.monotonic() < deadline
+        if again:
+            self._release()
+            clock.sleep(0.005)
+        return again
+
     def close(self) -> None:
-        """Leave the files as the Java library would, and give the lock back. A second call does nothing.
+        """Leave the files as the Java library would, and give the lock back. A second call does nothing, unless the first one was
+        interrupted: then it gives back what that did not.
 
         An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
         sessions are rolled back. Callers that wait in other threads get `QueueClosed`.
         """
         with self._lock:
             if isinstance(self._refusal, QueueClosed):
+                self._release()
                 return
             if self._in_predicate:
                 raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
             broken, self._refusal = self._refusal, QueueClosed("the queue is closed", path=self.path)
-            self._notify()
-            _open_queues.discard(self)
             try:
+                self._notify()
                 if broken is None:
                     self._settle()
             finally:
@@ -183,6 +222,7 @@ class Queue(Guard, Leasing):
             if not state.records and state.chain:
                 self._clear()
             if not (state.chain or state.batches or state.put_keys or state.expired_keys):
+                stamp.remove(files, self.path)  # the next log counts anew
                 for home in (self.path + layout.BATCHES, self.path + layout.DEAD):
                     if files.is_directory(home) and not files.list(home):
                         files.remove_directory(home)
@@ -196,11 +236,12 @@ class Queue(Guard, Leasing):
                     self._rotate()
                 if self._log.position > self._opened_at:
                     self._store()
+                    recovery.restore_header(files, self.path, state.first)
                     files.sync_directory(home_directory)
                     # If it is lost, the next opening does all this again.
-                    self._log.append(logs.CHECKPOINT, recovery.seal(files, self.path))
+                    self._log.append(logs.CHECKPOINT, java.seal(files, self.path))
                 self._log.give_back()
-            if not state.chain:
+            if not state.chain and self._header.is_still_at(self.path):
                 files.unlink(self.path)
                 files.sync_directory(home_directory)
         except (DiskFull, QueueFull) as error:
@@ -247,11 +288,13 @@ class Queue(Guard, Leasing):
         self._follow(position)
 
     def _release(self) -> None:
-        for fd in self._descriptors.values():
-            self._files.close(fd)
-        self._descriptors.clear()
-        self._log.close()
-        self._header.release()
+        """Give everything back. It may be called again, and goes on where it was interrupted: each step is one line."""
+        lock.release_each(self._descriptors)
+        if hasattr(self, "_log"):
+            self._log.close(unlock=True)
+        if hasattr(self, "_header"):
+            self._header.release()
+        _open_queues.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -262,6 +305,7 @@ class Queue(Guard, Leasing):
     def __del__(self) -> None:
         if getattr(self, "_refusal", True) is None:
             warnings.warn(f"queue {self.path} was not closed", ResourceWarning, stacklevel=2)
+        if hasattr(self, "_header"):
             self._release()
 
     def _forked(self) -> None:
@@ -269,8 +313,8 @@ class Queue(Guard, Leasing):
         self._refusal = QueueClosed("the queue was opened before this process was forked; open it again here", path=self.path)
         self._lock = threading.RLock()  # whoever held it does not exist here
         self._changed = threading.Condition(self._lock)
-        for fd in (*self._descriptors.values(), self._header.fd):
-            os.close(fd)
+        close_each(self._descriptors)
+        self._header.forked()
         self._log.forked()
         self._log.close()
 
@@ -281,8 +325,26 @@ class Queue(Guard, Leasing):
             raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
 
     def _enter(self) -> None:
+        if self._held_is_unsure:
+            self._count_held()
         while self._abandoned:
-            self._let_go(self._abandoned.popleft())
+            self._let_go(self._holds.get(self._abandoned[0], []))
+            self._holds.pop(self._abandoned[0], None)
+            self._abandoned.popleft()
+
+    def _judge(self, error: BaseException) -> None:
+        if not isinstance(error, QewQewError):
+            self._held_is_unsure = True
+        super()._judge(error)
+
+    def _count_held(self) -> None:
+        """What sessions hold, by what they have noted."""
+        for one in self._state.chain.values():
+            one.busy = [(span.start, span.end) for span in one.gone]
+        self._held = 0
+        for steps in self._holds.values():
+            self._hold(steps)
+        self._held_is_unsure = False
 
     # Commits
 
@@ -342,28 +404,42 @@ class Queue(Guard, Leasing):
         except OSError as error:
             if self._full(error) is None:
                 raise
-            self._rotate_at = self._log.end + LOG_BYTES // 4
+            self._rotate_at = self._log.end + self.log_bytes // 4
             return
+        lock.whole(new.fd)
         self._store()
         recovery.sync_spill(self._files, self.path)
         self._files.sync_directory(os.path.dirname(self.path))  # chunks that were removed must not come back unknown
         self._log.replace(new)
-        self._rotate_at = self._log.snapshot_end + max(LOG_BYTES, self._log.snapshot_end)
+        self._rotate_at = self._log.snapshot_end + max(self.log_bytes, self._log.snapshot_end)
         self._remove_expired(expired)
 
     def _descriptor(self, chunk_id: int) -> int:
         fd = self._descriptors.get(chunk_id)
         if fd is None:
-            last = self._state.last
-            for other in self._descriptors.keys() - {self._state.first, last.id if last else chunk.NONE}:
-                self._files.close(self._descriptors.pop(other))
+            self._close_others()
             fd = self._descriptors[chunk_id] = self._files.open(chunk.chunk_path(self.path, chunk_id))
+            recovery.own_chunk(self._files, self.path, self._descriptors, chunk_id)
         return fd
+
+    def _own_ends(self) -> None:
+        """The first chunk and the last have changed: from now on these are the ones that are locked."""
+        self._close_others()
+        with contextlib.suppress(QueueLocked):  # who needs the chunk is told
+            for one in (next(iter(self._state.chain.values()), None), self._state.last):
+                if one is not None:
+                    recovery.own_chunk(self._files, self.path, self._descriptors, one.id)
+
+    def _close_others(self) -> None:
+        """Only the first chunk and the last stay open."""
+        last = self._state.last
+        for other in self._descriptors.keys() - {self._state.first, last.id if last else chunk.NONE}:
+            lock.release_each(self._descriptors, other)
 
     def _forget_chunk(self, chunk_id: int) -> None:
         """The file at this id is no longer a chunk of the queue."""
-        if (fd := self._descriptors.pop(chunk_id, None)) is not None:
-            self._files.close(fd)
+        if chunk_id in self._descriptors:
+            lock.release_each(self._descriptors, chunk_id)
         self._unsynced.discard(chunk_id)
         self._taken.discard(chunk_id)
         if self._run is not None and self._run[0].id == chunk_id:
@@ -488,7 +564,7 @@ class Queue(Guard, Leasing):
         self._follow(position)
         return position
 
-    def _append(self, records: list[bytes], operations: bytes) -> int:
+    def _append(self, records: list[bytes], operations_behind: bytes) -> int:
         """Commit records, then other operations; returns the position in the log."""
         last = self._state.last
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
@@ -508,8 +584,8 @@ class Queue(Guard, Leasing):
         try:
             for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
                 if chunk_id in new_ids:
-                    made.append(chunk_id)
                     self._make_chunk(chunk_id)
+                    made.append(chunk_id)
                     parts.append(logs.new_chunk(chunk_id, self.chunk_size))
                 for run, size in runs:
                     frames = chunk.frame(run)
@@ -525,17 +601,20 @@ class Queue(Guard, Leasing):
                     writes.clear()
             if made and self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(self.path))
-            operations = b"".join(parts) + operations
+            operations = b"".join(parts) + operations_behind
             self._log.reserve(len(operations))
             position = self._commit(operations, now_ms())
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)
-            if full is None:
+            if full is None and not isinstance(error, FileExistsError):
                 raise
             for chunk_id in made:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(chunk.chunk_path(self.path, chunk_id))
                 self._forget_chunk(chunk_id)
+            if full is None:  # a Java program has made a file there, for a header that was removed: other ids
+                self._taken.update(new_ids)
+                return self._append(records, operations_behind)
             raise full from error
         for chunk_id, at, frames in writes:
             if chunk_id == targets[-1][0]:
@@ -545,6 +624,8 @@ class Queue(Guard, Leasing):
                 self._unsynced.add(chunk_id)
         if records:
             self._notify()
+        if made:
+            self._own_ends()
         self._follow(position)
         return position
 
@@ -581,6 +662,7 @@ class Queue(Guard, Leasing):
         self._taken.update(ids)
         if self.sync != "commit":
             self._unsynced.update(ids)
+        self._own_ends()
         self._notify()
         self._follow(position)
         return position
@@ -597,6 +679,7 @@ class Queue(Guard, Leasing):
                 self._files.unlink(chunk.chunk_path(self.path, chunk_id))
                 self._forget_chunk(chunk_id)
             dropped.clear()
+            self._own_ends()
         if self._log.end > self._rotate_at:
             self._rotate()
         elif self._log.spare < journal.RESERVE // 2:
@@ -609,25 +692,28 @@ class Queue(Guard, Leasing):
     def _free_ids(self, count: int, start: int, step: Callable[[int], int]) -> list[int]:
         """Ids for ``count`` new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
         ids: list[int] = []
+        start = start or self._begin - 1
         for _ in range(chunk.MAX_ID):
             if len(ids) == count:
                 return ids
             start = step(start)
-            if start not in self._taken:
+            if start not in self._taken and start != chunk.JAVA_FIRST:
                 ids.append(start)
         if len(ids) == count:
             return ids
         raise QueueFull(
-            f"all {chunk.MAX_ID:,} chunk ids are in use. Nothing was stored; take or lease records, or use a larger chunk_size "
-            f"than {self.chunk_size:,}",
+            f"all chunk ids, {chunk.MAX_ID - 1:,}, are in use. Nothing was stored; take or lease records, or use a larger "
+            f"chunk_size than {self.chunk_size:,}",
             path=self.path,
         )
 
     def _make_chunk(self, chunk_id: int) -> None:
+        self._close_others()
+        path = chunk.chunk_path(self.path, chunk_id)
+        writing.make_chunk(self._files, path, self.chunk_size, self.sync == "commit", self._descriptors, chunk_id)
         self._taken.add(chunk_id)
         if self.sync != "commit":
             self._unsynced.add(chunk_id)
-        writing.make_chunk(self._files, chunk.chunk_path(self.path, chunk_id), self.chunk_size, self.sync == "commit")
 
     def _write_extent(self, chunk_id: int, writes: list[tuple[int, int, bytes]]) -> None:
         """Write frames past the tail, where no reader looks before the commit."""
@@ -644,7 +730,7 @@ class Queue(Guard, Leasing):
         if not self._pending:
             self._pending_in, self._pending_at = chunk_id, at
         self._pending += frames
-        if len(self._pending) > PENDING_BYTES:
+        if len(self._pending) > LIMITS.pending_bytes:
             self._flush()
 
     # Taking
@@ -760,7 +846,7 @@ class Queue(Guard, Leasing):
             return False
         self._waiting += 1
         try:
-            self._changed.wait(LOOK_AGAIN if rest is None else min(rest, LOOK_AGAIN))
+            self._changed.wait(LIMITS.look_again if rest is None else min(rest, LIMITS.look_again))
         finally:
             self._waiting -= 1
             self._committed = False  # others have had the lock
@@ -826,9 +912,10 @@ class Queue(Guard, Leasing):
         self._removals += 1
 
     def _let_go(self, steps: list[Step]) -> None:
-        """A session has rolled back: the records are where they were. Empties the list, so that none is let go of twice."""
-        while steps:
-            one, start, end, records = steps.pop()
+        """A session has rolled back: the records are where they were. Empties the list."""
+        held = steps.copy()
+        steps.clear()
+        for one, start, end, records in held:
             one.release(start, end)
             self._held -= records
             self._removals += 1
@@ -918,15 +1005,30 @@ class Queue(Guard, Leasing):
     def _occupied(self, batch: BatchState) -> int:
         return batch.bytes + 2 * batch.records
 
-    def _settle_manifest(self, batch: BatchState) -> None:
-        batches.settle_manifest(self._files, self.path, batch)
+    def _manifest_of(self, batch: BatchState) -> Manifest:
+        return batches.manifest_in_place(self._files, self.path, batch)
 
     def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
         if self._state.records <= self._held:
             return None
-        return self._commit_batch(*self._with_room(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout)))
+        return self._commit_batch(*self._beforehand(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout)))
+
+    def _beforehand(self, act: Callable[[], T]) -> T:
+        try:
+            return self._with_room(act)
+        except OSError as error:
+            if isinstance(error, QewQewError) or not (full := self._full(error)):
+                raise
+            raise full from error
+
+    def _keep_room(self, names: int, size: int = 0) -> None:
+        self._log.keep(MOVING_BYTES + names * NAME_BYTES + size)
+
+    def _move(self, act: Callable[[], None]) -> None:
+        self._with_room(act)
 
     def _with_room(self, act: Callable[[], T]) -> T:
+        """Do it, and if the disk is full once more with the log's reserve given back."""
         try:
             return act()
         except OSError as error:
@@ -997,18 +1099,21 @@ class Queue(Guard, Leasing):
 
     def _commit_batch(self, batch_id: str, whole: list[int], operation: bytes, now: int) -> BatchState:
         try:
+            self._keep_room(len(whole) + 1, len(operation))
             position = self._commit(operation, now)
         except DiskFull:
             batches.remove_tree(self._files, self.path + layout.LEASE)
             raise
         self._durable(position, always=True)
+        stamp.write(self._files, self.path, self._state.changes)
         self._removals += 1
         for chunk_id in whole:
             self._forget_chunk(chunk_id)
         self._run = None
         recovery.store_header(self._files, self._header.fd, self._state.first)
         state = self._state.batches[batch_id]
-        self._with_room(partial(batches.settle_lease, self._files, self.path, state))
+        self._move(partial(batches.settle_lease, self._files, self.path, state))
+        self._own_ends()
         self._notify()
         self._follow(position)  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
         return state
@@ -1057,20 +1162,23 @@ class Queue(Guard, Leasing):
 
     def _change(self, op: str, **arguments: object) -> None:
         self._durable(self._commit(logs.rare(op, **arguments), now_ms()), always=True)
+        stamp.write(self._files, self.path, self._state.changes)
 
     def _take_back(self, state: BatchState) -> None:
         # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
         # not look whether it is free.
-        ids = self._free_ids(len(state.chunks), self._state.first or 1, chunk.predecessor)[::-1]
+        ids = self._free_ids(len(state.chunks), self._state.first, chunk.predecessor)[::-1]
         files = [batches.segment_file(self.path, one.id) for one in state.chunks]
         # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
         self._files.sync_directory(os.path.dirname(self.path))
+        self._keep_room(len(ids))
         self._change("put_back", id=state.id, chunks=ids, files=files)
         self._taken.update(ids)
         self._removals += 1
         self._run = None
         moves = list(zip(files, ids, strict=True))
-        self._with_room(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
+        self._move(partial(batches.settle_put_back, self._files, self.path, state.id, moves))
+        self._own_ends()
         self._notify()
         self._follow(self._log.position)
 

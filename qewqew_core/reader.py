@@ -9,10 +9,11 @@ is over, or when the process that had it has died: as long as that lives, it has
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import logging
 import os
 import random
+import stat
 import sys
 import time as clock
 import weakref
@@ -40,28 +41,26 @@ from qewqew_core.errors import (
     QueueFull,
     QueueLocked,
 )
-from qewqew_core.files import Files, read_all, write_new
+from qewqew_core.files import Descriptors, Files, close_first, read_all, remove_if_there, write_new
 from qewqew_core.guard import Guard
 from qewqew_core.inspection import QueueStats
 from qewqew_core.journal import Log
 from qewqew_core.leasing import Leasing
+from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.reader_inspection import add_naks, lost_of, place_of_rdx, stats_of
+from qewqew_core.reader_inspection import add_naks, check_rdx, lost_of, missing_rdx, place_of_rdx, seal_of, stats_of
 from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, HandedOut, Range, ReaderState
-from qewqew_core.state import BatchState, Piece, now_ms
+from qewqew_core.state import BatchState, Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, WINDOW, Found, Position, Stretch, View, behind
-from qewqew_core.zbus import HEAD, Entry, Message
+from qewqew_core.zbus import HEAD, Common, Entry, Message
 
 if TYPE_CHECKING:
     from qewqew_core.topic import Topic
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
-LOG_BYTES_AT_CLOSE = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
-LOG_BYTES = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
-LOOK_AT_OWNERS = 0.25  # seconds between two looks whether those who have messages in flight still live
 _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
@@ -76,6 +75,8 @@ class Reader(Guard, Leasing):
     """
 
     _what = "reader"
+    _log: Log | None = None
+    _rdx_fd = -1
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Reader(Guard, Leasing):
         ):
             raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
         self.redeliver_after = redeliver_after
-        Filter(filter)
+        chosen = None if filter is None else Filter(filter)
         self.auto_commit = auto_commit
         self._topic = topic
         self._files: Files = topic._files
@@ -105,7 +106,6 @@ class Reader(Guard, Leasing):
         Leasing.__init__(self, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._stem = os.path.join(directory, "state", name)
         self._name = f"{topic.name}-{name}"
-        self._view = View(self._files, directory, topic.dialect)
         self._pieces_of: dict[int, list[Piece]] = {}  # base offset: checksums of a full block, once read
         self._mine: dict[int, int] = {}  # offset: attempt, of what this object has delivered and is not committed
         self._owner = random.SystemRandom().randrange(1, 1 << 62)
@@ -116,39 +116,46 @@ class Reader(Guard, Leasing):
         self._depth = 0
         self._calls = 0
         self._unsettled = False
-        self._checkpointed = True  # the log may end in a checkpoint, as far as it is durable
+        self._untold: list[
+            tuple[int, Position]
+        ] = []  # (position in the log, the floor there) that the .rdx is to say once durable
+        self._sealed = 0  # up to where the seal says that the log is on disk
         self._decided: list[str] = []  # sessions that were committed, when there was no room to note it
-        self._log: Log | None = None
-        self._rdx_fd = -1
-        try:
-            self._lock_fd = self._open_lock()
-        except OSError as error:
-            self._view.close()
-            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+        self._lock_fds = Descriptors()
+        self._leaving = Descriptors()  # descriptors that have no owner yet, or none any more
+        self._process = os.getpid()
+        self._view = View(self._files, directory, topic.dialect)
         self._released = False  # from now on there is something to be released
-        self._refusal = None
         try:
+            self._open_lock()
+            self._refusal = None
             with self._exclusive():
-                self._open(start, temporary)
-                if filter is not None and Filter(filter).text != self._state.filter:
-                    self.set_filter(filter)
-                if temporary:
-                    self._write_rdx(*zbus.mask_patch(zbus.DELETE_ON_EXIT))
+                self._open(start, chosen, temporary)
+                if chosen is not None and chosen.text != self._state.filter:
+                    self.set_filter(chosen.text)
+                if temporary and not self._is_temporary():
+                    self._patch(*zbus.mask_patch(self._common().mask | zbus.DELETE_ON_EXIT))
+            _open_readers.add(self)
         except BaseException as error:
-            self._refusal = QueueClosed("the reader was never opened")  # or `__del__` would close descriptors of others
+            self._refusal = QueueClosed("the reader was never opened")
             self._release()
             cause = error.__cause__
             if isinstance(error, QueueBroken) and isinstance(cause, OSError) and (full := self._full(cause)):
                 raise full from cause
             raise
-        _open_readers.add(self)
 
     # The lock, and what others did
 
-    def _open_lock(self) -> int:
-        fd = os.open(self._stem + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        lock.set_bytes(fd, fcntl.F_WRLCK, self._owner, 1)
-        return fd
+    def _open_lock(self) -> None:
+        try:
+            open_lock(self._lock_fds, self._stem)
+        except OSError as error:
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+        lock.take(self._lock_fd, self._owner, 1)
+
+    @property
+    def _lock_fd(self) -> int:
+        return self._lock_fds[-1]
 
     def _has_lock_file(self) -> bool:
         """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
@@ -158,7 +165,7 @@ class Reader(Guard, Leasing):
             return False
 
     def _take_lock(self) -> bool | None:
-        return lock.set_bytes(self._lock_fd, fcntl.F_WRLCK, 0, 1) or None
+        return lock.take(self._lock_fd, 0, 1) or None
 
     def _enter(self) -> None:
         self._depth += 1
@@ -176,22 +183,22 @@ class Reader(Guard, Leasing):
             )
         if self._log is None:
             if not self._has_lock_file():
-                os.close(self._lock_fd)
-                self._lock_fd = self._open_lock()
+                self._open_lock()
+                close_first(self._lock_fds)
                 self._depth -= 1
                 self._enter()
             return
         self._catch_up(self._log)
         if self._unsettled:
-            self._settle()
+            self._move(self._settle)
         for session in list(self._decided):
             with contextlib.suppress(DiskFull):
                 self._note(session)
 
     def _leave(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            lock.set_bytes(self._lock_fd, fcntl.F_UNLCK, 0, 1)
+        self._depth = max(0, self._depth - 1)  # `_enter` may have been interrupted before it counted
+        if self._depth == 0 and self._lock_fds:  # else `close` was faster than what an interrupt has left
+            lock.drop(self._lock_fd, 0, 1)
 
     def _catch_up(self, log: Log) -> None:
         try:
@@ -215,7 +222,6 @@ class Reader(Guard, Leasing):
             end = base + frame.end
             name = reader_log.replay_frame(frame, self._state, log.path, base)
             self._unsettled |= name in BATCH_OPERATIONS
-            self._checkpointed |= not name
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(self._log_fd, end)
@@ -229,54 +235,65 @@ class Reader(Guard, Leasing):
         for offset in [offset for offset in self._mine if offset not in flight or flight[offset].owner != self._owner]:
             del self._mine[offset]
 
-    def _load(self) -> None:
-        """Replay the whole log."""
+    def _load(self, rdx: tuple[int, int] | None = None) -> None:
+        """Replay the whole log; ``rdx``: the place that the .rdx names."""
         path = self._stem + ".log"
-        fd = self._files.open(path)
+        self._leaving.append(fd := self._files.open(path))
         try:
             data = read_all(self._files, fd, path)
             found = reader_log.replay(data, path)
+            reader_log.check_whole(found, seal_of(self._files, self._stem), rdx, path)
             if found.end < len(data):
                 self._files.truncate(fd, found.end)
+            # Who was killed after putting this log, or a directory of batches, into place may not have done it.
+            self._files.sync_directory(os.path.dirname(path))
         except BaseException:
-            self._files.close(fd)
+            self._leaving.close()
             raise
-        # Who was killed after putting this log, or a directory of batches, into place may not have done it.
-        self._files.sync_directory(os.path.dirname(path))
-        self._attach(fd, found.generation, found.snapshot_end, found.end, found.state)
+        self._attach(found.generation, found.snapshot_end, found.end, found.state)
         self._unsettled = True
         self._refresh_mine()
 
-    def _attach(self, fd: int, generation: int, snapshot_end: int, end: int, state: ReaderState) -> None:
+    def _attach(self, generation: int, snapshot_end: int, end: int, state: ReaderState) -> None:
+        """The descriptor that was opened last is that of the log."""
         self._state = state
-        self._log = Log(self._files, self._stem + ".log", fd, generation, end, snapshot_end, "reader")
-        self._log_fd = fd
+        path, self._log_fd, fds = self._stem + ".log", self._leaving[-1], Descriptors()
+        self._leaving.hand_over(fds)
+        self._log = Log(self._files, path, fds, generation, end, snapshot_end, "reader")
         self._inode, _ = self._files.identity(self._stem + ".log")
-        self._rotate_at = snapshot_end + max(LOG_BYTES, snapshot_end)
+        self._rotate_at = snapshot_end + max(LIMITS.reader_log_bytes, snapshot_end)
         self._filter = Filter(state.filter)
         self._due = 0
-        self._checkpointed = True
+        self._untold = []
+        self._sealed = 0
 
     # Opening
 
-    def _open(self, start: str | int | datetime | Position, temporary: bool) -> None:
+    def _open(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
         files = self._files
         if not files.exists(self.path):
-            if files.exists(self._stem + ".log"):  # of a reader that was deleted, or never made
+            if files.exists(self._stem + ".log"):  # of a reader that was deleted
+                if seal_of(files, self._stem) is not None:
+                    raise missing_rdx(self.path)
                 files.unlink(self._stem + ".log")
+            self._break_seal()
             files.sync_directory(os.path.dirname(self._stem))  # a power cut must not bring it back beside the new .rdx
             place = self._begin(start)
-            self._make_rdx(place, temporary)
-            self._new_log(ReaderState(todo=[Range(place, None)]))
+            text = None if chosen is None else chosen.text
+            self._make_rdx(place, text, temporary)
+            self._new_log(ReaderState(todo=[Range(place, None)], filter=text))
             self._settle()  # of a reader that was deleted, batches may be there
+        for path in (self.path, self._stem + ".log"):
+            remove_if_there(files, path + ".tmp")  # of who was killed while making it
         self._rdx_fd = files.open(self.path)
-        if files.size(self._rdx_fd) < zbus.READER_SIZE:  # as the original does
-            files.truncate(self._rdx_fd, zbus.READER_SIZE)
         data = files.read(self._rdx_fd, zbus.READER_SIZE, 0)
+        whole, data = len(data) == zbus.READER_SIZE, data.ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(data)
         if files.exists(self._stem + ".log"):
             if self._log is None:
-                self._load()
+                self._load((block, offset))
+            check_rdx(self._state, whole, self.path)
+            self._extend_rdx(whole)
             floor = self._state.floor()
             if not self._state.clean or (floor.block, floor.offset, self._state.filter) == (
                 block,
@@ -286,10 +303,14 @@ class Reader(Guard, Leasing):
                 self._come_back()
                 return
             # A zbus server has used the reader since.
+        elif seal_of(files, self._stem) is not None:
+            raise reader_log.missing(self._stem + ".log")
         else:
+            self._extend_rdx(whole)
             files.sync_directory(os.path.dirname(self.path))  # who made the .rdx may have been killed before doing it
+        files.sync(self._rdx_fd)
         place = place_of_rdx(self._view, block, offset, self.path)
-        state = ReaderState(todo=[Range(place, None)], filter=zbus.unpack_filter(data))
+        state = ReaderState(todo=[Range(place, None)], filter=zbus.unpack_filter(data), passed=(block, offset))
         if self._log is not None:
             state.batches, state.ranges, state.expired_keys = self._state.batches, self._state.ranges, self._state.expired_keys
             self._log.close()
@@ -297,6 +318,12 @@ class Reader(Guard, Leasing):
         handed_out = add_naks(self._files, self._view, self._nak_path, state)
         self._new_log(state)
         self._clear_naks(handed_out)
+
+    def _extend_rdx(self, whole: bool) -> None:
+        """As the original does. Durably: cut short beside a log it is damaged."""
+        if not whole:
+            self._files.truncate(self._rdx_fd, zbus.READER_SIZE)
+            self._files.sync(self._rdx_fd)
 
     def _come_back(self) -> None:
         """If a power cut took messages from the topic (``sync="never"``) that were read already: those to come are new ones."""
@@ -329,14 +356,13 @@ class Reader(Guard, Leasing):
             return self._seek(None, None, start)
         raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
 
-    def _make_rdx(self, place: Position, temporary: bool) -> None:
-        """The reader is there when its .rdx is; temporary from the start, so that who is killed now leaves nothing for ever."""
+    def _make_rdx(self, place: Position, filter: str | None, temporary: bool) -> None:
+        """The reader is there when its .rdx is: with its filter, and temporary, for who makes it may be killed now."""
         directory = os.path.dirname(self.path)
         data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
-        if temporary:
-            at, mask = zbus.mask_patch(zbus.DELETE_ON_EXIT)
-            data[at : at + len(mask)] = mask
-        self._files.close(write_new(self._files, self.path + ".tmp", bytes(data)))
+        for at, patch in (zbus.filter_patch(filter), zbus.mask_patch(zbus.DELETE_ON_EXIT if temporary else 0)):
+            data[at : at + len(patch)] = patch
+        write_new(self._files, self.path + ".tmp", bytes(data))
         self._files.rename(self.path + ".tmp", self.path)
         self._files.sync_directory(directory)
 
@@ -344,13 +370,12 @@ class Reader(Guard, Leasing):
         generation = journal.new_generation()
         data = reader_log.snapshot(state, generation)
         path = self._stem + ".log"
-        fd = write_new(self._files, path + ".tmp", data)
+        self._break_seal()
+        write_new(self._files, path + ".tmp", data, self._leaving)
         self._files.rename(path + ".tmp", path)
         self._files.sync_directory(os.path.dirname(path))
-        self._attach(fd, generation, len(data), len(data), state)
-        self._checkpointed = False
-        if self._rdx_fd >= 0:
-            self._mirror()
+        self._attach(generation, len(data), len(data), state)
+        self._tell_floor()
 
     @property
     def _nak_path(self) -> str:
@@ -358,12 +383,10 @@ class Reader(Guard, Leasing):
 
     def _clear_naks(self, places: list[int]) -> None:
         if places:
-            fd = self._files.open(self._nak_path)
-            try:
+            with Descriptors() as fds:
+                fds.append(self._files.open(self._nak_path))
                 for at in places:
-                    self._files.write(fd, b"\0", at)
-            finally:
-                self._files.close(fd)
+                    self._files.write(fds[0], b"\0", at)
 
     # Committing
 
@@ -374,8 +397,10 @@ class Reader(Guard, Leasing):
         self._committed = True
         position = self._log.append(OPERATION, reader_log.operation(name, *arguments))
         reader_log.apply(self._state, name, *arguments)
-        if self._state.floor()[:2] != before[:2]:
-            self._mirror()
+        floor = self._state.floor()
+        if floor[:2] != before[:2]:
+            # The oldest one may be durable soon, and the newest one says the most.
+            self._untold = [*self._untold[:1], (position, floor)]
         if self._log.end > self._rotate_at:
             self._rotate()
             position = self._log.position
@@ -390,18 +415,57 @@ class Reader(Guard, Leasing):
                 with self._lock:
                     self._break(error)
                 raise
+            self._tell()
 
-    def _mirror(self) -> None:
-        """Tell zbus servers the first message that is not committed."""
-        floor = self._state.floor()
-        self._write_rdx(0, zbus.pack_position(floor.block, floor.offset))
+    def _tell(self) -> None:
+        """Have the .rdx and the seal say what is durable by now. A commit has happened: nothing here may pass for its failure."""
+        with self._lock:
+            if self._refusal is not None or not (self._depth or self._take_lock()):
+                return  # another process is in a call; who commits next tells it
+            self._depth += 1
+            try:
+                assert self._log is not None
+                if self._depth == 1:
+                    self._catch_up(self._log)
+                self._tell_durable()
+            except QueueClosed:
+                pass  # the reader was deleted meanwhile
+            except BaseException as error:
+                self._judge(error)
+                raise
+            finally:
+                self._leave()
 
-    def _write_rdx(self, at: int, data: bytes) -> None:
-        if self._checkpointed and self._log is not None and not self._state.clean:
-            # Else a power cut could leave this and the checkpoint, but nothing behind that: as if a zbus server had written it.
-            self._log.sync(self._log.position, refuse=False)
-            self._checkpointed = False
-        self._files.write(self._rdx_fd, data, at)
+    def _tell_durable(self) -> None:
+        log = self._log
+        assert log is not None
+        durable = [floor for position, floor in self._untold if position <= log.durable]
+        if durable:
+            floor = min(durable[-1], self._state.floor())  # somebody may have moved it back since
+            self._write_rdx(0, zbus.pack_position(floor.block, floor.offset))
+            del self._untold[: len(durable)]
+        if log.synced > self._sealed:
+            seal = reader_log.pack_seal(reader_log.Seal(log.generation, log.synced))
+            try:
+                self._files.write(self._lock_fd, seal, 0)
+            except OSError as error:
+                if self._full(error) is None:
+                    raise
+            self._sealed = log.synced
+
+    def _tell_floor(self) -> None:
+        """All of the log is durable."""
+        assert self._log is not None
+        if self._rdx_fd >= 0:
+            self._untold = [(self._log.durable, self._state.floor())]
+        self._tell_durable()
+
+    def _break_seal(self) -> None:
+        """The log is about to be exchanged."""
+        if self._files.size(self._lock_fd):
+            self._files.truncate(self._lock_fd, 0)
+            self._files.sync(self._lock_fd)
+        self._sealed = 0
 
     def _rotate(self) -> None:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
@@ -409,17 +473,20 @@ class Reader(Guard, Leasing):
         state = self._state
         try:
             expired = state.prune_expired(now_ms())
+            self._log.sync(self._log.position, refuse=False)
+            self._tell_floor()
             self._files.sync(self._rdx_fd)
-            new = self._log.prepare(lambda generation: reader_log.snapshot(state, generation))
+            self._break_seal()
+            self._log.replace(self._log.prepare(partial(reader_log.snapshot, state)))
         except OSError as error:
-            if self._full(error) is None:
+            if isinstance(error, QueueBroken) or self._full(error) is None:
                 raise
-            self._rotate_at = self._log.end + LOG_BYTES // 4
+            self._rotate_at = self._log.end + LIMITS.reader_log_bytes // 4
             return
-        self._log.replace(new)
-        self._log_fd = new.fd
+        self._log_fd = self._log._fd
         self._inode, _ = self._files.identity(self._log.path)
-        self._rotate_at = new.size + max(LOG_BYTES, new.size)
+        self._rotate_at = self._log.end + max(LIMITS.reader_log_bytes, self._log.end)
+        self._tell_durable()
         self._remove_expired(expired)
 
     # Reading
@@ -564,7 +631,7 @@ class Reader(Guard, Leasing):
 
     def _dead_owners(self) -> set[int]:
         """Those who have messages in flight and whose process has ended."""
-        if clock.monotonic() >= self._looked + LOOK_AT_OWNERS:
+        if clock.monotonic() >= self._looked + LIMITS.look_at_owners:
             self._looked = clock.monotonic()
             owners = {one.owner for one in self._state.flight.values()} - {0, self._owner}
             self._gone = {owner for owner in owners if lock.first_locked(self._lock_fd, owner, 1) is None}
@@ -744,8 +811,7 @@ class Reader(Guard, Leasing):
         """Let the reader stay when its last consumer has gone, although it was made as a temporary one. Durable."""
         with self._exclusive():
             if self._is_temporary():
-                self._write_rdx(*zbus.mask_patch(0))
-                self._files.sync(self._rdx_fd)
+                self._patch(*zbus.mask_patch(self._common().mask & ~zbus.DELETE_ON_EXIT))
 
     def _seek(self, number: int | None, offset: int | None, time: datetime | None) -> Position:
         start = self._view.index().start
@@ -792,8 +858,44 @@ class Reader(Guard, Leasing):
         with self._exclusive():
             position = self._append("set_filter", chosen.text)
             self._filter = chosen
+            self._durable(position, always=True)
             self._write_rdx(*zbus.filter_patch(chosen.text))
-        self._durable(position)
+
+    # What the reader says of itself, as a topic does
+
+    def header(self) -> Common:
+        """Mask, times (milliseconds since the epoch), creator and the four extension texts; see `Topic.header`."""
+        with self._exclusive():
+            return self._common()
+
+    def set_mask(self, mask: int) -> None:
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header.
+
+        With `zbus.DELETE_ON_EXIT` the reader is a temporary one from now on: it is deleted with its last consumer.
+        """
+        self._set(*zbus.mask_patch(mask))
+
+    def set_creator(self, text: str | None) -> None:
+        """At most 127 bytes of UTF-8, or `BadArgument`."""
+        self._set(*zbus.creator_patch(text))
+
+    def set_extension(self, number: int, text: str | None) -> None:
+        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
+        self._set(*zbus.ext_patch(number, text))
+
+    def _set(self, at: int, data: bytes) -> None:
+        with self._exclusive():
+            self._patch(at, data)
+
+    def _write_rdx(self, at: int, data: bytes) -> None:
+        self._files.write(self._rdx_fd, data, at)
+
+    def _patch(self, at: int, data: bytes) -> None:
+        self._write_rdx(at, data)
+        self._files.sync(self._rdx_fd)
+
+    def _common(self) -> Common:
+        return zbus.unpack_common(self._files.read(self._rdx_fd, zbus.READER_SIZE, 0))
 
     # Looking
 
@@ -834,17 +936,31 @@ class Reader(Guard, Leasing):
     def _change(self, op: str, **arguments: object) -> None:
         self._durable(self._append("change", op, now_ms(), arguments), always=True)
 
-    def _with_room(self, act: Callable[[], T]) -> T:
-        return act()
+    def _beforehand(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except OSError as error:
+            if isinstance(error, QewQewError) or not (full := self._full(error)):
+                raise
+            raise full from error
+
+    def _keep_room(self, names: int, size: int = 0) -> None:
+        pass  # where the files are is found out anew by every call after one that could not move them
+
+    def _move(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if self._full(error) is None:
+                raise
+            self._unsettled = True
 
     def _occupied(self, batch: BatchState) -> int:
         return batch.bytes + HEAD * batch.records
 
-    def _settle_manifest(self, batch: BatchState) -> None:
-        directory = batches.directory_of(self._stem, batch)
-        body = manifest.load(directory)
-        changed = Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
-        batches.write_manifest(self._files, directory, changed)
+    def _manifest_of(self, batch: BatchState) -> Manifest:
+        body = manifest.load(batches.directory_of(self._stem, batch))
+        return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
 
     def _take_back(self, batch: BatchState) -> None:
         whole = ranges = self._state.ranges[batch.id]
@@ -924,11 +1040,9 @@ class Reader(Guard, Leasing):
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
         for path in (*blocks, os.path.join(self._topic.path, self._topic.name + ".log")):
-            fd = self._files.open_to_read(path)
-            try:
-                self._files.sync(fd)
-            finally:
-                self._files.close(fd)
+            with Descriptors() as fds:
+                fds.append(self._files.open_to_read(path))
+                self._files.sync(fds[0])
         self._files.sync_directory(os.path.join(self._topic.path, "data"))
         self._files.sync_directory(self._topic.path)
 
@@ -1010,19 +1124,21 @@ class Reader(Guard, Leasing):
             if batch.state in ("dead", "returned", "leased"):
                 batches.settle_place(files, self._stem, batch)
             if batch.state == "leased" and batch.attempt > 1:
-                self._settle_manifest(batch)
+                batches.write_manifest(self._files, batches.directory_of(self._stem, batch), self._manifest_of(batch))
         for home in (layout.BATCHES, layout.DEAD):
             if files.is_directory(self._stem + home):
                 for name in files.list(self._stem + home):
                     directory = os.path.join(self._stem + home, name)
                     if name not in state.batches and files.list(directory) != [manifest.MANIFEST]:
                         batches.remove_tree(files, directory)
+                    else:
+                        remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))
         self._unsettled = False
 
     # The end
 
     def close(self) -> None:
-        """Give back what is not committed, and let go. A second call does nothing.
+        """Give back what is not committed, and let go. A second call does nothing, but for what an interrupted one has not done.
 
         A temporary reader is deleted with its last consumer.
         """
@@ -1037,39 +1153,43 @@ class Reader(Guard, Leasing):
                 pass  # it was deleted; or, without room: who finds its lock gone takes what it had
             finally:
                 self._refusal = QueueClosed("the reader is closed", path=self.path)
-                _open_readers.discard(self)
                 self._release()
+                _open_readers.discard(self)
 
     def _leave_to_others(self) -> None:
         assert self._log is not None
         if self._mine:
             self._append("give_back", self._check_mine(()), now_ms())
         # Now, so that of two that leave one after the other the second is alone.
-        lock.set_bytes(self._lock_fd, fcntl.F_UNLCK, self._owner, 1)
+        lock.drop(self._lock_fd, self._owner, 1)
         if lock.first_locked(self._lock_fd, 1, 0) is not None:
             return  # by another consumer
         if self._is_temporary():
             delete_files(self._files, self._topic.path, self.name)
         elif not self._state.clean:
-            if self._log.end - self._log.snapshot_end > LOG_BYTES_AT_CLOSE:
+            if self._log.end - self._log.snapshot_end > LIMITS.reader_log_bytes_at_close:
                 self._rotate()
             self._log.sync(self._log.position, refuse=False)
-            self._mirror()
+            self._tell_floor()
             self._write_rdx(*zbus.filter_patch(self._state.filter))
             self._files.sync(self._rdx_fd)
             self._log.append(reader_log.CHECKPOINT, b"")
 
     def _is_temporary(self) -> bool:
-        return bool(zbus.unpack_common(self._files.read(self._rdx_fd, zbus.READER_SIZE, 0)).mask & zbus.DELETE_ON_EXIT)
+        return bool(self._common().mask & zbus.DELETE_ON_EXIT)
 
     def _release(self) -> None:
-        self._released = True
+        """Called again after an interrupt, it does what is left."""
+        if self._process == os.getpid():
+            lock.unlock(*self._lock_fds)
+        self._lock_fds.close()
         self._view.close()
         if self._log is not None:
             self._log.close()
         if self._rdx_fd >= 0:
-            self._files.close(self._rdx_fd)
-        os.close(self._lock_fd)
+            self._leaving[len(self._leaving) :], self._rdx_fd = [self._rdx_fd], -1
+        self._leaving.close()
+        self._released = True
 
     def __enter__(self) -> Self:
         return self
@@ -1090,6 +1210,14 @@ class Reader(Guard, Leasing):
         if self._log is not None:
             self._log.forked()
         self._release()
+
+
+def open_lock(fds: list[int], stem: str) -> None:
+    """Open ``state/R.lock``, made if it is not there. In one step: no interrupt comes before the list has the descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fds.extend(map(os.open, (stem + ".lock",), (flags,), (0o600,)))
+    if not stat.S_ISREG(os.fstat(fds[-1]).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", stem + ".lock")
 
 
 def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
@@ -1130,6 +1258,7 @@ def _merged(ranges: list[Range]) -> list[Range]:
 def delete_files(files: Files, directory: str, name: str) -> None:
     """Remove a reader: first its .rdx, without which it is not there, then all else."""
     stem = os.path.join(directory, "state", name)
+    break_seal(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
     for path in (
         os.path.join(directory, "reader", name + ".rdx"),
         os.path.join(directory, "reader", name + ".nak"),
@@ -1147,6 +1276,42 @@ def delete_files(files: Files, directory: str, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         files.unlink(stem + ".lock")
     files.sync_directory(os.path.join(directory, "reader"))
+
+
+def break_seal(files: Files, stem: str) -> None:
+    with contextlib.suppress(FileNotFoundError), Descriptors() as fds:
+        fds.append(files.open(stem + ".lock"))
+        if files.size(fds[0]):
+            files.truncate(fds[0], 0)
+            files.sync(fds[0])
+
+
+def remove_leftovers(files: Files, directory: str) -> None:
+    """What consumers have left that were killed while they made a reader, or deleted it; not what living ones are making."""
+    homes = {home: files.list(os.path.join(directory, home)) for home in ("reader", "state")}
+
+    def names(home: str, *suffixes: str) -> set[str]:
+        return {name.removesuffix(suffix) for suffix in suffixes for name in homes[home] if name.endswith(suffix)} - {""}
+
+    making = names("reader", ".rdx.tmp") | names("state", ".log.tmp")
+    deleted = names("state", ".log", ".lock", layout.BATCHES, layout.DEAD) - names("reader", ".rdx")
+    for name in making | deleted:
+        rdx, stem = os.path.join(directory, "reader", name + ".rdx"), os.path.join(directory, "state", name)
+        fds = Descriptors()
+        try:
+            open_lock(fds, stem)
+            # Whoever makes or deletes the reader has this byte.
+            if lock.take(fds[0], 0, 1) and os.stat(stem + ".lock").st_ino == os.fstat(fds[0]).st_ino:
+                for path in (rdx + ".tmp", stem + ".log.tmp"):
+                    remove_if_there(files, path)
+                if not files.exists(rdx) and seal_of(files, stem) is None:  # else it is missing: who opens the reader is told
+                    delete_files(files, directory, name)
+        except FileNotFoundError:
+            pass  # somebody else has deleted it
+        except OSError as error:  # a reader that cannot be opened is told to who opens it
+            _logger.warning("what is left of reader %s could not be removed: %s", name, error)
+        finally:
+            fds.close()
 
 
 def _after_fork() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from qewqew_core import layout, reader_log, zbus
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats, last_lease
-from qewqew_core.reader_log import Range, ReaderState
-from qewqew_core.state import now_ms
+from qewqew_core.limits import now_ms
+from qewqew_core.reader_log import Range, ReaderState, Seal
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Position, View
 from qewqew_core.zbus import HEAD
@@ -17,10 +18,33 @@ from qewqew_core.zbus import HEAD
 
 def look(files: Files, directory: str, name: str) -> ReaderState | None:
     """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
-    path = os.path.join(directory, "state", name + ".log")
+    return _look(files, directory, name, None)
+
+
+def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) -> ReaderState | None:
+    """``rdx``: what the .rdx said before."""
+    stem = os.path.join(directory, "state", name)
+    for attempt in range(5):
+        seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
+        try:
+            found = reader_log.replay(read_whole(files, stem + ".log"), stem + ".log")
+            reader_log.check_whole(found, seal, rdx, stem + ".log")
+            return found.state
+        except FileNotFoundError:
+            if seal is None or not files.exists(os.path.join(directory, "reader", name + ".rdx")):
+                return None
+            if attempt == 4:
+                raise reader_log.missing(stem + ".log") from None
+        except CorruptQueue:
+            if attempt == 4 or seal_of(files, stem) == seal:  # else the log was exchanged
+                raise
+    raise AssertionError
+
+
+def seal_of(files: Files, stem: str) -> Seal | None:
     try:
-        return reader_log.replay(read_whole(files, path), path).state
-    except FileNotFoundError:
+        return reader_log.unpack_seal(read_whole(files, stem + ".lock"))
+    except OSError:  # there is none, or nothing that could be locked: who opens the reader is told
         return None
 
 
@@ -28,22 +52,66 @@ def foresee(files: Files, view: View, name: str) -> ReaderState | None:
     """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
     removed. None: there is no such reader.
     """
-    state = look(files, view.directory, name)
     stem = os.path.join(view.directory, "reader", name)
-    try:
-        data = read_whole(files, stem + ".rdx").ljust(zbus.READER_SIZE, b"\0")
-    except FileNotFoundError:
-        return None
-    block, offset = zbus.unpack_position(data)
+    for _ in range(5):  # until nobody closes the reader in between
+        try:
+            found = read_whole(files, stem + ".rdx")
+        except FileNotFoundError:
+            return None
+        data = found.ljust(zbus.READER_SIZE, b"\0")
+        block, offset = zbus.unpack_position(data)
+        state = _look(files, view.directory, name, (block, offset))
+        with contextlib.suppress(FileNotFoundError):
+            if found == read_whole(files, stem + ".rdx"):
+                break
+    if state is not None:
+        check_rdx(state, len(found) >= zbus.READER_SIZE, stem + ".rdx")
     text = zbus.unpack_filter(data)
     if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
-        state = state or ReaderState()
-        state.move([Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)], 0)
+        place = Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)
+        if state is None:
+            state = ReaderState(todo=[place])
+        else:
+            state.move([place], 0)
         state.filter = text
         add_naks(files, view, stem + ".nak", state)
     if (lost := lost_of(state, view)) is not None:
         state.lose(*lost)
     return state
+
+
+def missing_rdx(path: str) -> CorruptQueue:
+    return CorruptQueue(
+        "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
+        "`qewqew topic repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
+        path=path,
+    )
+
+
+def short_rdx(path: str) -> CorruptQueue:
+    return CorruptQueue(
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew topic "
+        "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
+        path=path,
+        offset=0,
+    )
+
+
+def without_rdx(files: Files, directory: str) -> list[str]:
+    """Readers of which the .rdx is missing, and that were not deleted."""
+    names = sorted(name.removesuffix(".log") for name in files.list(os.path.join(directory, "state")) if name.endswith(".log"))
+    return [
+        name
+        for name in names
+        if seal_of(files, os.path.join(directory, "state", name)) is not None
+        and not files.exists(os.path.join(directory, "reader", name + ".rdx"))
+    ]
+
+
+def check_rdx(state: ReaderState, whole: bool, path: str) -> None:
+    """Raises `CorruptQueue` if the .rdx that is to say where a server has moved the reader has lost its end."""
+    if state.clean and not whole:
+        raise short_rdx(path)
 
 
 def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:

@@ -4,12 +4,22 @@ The processes that share the reader append to it in turn, under its lock. A fram
 kind 6 a list, the name of a method of `ReaderState` and its arguments (where these are numbers at even distances, as offsets
 of messages of one size are, ``{"range": [start, stop, step]}`` stands for them); kind 7, empty, says that ``reader/R.rdx``, which
 follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
+
+``state/R.lock`` begins with the *seal*: which log there is, and up to where it was on disk when that was written last. A log that
+has another generation, or ends before that, was cut, put back or exchanged::
+
+     0            4         8       12
+    ┌────────────┬─────────┬───────┐
+    │ generation │ end u32 │ crc32 │   anything else is no seal, and vouches for nothing
+    └────────────┴─────────┴───────┘
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+import struct
+import zlib
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields
 from itertools import chain, count, repeat
@@ -24,6 +34,8 @@ _LONGEST_RANGE = 1 << 20  # the largest window
 _tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
 MAGIC = b"QEWQRDR1"
 _SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
+_SEAL = struct.Struct(">III")
+SEAL = _SEAL.size
 
 
 class Range(NamedTuple):
@@ -71,6 +83,8 @@ class Flights(MutableMapping[int, Flight]):
         self._enter()
         if not all(run[4] for run in runs):
             raise ValueError("a run has no message")
+        if len(self._entered) > _LONGEST_RANGE:
+            raise ValueError("more messages are in flight than fit into a window")
         each = [_offsets(base, places) for base, _, _, _, places in runs]
         self._last = each[0] if len(each) == 1 else evenly([*chain.from_iterable(each)])
         self._how = owner, due, runs
@@ -161,6 +175,8 @@ class ReaderState(Leases):
     ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
     clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
+    passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `floor`
+    began: int = 0  # the block of its floor at the checkpoint or in the snapshot, when the .rdx on disk said the same
 
     def __post_init__(self) -> None:
         self.prepared = {one.session for one in self.flight.values() if one.session is not None}
@@ -172,6 +188,10 @@ class ReaderState(Leases):
             if self.batches[batch_id].state in ("leased", "returned"):
                 place = min(place, min(ranges).start)
         return place
+
+    def reached(self) -> tuple[int, int]:
+        """The furthest `floor` since the checkpoint: what an .rdx says that lies behind it, this log has never known."""
+        return max(self.passed, self.floor()[:2])
 
     def furthest(self) -> Position:
         """Where the messages begin that were never delivered, or the last one that was."""
@@ -201,13 +221,15 @@ class ReaderState(Leases):
 
     def move(self, todo: list[Any], lost: int) -> None:
         """Go on elsewhere: what was delivered is nobody's business any more."""
+        self.passed = self.reached()
         self.flight.clear()
         self.prepared.clear()
         self.todo = _ranges(todo)
         self.lost += lost
 
     def lose(self, todo: list[Any], offsets: list[int], lost: int) -> None:
-        """The oldest messages are no more."""
+        """Messages are no more: the oldest ones, or those that a power cut took."""
+        self.passed = self.reached()
         self.flight.remove(offsets)
         self.todo = _ranges(todo)
         self.lost += lost
@@ -245,12 +267,14 @@ class ReaderState(Leases):
         self.commit(offsets, todo)
 
     def put_back(self, batch_id: str, todo: list[Any]) -> None:
+        self.passed = self.reached()
         del self.batches[batch_id]
         del self.ranges[batch_id]
         self.todo = _ranges(todo)
 
     def change(self, op: str, time: int, arguments: dict[str, Any]) -> None:
         """One of `state.CHANGES`."""
+        self.passed = self.reached()
         CHANGES[op](self, time, arguments)
         for batch_id in list(self.ranges):
             if batch_id not in self.batches or self.batches[batch_id].state == "acked":
@@ -321,13 +345,14 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "batches": [batch_fields(batch) for batch in state.batches.values()],
         "ranges": state.ranges,
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
+        "passed": state.passed,
     }
     return journal.head(MAGIC, generation) + journal.frame(_SNAPSHOT, json.dumps(body).encode(), generation)
 
 
 def _load(body: bytes) -> ReaderState:
     data = json.loads(body)
-    return ReaderState(
+    state = ReaderState(
         todo=_ranges(data["todo"]),
         flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
         filter=data["filter"],
@@ -335,7 +360,15 @@ def _load(body: bytes) -> ReaderState:
         batches={one["id"]: checked(BatchState(**one)) for one in data["batches"]},
         ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
+        passed=_pair(data.get("passed", (0, 0))),
     )
+    state.began = state.floor().block
+    return state
+
+
+def _pair(body: Sequence[int]) -> tuple[int, int]:
+    block, offset = body
+    return block, offset
 
 
 class Replayed(NamedTuple):
@@ -376,7 +409,7 @@ def _check(state: ReaderState) -> None:
         raise ValueError("there is no end to it, or no batch")
     ends = [end for ranges in (state.todo, *state.ranges.values()) for one in ranges for end in one if end is not None]
     places = ends + [one.at for one in state.flight.values()]
-    if any(type(number) is not int for numbers in (*places, state.flight, (state.lost,)) for number in numbers):
+    if any(type(number) is not int for numbers in (*places, state.flight, (state.lost,), state.passed) for number in numbers):
         raise ValueError("a place is no number")
     if any(type(one) is not str for one in (*state.batches, "" if state.filter is None else state.filter)):
         raise ValueError("the filter, or the id of a batch, is no text")
@@ -390,7 +423,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
     """Apply one frame, which begins at ``base`` + its start in the file; returns the operation's name, "" for a checkpoint."""
     try:
         if frame.kind == CHECKPOINT:
-            state.clean = True
+            state.clean, state.passed, state.began = True, (0, 0), state.floor().block
             return ""
         if frame.kind != OPERATION:
             raise ValueError(f"unknown frame kind {frame.kind}")
@@ -402,3 +435,55 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
         raise CorruptQueue(
             f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=base + frame.start
         ) from error
+
+
+# The seal
+
+
+class Seal(NamedTuple):
+    generation: int
+    end: int
+
+
+def pack_seal(seal: Seal) -> bytes:
+    data = _SEAL.pack(*seal, 0)[:-4]
+    return data + zlib.crc32(data).to_bytes(4)
+
+
+def unpack_seal(data: bytes) -> Seal | None:
+    if len(data) < SEAL:
+        return None
+    generation, end, crc = _SEAL.unpack_from(data)
+    return Seal(generation, end) if crc == zlib.crc32(data[: SEAL - 4]) else None
+
+
+_WAY_OUT = "or `qewqew topic repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
+
+
+def missing(path: str) -> CorruptQueue:
+    return CorruptQueue(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
+
+
+def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
+    """Raises `CorruptQueue` if the log is another one than was here last, or its end is missing.
+
+    ``rdx``: the place that the .rdx names; it never says more than is durable in the log, unless that ends with a checkpoint. A
+    power cut may tear it, and leave a new block with the offset in the one before.
+    """
+    reached = found.state.reached()
+    if seal is not None:
+        if found.generation != seal.generation:
+            raise CorruptQueue(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
+        if found.end < seal.end:
+            raise CorruptQueue(
+                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Bring it back; {_WAY_OUT}",
+                path=path,
+                offset=found.end,
+            )
+    elif not found.state.clean and rdx is not None and (rdx[0] > reached[0] or (rdx > reached and rdx[0] == found.state.began)):
+        raise CorruptQueue(
+            f"the end of the reader's log is missing: by its .rdx all before offset {rdx[1]} of block {rdx[0]} is committed, and "
+            f"not by the log. Bring it back; {_WAY_OUT}",
+            path=path,
+            offset=found.end,
+        )

@@ -10,7 +10,8 @@ from qewqew_core import chunk
 from qewqew_core.checksum import crcs_of_rest
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
-from qewqew_core.state import PIECE_BYTES, Chunk, Piece
+from qewqew_core.limits import LIMITS
+from qewqew_core.state import Chunk, Piece
 
 BLOCK = 1 << 20
 
@@ -102,30 +103,54 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
     """
     time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
     one = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
+    for frames, records in step_over(files, path, found.head, found.tail):
+        one.append(len(frames), records, zlib.crc32(frames, one.crc), time)
+    return one
+
+
+def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[bytes, int]]:
+    """The records from ``start`` to ``tail``, which no checksum covers: runs of whole frames, and how many each has.
+
+    Raises `CorruptQueue` with the offset of the first record that does not fit.
+    """
     fd = files.open_to_read(path)
     try:
-        rest, at = b"", found.head
-        while at < found.tail:
-            block = files.read(fd, min(BLOCK, found.tail - at), at)
+        rest, at = b"", start
+        while at < tail:
+            block = files.read(fd, min(BLOCK, tail - at), at)
             at += len(block)
             data = rest + block
             cut = start = records = 0
             while cut + 2 <= len(data) and (end := chunk.record_end(data, cut)) <= len(data):
                 cut, records = end, records + 1
-                if cut - start >= PIECE_BYTES:
-                    one.append(cut - start, records, zlib.crc32(data[start:cut], one.crc), time)
+                if cut - start >= LIMITS.piece_bytes:
+                    yield data[start:cut], records
                     start, records = cut, 0
             if cut > start:
-                one.append(cut - start, records, zlib.crc32(data[start:cut], one.crc), time)
+                yield data[start:cut], records
             rest = data[cut:]
             if not block:
                 break
-        if rest or at < found.tail:
+        if rest or at < tail:
             raise CorruptQueue(
-                f"the record here runs past the tail of the chunk at {found.tail}. Nothing was changed",
+                f"the record here runs past the tail of the chunk at {tail}. Nothing was changed",
                 path=path,
                 offset=at - len(rest),
             )
     finally:
         files.close(fd)
-    return one
+
+
+def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
+    """How many records lie between the base of a chunk and ``offset``. Raises `CorruptQueue` if no record begins there."""
+    fd = files.open_to_read(path)
+    try:
+        run = read_run(files, fd, path, one, one.piece_of(offset))
+    finally:
+        files.close(fd)
+    at, count = 0, run.records_before
+    while run.start + at < offset:
+        at, count = chunk.record_end(run.data, at), count + 1
+    if run.start + at != offset:
+        raise CorruptQueue(f"the head, {offset}, lies inside a record. Nothing was changed", path=path, offset=0)
+    return count

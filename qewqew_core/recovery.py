@@ -5,11 +5,12 @@ The procedure, by the numbers that stand in the code and in docs/format.md:
 1. Look, and change nothing: header, names, transaction log. What contradicts itself is `CorruptQueue`.
 2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
 3. A clean log (its last frame is a checkpoint): the header must say the same, and the pointers of the first and the last
-   chunk. If they do not, a Java program has used the queue since: believe the files, as in 2, and keep batches and keys
-   of the log.
+   chunk. If they do not, a Java program may have used the queue since; `java` has the ways in which one changes a queue.
+   What has come about so is believed, and batches and keys are those of the log; everything else is `CorruptQueue`.
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
    the last checkpoint, or of the end of the log. Otherwise another program has used the queue after our crash,
-   and nobody can say which records are meant: `CorruptQueue`.
+   and nobody can say which records are meant: `CorruptQueue`. (A header that names no chunk, or the chunk of another
+   queue, is stored anew: a Java program that closed an empty queue just before ours was opened removes its header.)
 5. Cut a torn frame off the log.
 6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.
 7. Redo: payload that the log carries goes into the chunk files.
@@ -23,155 +24,26 @@ are: never delivered, never overwritten.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import random
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, journal, layout, manifest
+from qewqew_core import chunk, java, journal, layout, lock, manifest, stamp
 from qewqew_core import log as logs
-from qewqew_core.errors import BadPath, CorruptQueue
-from qewqew_core.files import Files, read_whole, write_new
+from qewqew_core.errors import CorruptQueue, QueueLocked
+from qewqew_core.files import Descriptors, Files, close_all, close_each, read_all, write_new
+from qewqew_core.found import Found, chain_of, look
+from qewqew_core.java import Believed
 from qewqew_core.journal import Log
+from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
-from qewqew_core.reading import BLOCK, read_pointers, scan, unread
-from qewqew_core.state import Chunk, State
-
-
-@dataclass
-class Found:
-    """Step 1: what is on disk."""
-
-    path: str
-    header: int  # id of the first chunk; 0 also where there is no header
-    ids: set[int]  # of chunk files
-    log: Replayed | None
-
-
-def look(files: Files, path: str, header: bytes | None) -> Found:
-    """Step 1. ``header`` is the content of the header file."""
-    first, longer = chunk.NONE, False
-    if header:
-        if len(header) == 1:
-            raise CorruptQueue("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
-        (first,) = chunk.FIRST.unpack_from(header)
-        longer = len(header) > chunk.FIRST.size
-    ids = layout.chunk_ids(path, files.list(os.path.dirname(path)))
-    replayed = None
-    log_path = path + layout.LOG
-    if files.exists(log_path):
-        replayed = logs.replay(read_whole(files, log_path), log_path)
-    if longer and first not in ids and replayed is None:
-        raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
-    check_reference(first, path, 0)
-    return Found(path, first, ids, replayed)
-
-
-def check_reference(chunk_id: int, path: str, offset: int) -> None:
-    if chunk_id > chunk.MAX_ID:
-        raise CorruptQueue(
-            f"refers to chunk {chunk_id}; ids end at {chunk.MAX_ID}. Nothing was changed", path=path, offset=offset
-        )
-
-
-def agree(files: Files, found: Found, *, all_chunks: bool = False) -> bool:
-    """Step 3: whether header and pointers say what a clean log says.
-
-    The original reads from the first chunk and writes to the last: no other one changes alone, unless it is damaged.
-    """
-    assert found.log is not None
-    state = found.log.state
-    if found.header != state.first or not state.chain.keys() <= found.ids:
-        return False
-    expected = state.pointers()
-    looked_at = {one.id for one, _ in (expected if all_chunks else expected[:1] + expected[-1:])}
-    looked_at.update(layout.chunk_ids(found.path, files.irregular(os.path.dirname(found.path))))  # that is refused
-    for one, pointers in expected:
-        if one.id not in looked_at:
-            continue
-        on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
-        if on_disk[1:] != pointers or on_disk.size < one.tail:
-            return False
-    if state.chain and found.log.seal and _made_anew(files, found.path, found.log.seal):
-        return all(as_committed(files, chunk.chunk_path(found.path, one.id), one) for one in state.chain.values())
-    return True
-
-
-def seal(files: Files, path: str) -> bytes:
-    """What a checkpoint says of the files, so that `_made_anew` can tell."""
-    return logs.checkpoint(files.identity(path + layout.LOG)[0], *files.identity(path))
-
-
-def _made_anew(files: Files, path: str, seal: tuple[int, ...]) -> bool:
-    """Whether another program has written the header since the checkpoint, though it says the same.
-
-    The original removes an empty queue and makes it anew, perhaps with other records of the same sizes. In a copy of the
-    directory nothing can be told: there the log is another file too.
-    """
-    log_inode, *header = seal
-    return files.identity(path + layout.LOG)[0] == log_inode and files.identity(path) != tuple(header)
-
-
-def as_committed(files: Files, path: str, one: Chunk) -> bool:
-    fd = files.open_to_read(path)
-    try:
-        for _ in unread(files, fd, path, one):
-            pass
-    except CorruptQueue:
-        return False
-    finally:
-        files.close(fd)
-    return True
-
-
-def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
-    """Step 2: the chunks with records, in order, as the files alone tell, and the ids of empty ones in the chain.
-
-    The rules for states that the original leaves are REQ-24 to REQ-35 of the format: a missing first chunk is
-    skipped if its successor is there, a missing next chunk ends the chain, an uninitialised chunk is empty.
-    """
-    chain: dict[int, Chunk] = {}
-    empty: dict[int, None] = {}
-    current = found.header
-    if current and current not in found.ids:
-        _must_be_read(files, found)
-        current = chunk.successor(current)  # the original unlinks a read chunk before it moves the header on
-    while current in found.ids:
-        path = chunk.chunk_path(found.path, current)
-        if current in chain or current in empty:
-            raise CorruptQueue(f"the chain of chunks comes back to chunk {current}. Nothing was changed", path=path, offset=8)
-        on_disk = read_pointers(files, path)
-        size, head, tail, following = on_disk
-        check_reference(following, path, 8)
-        if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or (chunk.BEGIN <= tail < head <= size):
-            empty[current] = None
-        elif not chunk.BEGIN <= head <= tail <= size:
-            raise CorruptQueue(
-                f"head {head} and tail {tail} do not lie in the chunk, which has {size} bytes. Nothing was changed",
-                path=path,
-                offset=0 if not chunk.BEGIN <= head <= size else 4,
-            )
-        elif head == tail:
-            empty[current] = None
-        else:
-            chain[current] = scan(files, path, current, on_disk)
-        current = following
-    return chain, list(empty)
-
-
-def _must_be_read(files: Files, found: Found) -> None:
-    """The header refers to a missing chunk: the original leaves that only when it has read and removed the chunk."""
-    if found.log is None or chunk.successor(found.header) in found.ids:
-        return
-    for one, pointers in found.log.state.pointers()[:1]:
-        if one.id in found.ids and read_pointers(files, chunk.chunk_path(found.path, one.id))[1:] == pointers:
-            raise CorruptQueue(
-                f"the header refers to chunk {found.header}, of which there is no file, but chunk {one.id} has records that "
-                "nobody has taken: the header was damaged. Nothing was changed; restore it",
-                path=found.path,
-                offset=0,
-            )
+from qewqew_core.reading import BLOCK, read_pointers
+from qewqew_core.state import State
 
 
 def must_be_ours(files: Files, found: Found) -> None:
@@ -179,7 +51,8 @@ def must_be_ours(files: Files, found: Found) -> None:
     assert found.log is not None
     state, expected = found.log.state, found.log.firsts | {found.log.state.first}
     torn = {first & 0xFF00 | second & 0x00FF for first in expected for second in expected}  # a write may stop in the middle
-    if found.header not in torn:
+    # Any other chunk is that of a queue that a Java program began where there was no header.
+    if found.header not in torn and found.header in state.chain.keys() | found.log.gone:
         raise CorruptQueue(
             f"the header says chunk {found.header}, the transaction log says {sorted(expected)}: {_FOREIGN}",
             path=found.path,
@@ -219,29 +92,94 @@ def _coming_files(found: Found) -> set[int]:
     return set(rare["chunks"]) if rare and rare["op"] == "put_back" else set()
 
 
-def recover(files: Files, path: str, header_fd: int) -> tuple[State, Log, set[int]]:
-    """Open the queue whose header is locked: its state, its log, and the ids that must not be given to new chunks.
+@dataclass
+class Recovered:
+    """An open queue."""
 
-    Raises `CorruptQueue` before anything is changed.
+    state: State
+    log: Log
+    taken: set[int]  # ids that must not be given to new chunks
+    begin: int  # the id of the first chunk of an empty queue
+    notes: list[str]  # what a person should know
+
+
+def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
+    """Open the queue whose header is locked. Raises `CorruptQueue`, or `QueueLocked`, before anything is changed.
+
+    ``owned`` gets the descriptors of chunks that are locked, too: the first and the last, before their pointers are believed.
     """
-    found = look(files, path, files.read(header_fd, 64, 0))
-    if found.log is not None and found.log.translated:
-        files.close(_new_log(files, path, found.log.translated))
-    if found.log is not None and found.log.last_rare is not None and found.log.last_rare["op"] == "repair":
-        raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
-    if found.log is not None and not found.log.clean:
-        must_be_ours(files, found)
-        state, log = found.log.state, open_log(files, found.log, path)
-        _recover_crashed(files, path, header_fd, found, found.log, log)
-    elif found.log is not None and agree(files, found):
-        if found.log.seal[:1] != files.identity(path + layout.LOG)[:1]:  # no checkpoint is in this file: a killed process may
-            files.sync_directory(os.path.dirname(path))  # have renamed it, and not synced that
-        state, log = found.log.state, open_log(files, found.log, path)
-    else:
-        state, log = _believe_files(files, header_fd, found)
-    remove_leftovers(files, path, state, found.ids)
-    taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
-    return state, log, taken
+    log_fd: list[int] = []  # as long as it is open; `Log` has the same list
+    try:
+        own_log(files, path, log_fd)
+        header = files.read(header_fd, 64, 0)
+        found = look(files, path, header, read_all(files, log_fd[0], path + layout.LOG) if log_fd else None)
+        ends = () if found.log is None else tuple(found.log.state.chain)
+        for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
+            own_chunk(files, path, owned, chunk_id)
+        if found.log is not None and found.log.last_rare is not None and found.log.last_rare["op"] == "repair":
+            raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
+        if found.log is not None:
+            stamp.check(files, path, found.log.state.changes)
+        notes: list[str] = []
+        begin = chunk.OUR_FIRST
+        if found.log is not None and not found.log.clean:
+            must_be_ours(files, found)
+            state, log = found.log.state, open_log(files, found.log, path, log_fd)
+            _recover_crashed(files, path, header_fd, found, found.log, log)
+        elif found.log is not None and java.is_as_closed(files, found):
+            if found.log.seal[:1] != files.identity(path + layout.LOG)[:1]:  # no checkpoint is in this file: a killed process
+                files.sync_directory(os.path.dirname(path))  # may have renamed it, and not synced that
+            state, log = found.log.state, open_log(files, found.log, path, log_fd)
+        else:
+            believed = Believed(*_without_log(files, found)) if found.log is None else java.believed(files, found)
+            state, notes, log = believed.state, believed.notes, _begin_log(files, header_fd, found, believed, owned)
+            close_all(log_fd)  # the one before
+            if found.header or found.log is not None:
+                # A Java program was here. Another one may have opened a header that was removed since, and take it for its queue
+                # with the ids that it had then: ours are not to be the same.
+                begin = random.SystemRandom().randrange(1 << 10, chunk.MAX_ID)
+        remove_leftovers(files, path, state, found.ids)
+        taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
+    except BaseException:
+        close_all(log_fd)
+        raise
+    # A Java program that has closed an empty queue just before we opened it is about to remove the file of its last chunk.
+    return Recovered(state, log, taken | {found.header}, begin, notes)
+
+
+def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> None:
+    """Open and lock the file of a chunk, as a Java program does, until its descriptor in ``owned`` is closed.
+
+    Raises `QueueLocked` if somebody else has it.
+    """
+    name = chunk.chunk_path(path, chunk_id)
+    with contextlib.suppress(OSError):  # who reads it says what is wrong with it
+        owned[chunk_id] = owned.get(chunk_id) or files.open(name)
+    if chunk_id in owned and not lock.whole(owned[chunk_id]):
+        close_each(owned, chunk_id)
+        raise QueueLocked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
+
+
+def own_log(files: Files, path: str, descriptors: list[int]) -> None:
+    """Open and lock the log, if there is one: its descriptor is put into the list. Raises `QueueLocked`.
+
+    Header and log have one owner. But a Java program may remove the header of a queue that is open; then this lock is what keeps
+    another process of ours from opening it.
+    """
+    log_path = path + layout.LOG
+    while files.exists(log_path):
+        with contextlib.suppress(FileNotFoundError):  # an owner that closes an empty queue removes it
+            descriptors.append(files.open(log_path))
+            status = os.fstat(descriptors[0])
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", log_path)
+            if not lock.whole(descriptors[0]):
+                raise QueueLocked(
+                    "another process has the queue open, though a Java program has removed its header; close it there", path=path
+                )
+            if files.identity(log_path)[0] == status.st_ino:  # else its owner has replaced it meanwhile
+                return
+        close_all(descriptors)
 
 
 def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, replayed: Replayed, log: Log) -> None:
@@ -257,18 +195,19 @@ def _recover_crashed(files: Files, path: str, header_fd: int, found: Found, repl
         for chunk_id in sorted(replayed.gone & found.ids):
             files.unlink(chunk.chunk_path(path, chunk_id))
         files.sync_directory(os.path.dirname(path))
-        log.sync(log.append(logs.CHECKPOINT, seal(files, path)), refuse=False)
+        log.sync(log.append(logs.CHECKPOINT, java.seal(files, path)), refuse=False)
     except BaseException:
         log.close()
         raise
 
 
-def open_log(files: Files, replayed: Replayed, path: str) -> Log:
+def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int]) -> Log:
     """Step 5."""
-    fd = files.open(path + layout.LOG)
+    (fd,) = descriptor
     if files.size(fd) > replayed.end:
         files.truncate(fd, replayed.end)
-    return Log(files, path + layout.LOG, fd, replayed.generation, replayed.end, replayed.snapshot_end, frames=replayed.frames)
+    ends = replayed.end, replayed.snapshot_end
+    return Log(files, path + layout.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
 
 
 def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:
@@ -321,7 +260,8 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
-            if read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name):
+            empty = read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name)
+            if empty and not _is_in_use(files, name):
                 files.unlink(name)
                 removed = True
     if removed:  # a power cut could bring them back half written, as nobody has synced them
@@ -343,59 +283,84 @@ def _is_stillborn(files: Files, path: str) -> bool:
         files.close(fd)
 
 
-def _believe_files(files: Files, header_fd: int, found: Found) -> tuple[State, Log]:
-    """Steps 2, 3 and 9 for a queue that no log describes, or that a Java program has used."""
-    old = found.log.state if found.log else None
-    if found.log is not None:
-        _must_not_have_shrunk(files, found, found.log)
+def restore_header(files: Files, path: str, first: int) -> None:
+    """Make the header anew, durable but for its name, if a Java program has removed it, or is not there for another reason."""
+    if first and not files.exists(path):
+        with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
+            fd = files.open(path, new=True)
+            try:
+                files.write(fd, chunk.FIRST.pack(first), 0)
+                files.sync(fd)
+            finally:
+                files.close(fd)
+
+
+def _is_in_use(files: Files, path: str) -> bool:
+    """Whether a Java program has the chunk file: it is just making it, for a header that was removed."""
+    with Descriptors() as fds:
+        fds.append(files.open(path))
+        return lock.first_locked(fds[0], 0, 0) is not None
+
+
+def _without_log(files: Files, found: Found) -> tuple[State, list[int]]:
+    """Step 2."""
     chain, empty = chain_of(files, found)
-    if unknown := _unknown_batches(files, found.path, old):
+    return State.of(chain), empty
+
+
+def _begin_log(files: Files, header_fd: int, found: Found, believed: Believed, owned: dict[int, int]) -> Log:
+    """Step 9 for a queue that no log describes, or that a Java program has used."""
+    state = believed.state
+    if unknown := _unknown_batches(files, found.path, state):
         raise CorruptQueue(
             f"there are batches that no transaction log knows: nobody can say whether {unknown[0]}"
             f"{f' and {len(unknown) - 1} more were' if unknown[1:] else ' was'} acknowledged. Nothing was changed; restore the "
             "log, or move them away",
             path=found.path + layout.LOG,
         )
-    state = State.of(chain)
-    if old is not None:
-        state.batches, state.put_keys, state.expired_keys = old.batches, old.put_keys, old.expired_keys
-    # The log first: if a crash follows, it does not agree with the files, which are then believed again.
-    data = logs.snapshot(state, generation := journal.new_generation())
-    fd = _new_log(files, found.path, data)
-    log = Log(files, found.path + layout.LOG, fd, generation, len(data), len(data))
-    store_pointers(files, found.path, state)
-    store_header(files, header_fd, state.first)
-    for chunk_id in empty:
-        files.unlink(chunk.chunk_path(found.path, chunk_id))
-    return state, log
+    for one in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
+        own_chunk(files, found.path, owned, one.id)
+    if found.log is None:
+        stamp.remove(files, found.path)
+    # The log first. It says, too, what the files were before they followed it, so a crash in between is one of ours.
+    generation = journal.new_generation()
+    data = logs.snapshot(state, generation)
+    snapshot_end = len(data)
+    stored = [(one.id, *one.stored) for one, pointers in state.pointers() if one.stored not in (None, pointers)]
+    differs = bool(stored or believed.empty or found.header != state.first)
+    if differs:
+        operation = logs.rare("believe", header=found.header, stored=stored, empty=believed.empty)
+        data += journal.frame(logs.COMMIT, now_ms().to_bytes(8) + operation, generation, snapshot_end)
+    log_fd: list[int] = []
+    try:
+        _new_log(files, found.path, data, log_fd)
+        log = Log(files, found.path + layout.LOG, log_fd, generation, len(data), snapshot_end)
+        store_pointers(files, found.path, state)
+        store_header(files, header_fd, state.first)
+        for chunk_id in believed.empty:
+            with contextlib.suppress(FileNotFoundError):  # the Java program whose it was has removed it meanwhile
+                files.unlink(chunk.chunk_path(found.path, chunk_id))
+        if differs:
+            files.sync_directory(found.directory)
+            log.sync(log.append(logs.CHECKPOINT, java.seal(files, found.path)), refuse=False)
+    except BaseException:
+        close_all(log_fd)
+        raise
+    return log
 
 
-def _new_log(files: Files, path: str, data: bytes) -> int:
-    """Put a log with this content in the place of the one that is there, durably; returns its descriptor."""
+def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
+    """Put a log with this content in the place of the one that is there, durably; the list gets its descriptor."""
     log_path = path + layout.LOG
-    fd = write_new(files, log_path + ".tmp", data)
+    write_new(files, log_path + ".tmp", data, log_fd)
+    lock.whole(log_fd[0])
     files.rename(log_path + ".tmp", log_path)
     files.sync_directory(os.path.dirname(path))
-    return fd
 
 
-def _must_not_have_shrunk(files: Files, found: Found, log: Replayed) -> None:
-    """The original never cuts a chunk file. A shorter one is another queue's, made anew with the header, or damage."""
-    if log.seal and _made_anew(files, found.path, log.seal):
-        return
-    for one in log.state.chain.values():
-        path = chunk.chunk_path(found.path, one.id)
-        if one.id in found.ids and (size := read_pointers(files, path).size) < one.tail:
-            raise CorruptQueue(
-                f"the chunk file has {size} bytes, its records end at {one.tail}: it was cut. Nothing was changed", path=path
-            )
-
-
-def _unknown_batches(files: Files, path: str, state: State | None) -> list[str]:
+def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
     """Directories with records of batches that the log does not know. Of those that have expired, some may be left."""
-    known = set(state.batches) if state else set()
-    if state:
-        known |= {layout.numbered_id(path, number) for _, number in state.expired_keys.values()}
+    known = set(state.batches) | {layout.numbered_id(path, number) for _, number in state.expired_keys.values()}
     unknown = []
     for home in (path + layout.BATCHES, path + layout.DEAD):
         for name in sorted(set(files.list(home)) - known) if files.is_directory(home) else ():

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -26,13 +25,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from qewqew_core import batch as batches
-from qewqew_core import chunk, journal, layout, lock, manifest, orphans, recovery
+from qewqew_core import chunk, java, journal, layout, lock, manifest, orphans, recovery, stamp
 from qewqew_core import log as logs
 from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
 from qewqew_core.files import Files, read_whole, write_new
+from qewqew_core.found import Found
+from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
 from qewqew_core.reading import OnDisk, read_pointers, scan
-from qewqew_core.recovery import Found
 from qewqew_core.state import BATCH_ID, BatchState, Chunk, Cut, State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
@@ -190,11 +190,7 @@ class _Repair:
             what = "behind the last whole commit: what a crash tore, and nobody was told of, or the last commit, damaged"
             self._damaged(log_path, found.log.end, len(torn), None, what)
             self._copies.append(log_path)
-        state = None
-        if not self._copies and not self._only_pointers_are_wrong(found):
-            state = self._as_opened(found)
-            if state is None and found.log.clean and self._may_be_javas(found) and not recovery.agree(self._files, found):
-                state = self._from_files(found, found.log.state)
+        state = None if self._copies or self._is_wrong_in_the_middle(found) else self._as_opened(found)
         if state is None:
             state = self._from_log(found, header)
             if not self._found_damage:  # what was missing, the log had
@@ -203,6 +199,15 @@ class _Repair:
             self._damaged(self._refused.path or self._path, self._refused.offset or 0, 0, None, str(self._refused))
         return state
 
+    def _is_wrong_in_the_middle(self, found: Found) -> bool:
+        """Whether the pointers of a chunk are wrong that opening does not look at."""
+        assert found.log is not None
+        return (
+            found.log.clean
+            and java.is_as_closed(self._files, found)
+            and not java.is_as_closed(self._files, found, all_chunks=True)
+        )
+
     def _look_again(self) -> None:
         self._ids = layout.chunk_ids(self._path, self._files.list(self._parent))
         self._taken = set(self._ids)
@@ -210,24 +215,28 @@ class _Repair:
     def _as_opened(self, found: Found) -> State | None:
         """What opening believes; None where it gives up."""
         self._refused = None
-        before = found.log.state.records if found.log and found.log.clean and not recovery.agree(self._files, found) else None
+        owned: dict[int, int] = {}
+        before = found.log.state.records if found.log and found.log.clean and not java.is_as_closed(self._files, found) else None
         try:
-            state, log, _ = recovery.recover(self._files, self._path, self._header_fd)
-            log.close()
-            recovery.store_header(self._files, self._header_fd, state.first)
+            opened = recovery.recover(self._files, self._path, self._header_fd, owned)
+            opened.log.close()
+            recovery.store_header(self._files, self._header_fd, opened.state.first)
         except _UNFIT as error:
             self._refused = error if isinstance(error, QewQewError) else CorruptQueue(str(error), path=self._path)
             return None
         finally:
+            for fd in owned.values():
+                self._files.close(fd)
             self._look_again()
+        self.report.notes += opened.notes
         if before is not None:
             self.report.notes.append(
-                f"{self._path}: header and pointers are not those of the last close: another program has used the queue since, "
-                f"or they were damaged. They are believed; they say {state.records} records, it was {before}"
+                f"{self._path}: another program has used the queue since it was closed. It holds {opened.state.records} "
+                f"records; it held {before}"
             )
-        for chunk_id in sorted(self._ids - state.chain.keys()):
+        for chunk_id in sorted(self._ids - opened.state.chain.keys()):
             self._is_orphan(chunk_id)
-        return state
+        return opened.state
 
     def _is_orphan(self, chunk_id: int) -> bool:
         path = self._chunk_path(chunk_id)
@@ -237,52 +246,6 @@ class _Repair:
                 self.report.notes.append(f"{path}: nothing refers to it; Queue.recover offers its records")
                 return True
         return False
-
-    def _only_pointers_are_wrong(self, found: Found) -> bool:
-        """Whether a clean log describes the chunks, though header or pointers are neither what it says nor what a Java
-        program can have made of that.
-        """
-        assert found.log is not None
-        if not found.log.clean or recovery.agree(self._files, found, all_chunks=True) or self._may_be_javas(found):
-            return False
-        for one in list(found.log.state.chain.values())[:-1]:
-            # A Java program that has emptied the queue and filled it again has made these files anew.
-            with self._reading(self._chunk_path(one.id) if one.id in found.ids else None) as fd:
-                if any(self._piece(one, fd, index)[1] is False for index in range(one.piece_of(one.head), len(one.pieces))):
-                    return True
-        for one in found.log.state.chain.values():
-            path = self._chunk_path(one.id)
-            there = one.id in found.ids and read_pointers(self._files, path).size >= one.tail
-            if there and not recovery.as_committed(self._files, path, one):
-                return False
-        return True
-
-    def _may_be_javas(self, found: Found) -> bool:
-        """Whether taking and putting leads from what a clean log says to the header and pointers on disk."""
-        assert found.log is not None
-        expected = found.log.state.pointers()
-        removed = 0
-        while removed < len(expected) and expected[removed][0].id not in found.ids:
-            removed += 1
-        rest = expected[removed:]
-        if not rest:
-            return True
-        if found.header != rest[0][0].id and (not removed or found.header != expected[removed - 1][0].id):
-            return False
-        for number, (one, (head, tail, following)) in enumerate(rest):
-            if one.id not in found.ids:
-                return False
-            disk = read_pointers(self._files, self._chunk_path(one.id))
-            first, last = number == 0, one is rest[-1][0]
-            if not disk.head <= disk.tail <= disk.size:
-                return False
-            if first and last and (disk.tail <= head or disk[1:3] == (chunk.BEGIN, chunk.BEGIN)):
-                continue  # read to its end, then begun anew
-            if disk.head < head or (disk.head > head and not first):
-                return False
-            if disk.tail < tail or (not last and disk[2:] != (tail, following)):
-                return False
-        return True
 
     def _from_log(self, found: Found, header: bytes) -> State:
         """The log is the truth; header and pointers are not, or something is missing."""
@@ -432,7 +395,7 @@ class _Repair:
                     logs.load_batch_or_keys(kind, body, state)
         self._fetch_from_lease(State(chain=state.real))
         self._rescue(state)
-        return State(state.batches, state.expired_keys, chain=state.real, put_keys=state.put_keys)
+        return State(chain=state.real).with_batches_of(state)
 
     def _rescue(self, state: _Behind) -> None:
         """Append what was put behind the damage: nobody knows any more where it lay, or whether it was taken since."""
@@ -511,7 +474,7 @@ class _Repair:
             return None
         if body.id != os.path.basename(directory) or not BATCH_ID.fullmatch(body.id):
             return None
-        batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, time.time_ns() // 1_000_000)
+        batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, now_ms())
         for one in body.segments:
             path, number = os.path.join(directory, one.file), one.file.rpartition(".")[2]
             if not number.isdecimal() or one.file != batches.segment_file(self._path, int(number)):
@@ -733,7 +696,8 @@ class _Repair:
     def _commit(self, chain: list[Chunk], state: State) -> Replayed:
         files, log_path = self._files, self._path + layout.LOG
         new = State.of({one.id: one for one in chain})
-        new.batches, new.put_keys, new.expired_keys = state.batches, state.put_keys, state.expired_keys
+        new.with_batches_of(state)
+        new.changes = max(new.changes, stamp.read(files, self._path))
         for one in chain:
             one.size = max(one.tail, min(one.size, read_pointers(files, self._chunk_path(one.id)).size))
         if files.is_directory(self._path + layout.LEASE):
@@ -750,7 +714,7 @@ class _Repair:
         for path in self._copies:
             if files.exists(path):
                 target = os.path.join(directory, os.path.relpath(path, self._parent).replace(os.sep, "_"))
-                files.close(write_new(files, target, read_whole(files, path)))
+                write_new(files, target, read_whole(files, path))
         files.sync_directory(directory)
         targets: set[str] = set()
         moves = []
@@ -766,9 +730,9 @@ class _Repair:
         body["damage"] = [one | {"path": os.path.relpath(one["path"], self._parent)} for one in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
-        operation = (time.time_ns() // 1_000_000).to_bytes(8) + logs.rare("repair", moves=moves, report=body)
+        operation = now_ms().to_bytes(8) + logs.rare("repair", moves=moves, report=body)
         data += journal.frame(logs.COMMIT, operation, generation, len(data))
-        files.close(write_new(files, log_path + ".tmp", data))
+        write_new(files, log_path + ".tmp", data)
         files.sync_directory(self._parent)
         self._made.clear()
         files.rename(log_path + ".tmp", log_path)
@@ -810,9 +774,11 @@ class _Repair:
                     batches.settle_manifest(files, self._path, batch)
         assert self.report.set_aside is not None
         orphans.write_report(files, self.report.set_aside, {"queue": os.path.basename(self._path), "moved": moves} | body)
-        log = recovery.open_log(files, replayed, self._path)
+        log_fd: list[int] = []
+        recovery.own_log(files, self._path, log_fd)
+        log = recovery.open_log(files, replayed, self._path, log_fd)
         try:
-            log.sync(log.append(logs.CHECKPOINT, recovery.seal(files, self._path)), refuse=False)
+            log.sync(log.append(logs.CHECKPOINT, java.seal(files, self._path)), refuse=False)
         finally:
             log.close()
 

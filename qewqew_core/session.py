@@ -15,14 +15,14 @@ from qewqew_core import batch as batches
 from qewqew_core import chunk, layout
 from qewqew_core.chunk import Record
 from qewqew_core.errors import QueueClosed
+from qewqew_core.limits import LIMITS
 from qewqew_core.state import Step
 from qewqew_core.writing import Spill
 
 if TYPE_CHECKING:
     from qewqew_core.queue import Queue
 
-SPILL_BYTES = 1 << 20  # what a session keeps of its puts in memory …
-OBJECT_BYTES = 48  # … where each record takes so many bytes more
+OBJECT_BYTES = 48  # that a record takes in memory beside its own
 
 
 class Session:
@@ -40,11 +40,12 @@ class Session:
     def __init__(self, queue: Queue, number: int) -> None:
         self._queue = queue
         self._number = number
-        self._closed = False
         self._taken: list[Step] = []
+        queue._holds[number] = self._taken
         self._puts: list[bytes] = []
         self._put_bytes = 0
         self._spill: Spill | None = None
+        self._closed = False
 
     def put(self, record: Record) -> None:
         """Add one record, as part of the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
@@ -58,7 +59,7 @@ class Session:
         size = sum(map(len, records)) + OBJECT_BYTES * len(records)
         with self._queue._exclusive():
             self._usable()
-            if self._put_bytes + size > SPILL_BYTES and self._puts:
+            if self._put_bytes + size > LIMITS.spill_bytes and self._puts:
                 self._spill_puts()
             self._puts += records
             self._put_bytes += size
@@ -100,11 +101,14 @@ class Session:
         return records
 
     def _hold(self, steps: list[Step]) -> None:
-        self._queue._hold(steps)
+        # Noted first: what the session has noted is what it holds, if this is interrupted.
         for one, start, end, records in steps:
-            if self._taken and self._taken[-1][0] is one and self._taken[-1][2] == start:
-                start, records = self._taken[-1][1], self._taken.pop()[3] + records
-            self._taken.append((one, start, end, records))
+            before = self._taken[-1] if self._taken else None
+            if before is not None and before[0] is one and before[2] == start:
+                self._taken[-1] = (one, before[1], end, before[3] + records)
+            else:
+                self._taken.append((one, start, end, records))
+        self._queue._hold(steps)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
         """Make all puts and gets since the last commit happen, as one; returns how many records were put.
@@ -132,7 +136,8 @@ class Session:
             self._forget()
 
     def _forget(self) -> None:
-        self._taken, self._puts, self._put_bytes = [], [], 0
+        self._taken.clear()
+        self._puts, self._put_bytes = [], 0
         if self._spill is not None:
             self._spill.remove()
 
@@ -140,6 +145,7 @@ class Session:
         """Roll back what is not committed. A second call does nothing, nor does one after the queue was closed."""
         if not self._closed and self._queue._refusal is None:
             self.rollback()
+        self._queue._holds.pop(self._number, None)
         self._closed = True
 
     def _usable(self) -> None:
@@ -157,6 +163,7 @@ class Session:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._queue._refusal is None and (self._taken or self._puts or self._spill):
-            warnings.warn(f"a session of queue {self._queue.path} was not closed", ResourceWarning, stacklevel=2)
-            self._queue._abandoned.append(self._taken)  # a lock must not be taken here
+        if not getattr(self, "_closed", True) and self._queue._refusal is None:
+            self._queue._abandoned.append(self._number)  # a lock must not be taken here
+            if self._taken or self._puts or self._spill:
+                warnings.warn(f"a session of queue {self._queue.path} was not closed", ResourceWarning, stacklevel=2)

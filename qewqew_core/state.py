@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time as clock
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from qewqew_core import chunk
+from qewqew_core.limits import LIMITS
 
-PIECE_BYTES = 1 << 16  # about how far the boundaries of the sparse index lie apart
 KEYS_KEPT = 1 << 16
 KEYS_KEPT_MS = 30 * 86_400_000
 
@@ -139,7 +138,7 @@ class Chunk:
     def append(self, size: int, records: int, crc: int, time: int) -> None:
         """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
         pieces = self.pieces
-        if not pieces or self.tail - pieces[-1].offset >= PIECE_BYTES:
+        if not pieces or self.tail - pieces[-1].offset >= LIMITS.piece_bytes:
             pieces.append(Piece(self.tail, self.total, self.crc, time))
         self.tail += size
         self.total += records
@@ -230,11 +229,6 @@ def checked(batch: BatchState) -> BatchState:
     return batch
 
 
-def now_ms() -> int:
-    """Milliseconds since the epoch, as all times here."""
-    return clock.time_ns() // 1_000_000
-
-
 def key_hash(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=16).digest()
 
@@ -290,7 +284,8 @@ def _checked(change: Change) -> Change:
 
     def apply(leases: Leases, time: int, op: dict[str, Any]) -> None:
         change(leases, time, op)
-        checked(leases.batches[op["id"]])
+        batch = leases.batches[op["id"]]
+        checked(replace(batch, keys=batch.keys[-1:]))  # the others were there before
 
     return apply
 
@@ -325,6 +320,7 @@ class State(Leases):
     put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
     records: int = 0  # in the chain
     bytes: int = 0  # payload in the chain
+    changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
     emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
 
@@ -333,6 +329,12 @@ class State(Leases):
         """Nothing but these chunks."""
         chunks = chain.values()
         return cls(chain=chain, records=sum(one.records for one in chunks), bytes=sum(one.bytes for one in chunks))
+
+    def with_batches_of(self, other: State) -> State:
+        """The same chunks, with the batches and keys of another state."""
+        self.batches, self.put_keys, self.expired_keys = other.batches, other.put_keys, other.expired_keys
+        self.changes = other.changes
+        return self
 
     @property
     def first(self) -> int:

@@ -20,15 +20,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import block_sums, layout, leasing, outgoing, reader, reader_inspection, topic_log, zbus
+from qewqew_core import block_sums, journal, layout, leasing, lock, outgoing, reader, reader_inspection, topic_log, zbus
 from qewqew_core.appending import RECOVERED, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats
+from qewqew_core.limits import now_ms
 from qewqew_core.outgoing import Outgoing, size_of
 from qewqew_core.reader import Reader
 from qewqew_core.reader_log import Range, ReaderState
-from qewqew_core.state import key_hash, now_ms
+from qewqew_core.state import key_hash
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.verification import read_batch
 from qewqew_core.view import Found, Position, View
@@ -86,7 +87,7 @@ class Topic:
     reader sees a message before it is; with "never" it survives the death of the process, and a power cut only from `close`
     on. ``dialect``: "B" (default, reads "A" too) or "C", that of released zbus servers from 0.11; a topic keeps its own.
     ``lock_timeout``: seconds to wait for another writer, and for others that share a reader. ``min_free_bytes``: what
-    appends leave free on the file system.
+    appends leave free on the file system. ``log_bytes``: as of a `Queue`; the log of a reader has 1 MiB.
 
     ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
     are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
@@ -108,6 +109,7 @@ class Topic:
         dialect: Literal["A", "B", "C"] | None = None,
         lock_timeout: float = 10.0,
         min_free_bytes: int = 0,
+        log_bytes: int = 4 << 20,
         max_age: timedelta | None = None,
         max_bytes: int | None = None,
         max_records: int | None = None,
@@ -124,6 +126,7 @@ class Topic:
         wanted = None if dialect is None else zbus.check_dialect(dialect)
         self.lock_timeout = layout.check_timeout("lock_timeout", lock_timeout)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
+        self.log_bytes = layout.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
         self.max_age = max_age
@@ -149,6 +152,7 @@ class Topic:
 
     def _make_directories(self) -> None:
         files = self._files
+        lock.check_system(self.path)
         try:
             for directory in (self.path, *(os.path.join(self.path, name) for name in ("data", "reader", "state"))):
                 if not files.is_directory(directory):
@@ -171,6 +175,7 @@ class Topic:
             self.sync,
             lock_timeout,
             self.min_free_bytes,
+            self.log_bytes,
             self._resolve_sessions,
         )
 
@@ -180,9 +185,8 @@ class Topic:
         path = os.path.join(self.path, self.name)
         while True:
             try:
-                writer = self._open_writer(0)
-                writer.close()
-                return writer.state.dialect
+                with contextlib.closing(self._open_writer(0)) as writer:
+                    return writer.state.dialect
             except QueueLocked:
                 with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
                     if read_whole(self._files, path + ".lock") == RECOVERED:
@@ -211,7 +215,12 @@ class Topic:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
         self._files.sync_directory(os.path.join(self.path, "reader"))
-        for name in self.readers():
+        reader.remove_leftovers(self._files, self.path)
+        for name in self._files.list(os.path.join(self.path, "state")):
+            if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.unlink(os.path.join(self.path, "state", name))
+        for name in _readers(self._files, self.path):
             try:
                 state = reader_inspection.look(self._files, self.path, name)
             except CorruptQueue:  # who opens the reader is told
@@ -330,9 +339,9 @@ class Topic:
         )
 
     def readers(self) -> list[str]:
-        """The names of all readers."""
+        """The names of all readers. Of one whose .rdx is missing too: who opens it is told."""
         self._usable()
-        return _readers(self._files, self.path)
+        return sorted({*_readers(self._files, self.path), *reader_inspection.without_rdx(self._files, self.path)})
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
@@ -347,6 +356,10 @@ class Topic:
         """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
+        if name in reader_inspection.without_rdx(self._files, self.path):
+            reader.break_seal(self._files, os.path.join(self.path, "state", name))
+            reader.remove_leftovers(self._files, self.path)
+            return
         with self.reader(name) as one, one._exclusive():
             reader.delete_files(self._files, self.path, name)
 
@@ -438,8 +451,10 @@ class Topic:
                 report.problems.append(
                     f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
                 )
-            for name in self.readers():
+            for name in _readers(self._files, self.path):
                 self._verify_reader(name, report)
+            for name in reader_inspection.without_rdx(self._files, self.path):
+                report.problems.append(str(reader_inspection.missing_rdx(os.path.join(self.path, "reader", name + ".rdx"))))
         return report
 
     @staticmethod
@@ -454,6 +469,7 @@ class Topic:
         self, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
     ) -> int | None:
         """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
+        view.check_entry(block, entry)
         if entry.base != base:
             raise CorruptQueue(
                 f"the entry of block {block} does not follow the one before: {entry}", path=view.path, offset=zbus.entry_at(block)
@@ -478,7 +494,8 @@ class Topic:
 
     def _verify_reader(self, name: str, report: TopicReport) -> None:
         try:
-            state = reader_inspection.look(self._files, self.path, name)
+            with self._look() as view:
+                state = reader_inspection.foresee(self._files, view, name)
         except CorruptQueue as error:
             report.problems.append(str(error))
             return
@@ -515,7 +532,7 @@ class Topic:
 
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
-        for name in self.readers():
+        for name in _readers(self._files, self.path):
             path = os.path.join(self.path, "reader", name + ".rdx")
             try:
                 data = read_whole(self._files, path)
@@ -556,7 +573,7 @@ class Topic:
         hold = end
         committed, found = end, False
         for name in self.readers():
-            state = reader_inspection.foresee(self._files, view, name)
+            state = reader_inspection.foresee(self._files, view, name) or reader_inspection.look(self._files, self.path, name)
             if state is None:  # it was deleted since
                 continue
             found, (block, offset, _) = True, state.floor()
@@ -572,21 +589,20 @@ class Topic:
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and give the writer's lock back. A second call does nothing.
+        """Leave the files as a zbus server would, and give the writer's lock back. A second call does nothing, but for what an
+        interrupted one has not done.
 
         Readers stay open; they do not need it.
         """
         with self._lock:
-            if self._closed:
-                return
             try:
-                if self._writer is not None and self._writer._refusal is None:
+                if not self._closed and self._writer is not None and self._writer._refusal is None:
                     self._trim_quietly()
             finally:
                 self._closed = True
-                _open_topics.discard(self)
                 if self._writer is not None:
                     self._writer.close()
+                _open_topics.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -711,7 +727,11 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     view = View.of(files, directory)
     try:
-        state = reader_inspection.foresee(files, view, name) or ReaderState(todo=[Range(view.oldest(), None)])
+        state = reader_inspection.foresee(files, view, name)
+        if state is None:
+            if name in reader_inspection.without_rdx(files, directory):
+                raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
+            state = ReaderState(todo=[Range(view.oldest(), None)])
         return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
     finally:
         view.close()

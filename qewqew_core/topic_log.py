@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 from qewqew_core import journal
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.state import KEYS_KEPT, KEYS_KEPT_MS, PIECE_BYTES, Piece
+from qewqew_core.limits import LIMITS
+from qewqew_core.state import KEYS_KEPT, KEYS_KEPT_MS, Piece
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
@@ -62,7 +63,7 @@ class Block:
     pieces: list[Piece] = field(default_factory=list)  # see the module
 
     def append(self, messages: int, size: int, crc: int, time: int) -> None:
-        if not self.pieces or self.end - self.pieces[-1].offset >= PIECE_BYTES:
+        if not self.pieces or self.end - self.pieces[-1].offset >= LIMITS.piece_bytes:
             self.pieces.append(Piece(self.end, self.messages, self.crc, time))
         self.end += size
         self.messages += messages

@@ -1,7 +1,8 @@
 """`repair_topic`: make a topic that refuses to open, or of which the end is torn, one that opens with all that can be read.
 
-1. A log of the topic or of a reader that cannot be read is set aside, with the dead letters of that reader. A reader goes on
-   at its .rdx: the first message that it had not committed. Keys of appends are kept as far as the log can be read.
+1. A log of the topic or of a reader that cannot be read, or of which the end is missing, is set aside, with the batches and
+   dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
+   or short is made anew by the log. Keys of appends are kept as far as the log can be read.
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
@@ -20,7 +21,10 @@ from qewqew_core import batch as batches
 from qewqew_core import layout, lock, reader_log, topic_log, zbus
 from qewqew_core.errors import BadArgument, CorruptQueue
 from qewqew_core.files import Files, read_whole, write_new
-from qewqew_core.state import now_ms
+from qewqew_core.limits import now_ms
+from qewqew_core.reader import break_seal
+from qewqew_core.reader_inspection import missing_rdx, seal_of, short_rdx, without_rdx
+from qewqew_core.reader_log import ReaderState
 from qewqew_core.topic import Topic
 from qewqew_core.topic_log import Replayed
 from qewqew_core.view import View
@@ -39,6 +43,29 @@ class TopicRepair:
     def ok(self) -> bool:
         """Nothing was wrong, and nothing was changed."""
         return not self.problems
+
+
+def _beginning(data: bytes, path: str) -> Replayed | None:
+    """A log as far as it can be read; None where nothing of it can be."""
+    try:
+        return topic_log.replay(data, path)
+    except CorruptQueue as error:
+        readable = data[: error.offset]
+    try:
+        return topic_log.replay(readable, path)
+    except CorruptQueue:
+        return None
+
+
+def log_set_aside(files: Files, path: str) -> str | None:
+    """The log of the topic that a repair was the last to set aside."""
+    home = os.path.join(path, "state", "topic") + layout.DAMAGED
+    made = files.list(home) if files.is_directory(home) else []
+    logs = (
+        os.path.join(home, str(number), os.path.basename(path) + ".log")
+        for number in sorted((int(name) for name in made if name.isdecimal()), reverse=True)
+    )
+    return next(filter(files.exists, logs), None)
 
 
 class _Repair:
@@ -80,12 +107,15 @@ class _Repair:
             return topic_log.replay(data, path)
         except CorruptQueue as error:
             self.report.problems.append(str(error))
-            try:
-                return topic_log.replay(data[: error.offset], path)
-            except CorruptQueue:
-                return None
-            finally:
-                self.set_aside(path)
+            self.set_aside(path)
+            return _beginning(data, path)
+
+    def _keys(self) -> dict[bytes, tuple[int, int]]:
+        """Of the log, or of the one that a repair has set aside which was stopped before it made another."""
+        found, path = self.log, log_set_aside(self.files, self.path)
+        if found is None and path is not None:
+            found = _beginning(read_whole(self.files, path), path)
+        return {} if found is None else found.state.put_keys
 
     def blocks(self) -> None:
         """Index and blocks."""
@@ -112,7 +142,7 @@ class _Repair:
         new[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, len(entries), index.start, number))
         for block, entry in enumerate(entries, index.start):
             new[zbus.entry_at(block) : zbus.entry_at(block) + zbus.ENTRY] = zbus.pack_entry(entry)
-        self.files.close(write_new(self.files, index_path + ".tmp", bytes(new)))
+        write_new(self.files, index_path + ".tmp", bytes(new))
         if self.files.exists(log := os.path.join(self.path, self.name + ".log")):
             self.set_aside(log)
         self.files.rename(index_path + ".tmp", index_path)
@@ -136,6 +166,8 @@ class _Repair:
             if image is None:
                 raise CorruptQueue("the index is missing", path=path)
             index = zbus.unpack_index(image, path)
+            if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
+                raise CorruptQueue(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
             start = index.start
             padded = image.ljust(zbus.INDEX_SIZE, b"\0")
             entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(start, start + index.blocks)]
@@ -209,27 +241,48 @@ class _Repair:
     def readers(self) -> None:
         view = View(self.files, self.path, self.dialect)
         try:
-            for file in self.files.list(os.path.join(self.path, "reader")):
-                if file.endswith(".rdx"):
-                    self._reader(view, file.removesuffix(".rdx"))
+            files = self.files.list(os.path.join(self.path, "reader"))
+            there = [name.removesuffix(".rdx") for name in files if name.endswith(".rdx")]
+            for name in (*there, *without_rdx(self.files, self.path)):
+                self._reader(view, name)
         finally:
             view.close()
 
+    def _make_rdx(self, path: str, state: ReaderState) -> None:
+        """As the log says."""
+        data = bytearray(zbus.new_reader(now_ms(), *state.floor()[:2]))
+        at, patch = zbus.filter_patch(state.filter)
+        data[at : at + len(patch)] = patch
+        write_new(self.files, path + ".tmp", bytes(data))
+        self.files.rename(path + ".tmp", path)
+        self.files.sync_directory(os.path.dirname(path))
+
     def _reader(self, view: View, name: str) -> None:
         stem = os.path.join(self.path, "state", name)
-        data = self.read(stem + ".log")
+        path = os.path.join(self.path, "reader", name + ".rdx")
+        log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
+        whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
         try:
-            if data is not None:
-                reader_log.replay(data, stem + ".log")
+            if log is not None:
+                found = reader_log.replay(log, stem + ".log")
+                place = zbus.unpack_position(rdx) if rdx is not None and whole else None
+                reader_log.check_whole(found, seal, place, stem + ".log")
+                if rdx is None or not whole:
+                    problem = missing_rdx(path) if rdx is None else short_rdx(path)
+                    self.report.problems.append(str(problem))
+                    self._make_rdx(path, found.state)
                 return
+            if seal is not None:
+                raise reader_log.missing(stem + ".log")
         except CorruptQueue as error:
             self.report.problems.append(str(error))
-            self.set_aside(stem + ".log")
+            if log is not None:
+                self.set_aside(stem + ".log")
             for home in (layout.BATCHES, layout.DEAD):
                 if self.files.is_directory(stem + home):
                     self.set_aside(stem + home)
-        path = os.path.join(self.path, "reader", name + ".rdx")
-        position = (self.read(path) or b"").ljust(zbus.READER_SIZE, b"\0")
+            break_seal(self.files, stem)  # at last: until then the next repair finds the same
+        position = (rdx or b"").ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(position)
         index = view.index()
         if not index.start <= block < index.start + index.blocks:
@@ -255,8 +308,8 @@ class _Repair:
         """A new log, with the keys that could be read."""
         with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
             writer = topic._write()
-            if self.log is not None:
-                writer.state.put_keys.update(self.log.state.put_keys)
+            if keys := self._keys():
+                writer.state.put_keys.update(keys)
                 writer._begin_log()
 
 
@@ -276,13 +329,16 @@ def repair_topic(
     full = layout.check_topic_path(path)
     if not files.is_directory(os.path.join(full, "data")):
         raise BadArgument(f"there is no topic in {full}: it has no directory data")
+    lock.check_system(full)
     state = os.path.join(full, "state")
     if not files.is_directory(state):
         files.make_directory(state)
         files.sync_directory(full)
     timeout = layout.check_timeout("lock_timeout", lock_timeout)
-    problem = None
+    problem, log_path = None, os.path.join(full, os.path.basename(full) + ".log")
     try:
+        if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
+            raise CorruptQueue("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except CorruptQueue as error:  # else it was recovered, as every opening does
         problem = str(error)

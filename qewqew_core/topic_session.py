@@ -41,6 +41,7 @@ class TopicSession:
         self._closed = False
         self._appends = Appends(topic._files, os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill"))
         self._read: dict[Reader, list[Message]] = {}
+        self._position: int | None = None  # in the log, of the commit that is under way, once it has happened
 
     def append(
         self,
@@ -105,7 +106,7 @@ class TopicSession:
         operations = b"" if hashed is None else topic_log.put_key(hashed, len(self._appends))
         if read:
             operations += topic_log.session({"id": session, "readers": [reader.name for reader in read]})
-        position = None
+        self._position = None
         try:
             with writer._exclusive():
                 blocks = writer.state.last.block
@@ -113,18 +114,18 @@ class TopicSession:
                     known, before = writer.state.put_keys[hashed][1], writer.log.position
                     self.rollback()
                 else:
-                    position = self._commit(writer, session, read, operations)
-            if position is None:
+                    self._commit(writer, session, read, operations)
+            if self._position is None:
                 writer.durable(before)  # another thread may still be waiting for that commit
                 return known
-            writer.durable(position)
+            writer.durable(self._position)
             noted = True
             for reader in read:
                 noted &= _note(reader, session)
             if noted:
                 writer.noted(session)
         except BaseException:
-            if position is not None:  # else it has not happened, or `_commit` has seen to it
+            if self._position is not None:  # else it has not happened, or `_commit` has seen to it
                 self._leave_open(session)
             raise
         count = len(self._appends)
@@ -133,12 +134,12 @@ class TopicSession:
             topic._trim_quietly()
         return count
 
-    def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: bytes) -> int:
-        """Have the readers note what this is about, then commit; returns the position in the topic's log."""
+    def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: bytes) -> None:
+        """Have the readers note what this is about, then commit; ``_position`` is that in the topic's log."""
         try:
             for reader, messages in read.items():
                 reader._prepare(session, messages)
-            return writer._append(self._appends, self._appends.size, operations)
+            self._position = writer._append(self._appends, self._appends.size, operations)
         except BaseException as error:
             if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
                 for reader in read:
@@ -170,14 +171,19 @@ class TopicSession:
         self._read = {}
 
     def close(self) -> None:
-        """Roll back what is not committed, also when the topic was closed. A second call does nothing."""
-        if not self._closed:
-            try:
-                self._give_back()
-            finally:
-                self._closed = True
-                self._read = {}
-                self._appends.close()
+        """Roll back what is not committed, also when the topic was closed.
+
+        A second call does nothing, but for what an interrupted one has not done.
+        """
+        self._closed = True
+        try:
+            self._give_back()
+            self._read = {}
+        except QewQewError:
+            self._read = {}
+            raise
+        finally:
+            self._appends.close()
 
     def _usable(self) -> None:
         if self._closed or self._topic._closed:

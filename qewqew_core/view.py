@@ -11,13 +11,14 @@ import os
 import sys
 import time as clock
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from qewqew_core import topic_log, zbus
 from qewqew_core.errors import BadPath, CorruptQueue
-from qewqew_core.files import Files, read_whole
+from qewqew_core.files import Descriptors, Files, close_each, read_whole
 from qewqew_core.manifest import Run, Walk
 from qewqew_core.tags import Filter
 from qewqew_core.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
@@ -100,18 +101,26 @@ class View:
         self.directory = directory
         self.dialect = dialect
         self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
-        self._blocks: dict[int, int] = {}  # base offset: descriptor
+        self._blocks = OrderedDict[int, int]()  # base offset: descriptor
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
+        self._fd = -1
+        self._leaving = Descriptors()  # descriptors that are about to be closed
         try:
             self._fd = files.open_to_read(self.path)
         except FileNotFoundError as error:
             raise BadPath("there is no topic here: its index is missing", path=self.path) from error
 
     def close(self) -> None:
-        for fd in (self._fd, *self._blocks.values()):
-            self._files.close(fd)
-        self._blocks.clear()
+        """A second call does nothing, but for what an interrupted one has not done."""
+        close_each(self._blocks)
+        if self._fd >= 0:
+            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
+        self._leaving.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_leaving"):
+            self.close()
 
     # The index
 
@@ -128,11 +137,16 @@ class View:
 
     def entry(self, block: int) -> Entry:
         entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
-        if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
-            raise CorruptQueue(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
+        self.check_entry(block, entry)
         return entry
 
+    def check_entry(self, block: int, entry: Entry) -> None:
+        """Raises `CorruptQueue` if no block can be so."""
+        if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
+            raise CorruptQueue(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
+
     def entries(self, index: Index) -> list[Entry]:
+        """As they stand there, unchecked."""
         ring = self._files.read(self._fd, zbus.INDEX_SIZE - zbus.HEADER, zbus.HEADER)
         places = range(index.start, index.start + index.blocks)
         return [zbus.unpack_entry(ring, zbus.entry_at(block) - zbus.HEADER) for block in places]
@@ -392,15 +406,15 @@ class View:
 
     def read(self, base: int, at: int, size: int) -> bytes:
         """Bytes of a block; raises `CorruptQueue` if the file is missing or ends before them: never zeros in their place."""
-        fd = self._blocks.pop(base, None)
+        fd = self._blocks.get(base)
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:
-                self._files.close(self._blocks.pop(next(iter(self._blocks))))
+                close_each(self._blocks, next(iter(self._blocks)))
             try:
-                fd = self._files.open_to_read(self.block_path(base))
+                fd = self._blocks[base] = self._files.open_to_read(self.block_path(base))
             except OSError as error:
                 raise CorruptQueue(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
-        self._blocks[base] = fd  # the last one used is closed last
+        self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
         if len(data) < size:
             raise CorruptQueue(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
-from qewqew_core import chunk
-from qewqew_core.files import Files
-from qewqew_core.state import PIECE_BYTES
+from qewqew_core import chunk, lock
+from qewqew_core.files import Files, close_each
+from qewqew_core.limits import LIMITS
 
 Runs = list[tuple[list[bytes], int]]  # records, and how many bytes their frames take
 
@@ -19,7 +20,7 @@ Runs = list[tuple[list[bytes], int]]  # records, and how many bytes their frames
 def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
     """Which records go into the chunk with ``room`` bytes left, and which into new ones, each with ``new_room``.
 
-    The first item is for the former, maybe empty. Each is in runs of about `PIECE_BYTES`. A frame is never divided.
+    The first item is for the former, maybe empty. Each is in runs of about `Limits.piece_bytes`. A frame is never divided.
     """
     plan: list[Runs] = [[]]
     ends = list(accumulate([len(record) + 2 for record in records]))
@@ -27,7 +28,7 @@ def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
     while True:
         stop = bisect_right(ends, used + room, start)
         while start < stop:
-            middle = min(bisect_left(ends, used + PIECE_BYTES, start) + 1, stop)
+            middle = min(bisect_left(ends, used + LIMITS.piece_bytes, start) + 1, stop)
             plan[-1].append((records[start:middle], ends[middle - 1] - used))
             start, used = middle, ends[middle - 1]
         if start == len(records):
@@ -36,16 +37,28 @@ def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
         room = new_room
 
 
-def make_chunk(files: Files, path: str, size: int, durable: bool) -> None:
-    """A new chunk file, really allocated, that nothing refers to yet. Its name is not durable."""
-    fd = files.open(path, new=True)
+def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[int, int], chunk_id: int) -> None:
+    """A new chunk file, really allocated, that nothing refers to yet. Its name is not durable. ``owned`` gets its descriptor,
+    which has the lock on it.
+
+    Raises FileExistsError if there is such a file, or if a Java program has opened it since; other errors leave none.
+    """
+    fd = owned[chunk_id] = files.open(path, new=True)
+    mine = False
     try:
+        mine = lock.whole(fd)
+        if not mine:
+            raise FileExistsError(errno.EEXIST, "a Java program has it", path)
         files.allocate(fd, size)
         files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
         if durable:
             files.sync(fd)
-    finally:
-        files.close(fd)
+    except BaseException:
+        if mine:
+            with contextlib.suppress(OSError):
+                files.unlink(path)
+        close_each(owned, chunk_id)
+        raise
 
 
 class Spilled:
@@ -91,12 +104,16 @@ class Spill:
         first, *others = place(records, self._chunk_size - target.tail if target else 0, self._chunk_size - chunk.BEGIN)
         self._check_free(len(others) * self._chunk_size)
         new: list[Spilled] = []
+        made: dict[int, int] = {}
         try:
             written = [(target, self._write(target, first))] if target else []
             for runs in others:
                 self._made += 1
                 new.append(Spilled(os.path.join(self._directory, f"{self._prefix}{self._made}")))
-                make_chunk(self._files, new[-1].path, self._chunk_size, durable=False)
+                try:
+                    make_chunk(self._files, new[-1].path, self._chunk_size, durable=False, owned=made, chunk_id=self._made)
+                finally:
+                    close_each(made)
                 written.append((new[-1], self._write(new[-1], runs)))
         except OSError:
             for one in new:

@@ -57,6 +57,7 @@ CORR_OFFSET_AT = 56  # not in C
 DISK, MEMORY, RPC, PROXY, PAUSE, EXCLUSIVE, DELETE_ON_EXIT, ACK_REQUIRED = 0, 1, 2, 4, 8, 16, 32, 64  # bits of masks
 
 _INDEX = struct.Struct(">iiqq")
+BLOCKS_AT, START_AT = 4, 8  # in the index
 _ENTRY = struct.Struct(">qqiq")
 _COMMON = struct.Struct(">iqq")
 _COMMON_AT, CREATOR_AT, _EXT_AT, SLOT = 364, 384, 512, 128

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from qewqew_core import manifest
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.store import Store, store_of
 from qewqew_spark.options import Options
-from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
@@ -116,14 +115,14 @@ class BatchPart:
     first: int  # number in the batch of its first record
 
 
-class BatchReader(PrunedReader):
+class BatchReader(DataSourceReader):
     """Reads a batch, from its directory or URL ``store``."""
 
     def __init__(self, store: Store, batch: Manifest, split: Split, rows: Rows) -> None:
-        super().__init__(rows)
         self.store = store
         self.batch = batch
         self.split = split
+        self.rows = rows
 
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows}  # what `read` needs; all else is in the partitions
@@ -134,16 +133,9 @@ class BatchReader(PrunedReader):
         first = 0
         for parts in self.split(self.batch.segments):
             for part in parts:
-                if self._may_hold(part, first):
-                    result.append(BatchPart(self.store, batch, part, first))
+                result.append(BatchPart(self.store, batch, part, first))
                 first += part.records
         return self.split.bundles(result)
-
-    def _may_hold(self, part: Segment, first: int) -> bool:
-        if self.batch.layout == manifest.BLOCK:
-            topic = self.batch.queue
-            return self.may_hold(offset=(part.base + part.start, part.base + part.end - 1), topic=(topic, topic))
-        return self.may_hold(offset=(first, first + part.records - 1), segment=(part.file, part.file))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, which names file and offset."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from qewqew_core import inspection
@@ -25,7 +25,6 @@ from qewqew_core.store import Local, Read
 from qewqew_spark import batches
 from qewqew_spark.batches import Bundle
 from qewqew_spark.options import Options
-from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
@@ -71,12 +70,12 @@ class QueuePart:
     sign: Piece  # tells the chunk from a later one in the same file
 
 
-class QueueReader(PrunedReader):
+class QueueReader(DataSourceReader):
     """Reads a snapshot of the queue at ``path``."""
 
     def __init__(self, path: str, options: Options, rows: Rows) -> None:
-        super().__init__(rows)
         self.path = path
+        self.rows = rows
         self.split = batches.Split(options)
         self.most = options.whole("maxRecords")
         self.strict = options.flag("failOnDataLoss", True)
@@ -99,7 +98,7 @@ class QueueReader(PrunedReader):
                 taken = 0
                 if self.most is not None:
                     stop = min(stop, self.most)
-                if first < stop and self.may_hold(offset=(first, stop - 1), segment=(part.file, part.file)):
+                if first < stop:
                     result.append(QueuePart(files, part, first, stop, skip, one.pieces[one.piece_of(one.head)]))
         return self.split.bundles(result)
 
@@ -125,7 +124,8 @@ class QueueReader(PrunedReader):
                     print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
                     return
                 raise RecordsTaken(
-                    f"{lost}; lease a batch and read that, or set the option failOnDataLoss to false to read what is left",
+                    f"{lost}; lease a batch and read that, load the queue again for what it has now, or set the option "
+                    "failOnDataLoss to false to read what is left",
                     path=path,
                     offset=error.offset,
                 ) from None

@@ -83,14 +83,6 @@ class Rows:
         fields = [raw.schema.field(field.name).with_nullable(field.nullable) for field in self.schema]
         return pa.RecordBatch.from_arrays([raw.column(field.name) for field in fields], schema=pa.schema(fields))
 
-    def source_column(self, column: tuple[str, ...]) -> str | None:
-        """The column of the source that a column of the rows, given by its path, shows as it is."""
-        if self.decoding is None:
-            return column[0] if len(column) == 1 else None
-        from qewqew_spark.decoding import METADATA
-
-        return column[1] if len(column) == 2 and column[0] == METADATA else None
-
 
 def schema_of(source: StructType, options: Options) -> StructType:
     """The schema of a read whose user gave none. Raises `BadArgument` if one is needed."""

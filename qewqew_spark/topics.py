@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qewqew_core.block_sums import damaged, pieces_of
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost
@@ -29,7 +29,6 @@ from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Found, Position, View
 from qewqew_core.zbus import Entry
 from qewqew_spark.batches import SPLIT_OPTIONS, partition_bytes
-from qewqew_spark.pushdown import PrunedReader
 from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
 
 if TYPE_CHECKING:
@@ -305,12 +304,12 @@ def _verified(view: View, one: TopicRange, pieces: list[Piece]) -> Iterator[int]
 # The batch read
 
 
-class TopicReader(PrunedReader):
+class TopicReader(DataSourceReader):
     """Reads a topic once; see the module."""
 
     def __init__(self, topic: TopicRead, options: Options, rows: Rows) -> None:
-        super().__init__(rows)
         self.topic = topic
+        self.rows = rows
         self.start, self.stop = Bound.of(options, "starting", "earliest"), Bound.of(options, "ending", "latest")
         self.most = options.whole("maxRecords")
         if self.start.kind == "latest" or self.stop.kind == "earliest":
@@ -330,12 +329,6 @@ class TopicReader(PrunedReader):
             raise BadArgument(f"the read begins at message {start.number}, and ends before that, at {stop.number}")
         if self.most is not None:
             stop = self._first(view, start, stop, self.most)
-        wanted = self.bounds.get("number")
-        if wanted is not None:
-            if wanted.least is not None and wanted.least > start.number:
-                start = view.by_number(wanted.least, partial(marks, view)) or stop
-            if wanted.most is not None and wanted.most + 1 < stop.number:
-                stop = view.by_number(wanted.most + 1, partial(marks, view)) or start
         return self.topic.plan(view, start, stop)
 
     def _first(self, view: View, start: Position, stop: Position, most: int) -> Position:

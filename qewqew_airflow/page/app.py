@@ -48,7 +48,7 @@ from qewqew_core import (
 )
 from qewqew_core.batch import directory_of
 from qewqew_core.layout import check_reader_name
-from qewqew_core.state import now_ms
+from qewqew_core.limits import now_ms
 
 STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {

@@ -1,0 +1,39 @@
+"""`LIMITS`: sizes and times at which something else begins, and the clock.
+
+None of them changes what is promised, or how files are read. Programs leave them alone; tests make them small, so that few
+records meet each of them, and set the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Limits:
+    """Bytes, but for what says otherwise."""
+
+    piece_bytes: int = 64 << 10  # about how far the boundaries of the sparse index lie apart
+    pending_bytes: int = 256 << 10  # frames that are in the log already, and not yet in their chunk
+    # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
+    inline_bytes: dict[str, int] = field(default_factory=lambda: {"commit": 256 << 10, "never": 4 << 10})  # by ``sync``
+    spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory
+    topic_spill_bytes: int = 16 << 20  # what a session of a topic keeps
+    write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it
+    log_bytes_at_close: int = 256 << 10  # behind the snapshot: the next opening reads them …
+    log_frames_at_close: int = 64  # … and applies them
+    reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
+    reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
+    look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
+    look_at_owners: float = 0.25  # seconds between two looks whether those who have messages in flight still live
+    clock: Callable[[], int] = time.time_ns  # nanoseconds since the epoch
+
+
+LIMITS = Limits()
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, as all times on disk."""
+    return LIMITS.clock() // 1_000_000

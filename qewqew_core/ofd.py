@@ -1,0 +1,51 @@
+"""The locker that we give to portalocker: which kind of lock it takes, and on which bytes. Imported when the first lock is taken.
+
+portalocker's own lockers take flock(2), which does not collide with Java's lock at all, or POSIX locks, which collide with
+nothing in the same process and are dropped when any descriptor of the file is closed. Ours is made as they are, from the
+function that `PosixLocker` calls; portalocker's global `LOCKER`, which others in this process may use, stays as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from portalocker import AlreadyLocked, LockException, LockFlags
+from portalocker.portalocker import PosixLocker
+from portalocker.types import HasFileno
+
+__all__ = ["NOW", "AlreadyLocked", "LockException", "RangeLocker", "locked_from"]
+
+NOW = LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
+
+
+class RangeLocker(PosixLocker):
+    """Exclusive locks of the open file description (OFD) on ``length`` bytes (0: all from ``start`` on), without waiting.
+
+    They collide with the POSIX locks of a JVM and with those of every other opening, in this process too, and go when the last
+    descriptor of this opening is closed.
+    """
+
+    def __init__(self, start: int, length: int) -> None:
+        self._start = start
+        self._length = length
+
+    @property
+    def locker(self) -> Callable[[int | HasFileno, int], Any]:
+        """What portalocker calls with descriptor and flags."""
+        return self._set
+
+    def _set(self, fd: int | HasFileno, flags: int) -> None:
+        kind = fcntl.F_UNLCK if flags == LockFlags.UNBLOCK else fcntl.F_WRLCK
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, self._start, self._length, 0))
+
+
+def locked_from(fd: int, start: int, length: int) -> int | None:
+    """Where a lock begins that another opening has on some of these bytes. portalocker has no such question."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+    kind, _, found, _, _ = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else found
