@@ -9,10 +9,12 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stride import LEVEL, OFFSET, every, is_wanted
 
 HERE = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
@@ -23,7 +25,19 @@ if WORKER and "AIRFLOW_HOME" in os.environ:  # each has a database of its own
     os.environ["AIRFLOW_HOME"] = os.path.join(os.environ["AIRFLOW_HOME"], WORKER)
 
 
-def pytest_configure() -> None:
+__all__ = ["every"]  # a fixture
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with suppress(ImportError):
+        from hypothesis import settings
+
+        settings.register_profile("quick", max_examples=20, deadline=None, database=None)  # a busy machine may stop for longer
+        settings.register_profile("full", max_examples=100, deadline=None, database=None)
+        settings.register_profile("soak", max_examples=2_000, deadline=None, database=None)
+        settings.load_profile({"rest": "full"}.get(LEVEL, LEVEL))
+        if config.getoption("--hypothesis-seed") is None:
+            config.option.hypothesis_seed = OFFSET + (LEVEL == "rest")  # what was quick has been tried
     # It logs when the process ends, to a stream that pytest has closed: an error after pytest's summary.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # A shell starts what runs in its background with SIGINT ignored, and that is inherited: what the tests start, and
@@ -42,6 +56,37 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
 
     config.option.loadscopereorder = False  # in the order of testpaths
     return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    unwanted = [item for item in items if not is_wanted(item)]
+    config.hook.pytest_deselected(items=unwanted)
+    items[:] = [item for item in items if is_wanted(item)]
+    for item in items:
+        for mark in item.iter_markers("quick"):
+            item.user_properties.append(("shows", mark.args[0]))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """In words what a quick run has shown, and what the full suite adds."""
+    if LEVEL not in ("quick", "rest") or terminalreporter.config.option.collectonly:
+        return
+    line = terminalreporter.write_line
+    repeat = f"./run test{'' if LEVEL == 'quick' else ' --rest'} --offset {OFFSET}"
+    line("")
+    if LEVEL == "quick":
+        shown: dict[str, str] = {}
+        for outcome in ("passed", "skipped", "failed", "error"):  # the worst is said
+            for report in terminalreporter.stats.get(outcome, []):
+                shown |= {text: outcome for name, text in getattr(report, "user_properties", []) if name == "shows"}
+        line("Beside the unit tests, on the real things:")
+        for text, outcome in sorted(shown.items()):
+            line(f"  {outcome:8} {text}")
+        line(
+            "The full suite (./run test --full, 25 minutes) adds: many more positions of the sweeps, kills at many more moments,"
+        )
+        line("the other power cuts, all reads, writes and jobs of Spark, all operators, triggers and pages of Airflow.")
+    line(f"Sweeps took every k-th position; the same ones again: {repeat}")
 
 
 def kind(item: pytest.Item) -> str:

@@ -19,6 +19,7 @@ import pyarrow.dataset as ds
 
 from qewqew_airflow.local import BIN, LocalAirflow, Run
 from qewqew_core import BatchExpired, Queue, QueueStats, inspect
+from qewqew_core.chunk import OUR_FIRST as FIRST
 
 T = TypeVar("T")
 
@@ -48,6 +49,27 @@ def until(condition: Callable[[], T | None], what: str, timeout: float = 300, ev
         assert time.monotonic() < deadline, f"waited {timeout:.0f} s for: {what}"
         time.sleep(every)
     return value
+
+
+def stopped_in_commit(path: Path, task: int) -> bool:
+    """Stops the process once its commit to this new queue has its third chunk. False, and it goes on, if it had committed."""
+    until(Path(f"{path}.{FIRST + 2}").exists, "the third chunk of the commit", every=0.0002)
+    with suppress(ProcessLookupError):
+        os.kill(task, signal.SIGSTOP)
+    if inspect(path).records == 0:
+        return True
+    with suppress(ProcessLookupError):
+        os.kill(task, signal.SIGCONT)
+    return False
+
+
+def locked(path: Path) -> bool:
+    """Whether any process has the queue open. Which one, only root is told: Airflow's tasks hide their open files."""
+    try:
+        inode = f":{path.stat().st_ino}"
+    except FileNotFoundError:  # it is empty
+        return False
+    return any(lock.split()[5].endswith(inode) for lock in Path("/proc/locks").read_text().splitlines() if "OFDLCK" in lock)
 
 
 # ------------------------------------------------------------------------------------------------------ processes

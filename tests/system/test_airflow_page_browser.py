@@ -158,6 +158,7 @@ def opened(login: Callable[[str], BrowserContext], server: ApiServer, queues: Pa
         assert one.problems == []
 
 
+@pytest.mark.quick("a browser is led to the page, whose numbers follow the queues")
 def test_browse_leads_to_the_page_and_its_numbers_follow_the_queues(opened: Callable[..., InAirflow], queues: Path) -> None:
     from playwright.sync_api import expect
 

@@ -1,6 +1,6 @@
 """The page's routes with the FAB auth manager: every default role, anonymous users, a role of one's own, and the login form.
 
-Its provider brings eighteen packages, which .venv does not have: before ``./run test -m soak`` with this file,
+Its provider brings eighteen packages, which .venv does not have: before ``./run test --soak`` with this file,
 ``.venv/bin/pip install -c constraints.txt apache-airflow-providers-fab``.
 """
 

@@ -15,11 +15,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from killing import KillableAirflow, alive, counts, descendants, gone, java_of, kill, nothing_left, python_driver_of, rows, until
+from killing import (
+    KillableAirflow,
+    alive,
+    counts,
+    descendants,
+    gone,
+    java_of,
+    kill,
+    locked,
+    nothing_left,
+    python_driver_of,
+    rows,
+    stopped_in_commit,
+    until,
+)
 
 from qewqew_airflow import demo
 from qewqew_airflow.local import Run
-from qewqew_core import Queue, inspect
+from qewqew_core import Queue
 from qewqew_core.lock import holder
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "flights_to_parquet.py"
@@ -145,6 +159,7 @@ def staged_once(path: Path, records: int = 1000) -> None:
 # ----------------------------------------------------------------------------------------------------- everything
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="of an Airflow task only root is told which queue it has open")
 @pytest.mark.soak  # three and a half minutes; each part is killed by a test of its own below
 def test_every_part_is_killed_in_one_run_of_a_year_of_flights(airflow: KillableAirflow, queues: Path, output: Path) -> None:
     path = queues / "flights"
@@ -186,7 +201,7 @@ def test_every_part_is_killed_in_one_run_of_a_year_of_flights(airflow: KillableA
         task = airflow.running(run, "to_parquet", tries=tries)
         until(lambda left=left: unfinished(table) - left, f"Spark writes, try {tries}")
         assert leased(path) == batch_id
-        assert holder(str(path)) is None  # nobody waits for the queue while Spark runs, and Spark inherits no lock
+        assert not locked(path)  # nobody waits for the queue while Spark runs, and Spark inherits no lock
         java = java_of(task)
         assert java is not None
         driver = python_driver_of(java)
@@ -237,17 +252,20 @@ def test_a_staging_task_killed_before_its_commit_stages_once(airflow: KillableAi
 
 
 def test_a_staging_task_killed_in_its_commit_stages_once(airflow: KillableAirflow, queues: Path) -> None:
-    path = queues / "amid"
     gate = airflow.gate("stage")
-    gate.close()
-    run = airflow.trigger("staging", {"name": "amid", "records": 4000, "pad": 60_000})
-    gate.reached()
-    task = airflow.running(run, "stage")
-    gate.open()
-    until(Path(f"{path}.3").exists, "the third chunk of the commit", every=0.0002)
-    os.kill(task, signal.SIGSTOP)
-    assert inspect(path).records == 0, "too late: it was committed"
-    assert holder(str(path)) == task
+    for again in range(10):  # on a busy machine this process may be too late: the task has committed, and another is tried
+        path = queues / f"amid{again}"
+        gate.close()
+        run = airflow.trigger("staging", {"name": path.name, "records": 4000, "pad": 60_000})
+        gate.reached()
+        task = airflow.running(run, "stage")
+        gate.open()
+        if stopped_in_commit(path, task):
+            break
+        airflow.succeeded(run)
+    else:
+        pytest.fail("ten times too late: it was committed")
+    assert locked(path)
     kill(task)
     airflow.succeeded(run)
     assert airflow.tries(run, "stage") == 2
@@ -265,7 +283,7 @@ def test_a_staging_task_killed_after_its_commit_stages_once(airflow: KillableAir
     os.kill(supervisor, signal.SIGSTOP)  # so that the task can commit, and not report it
     try:
         gate.open()
-        until(lambda: counts(path)[0] == 1000 and holder(str(path)) is None, "the commit")
+        until(lambda: counts(path)[0] == 1000 and not locked(path), "the commit")
         kill(task)
     finally:
         os.kill(supervisor, signal.SIGCONT)

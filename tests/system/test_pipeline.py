@@ -35,6 +35,7 @@ def batch_ids(output: Path) -> list[list[str]]:
     return [sorted(each.name for each in (output / table).iterdir()) for table in ("flights", "delays")]
 
 
+@pytest.mark.quick("a whole Airflow stages a year of flights, and Spark writes each of them once")
 def test_every_flight_of_the_csv_is_in_the_parquet_once(airflow: LocalAirflow, finished: Run, queues: Path, output: Path) -> None:
     compare_with_csv(output)
     batch = airflow.xcom(finished, "to_parquet")

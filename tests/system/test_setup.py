@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from killing import until
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -87,6 +89,7 @@ def test_an_unknown_command_is_named(checkout: Path) -> None:
     assert "no command tset" in done.stderr
 
 
+@pytest.mark.quick("./run sets up once")
 def test_setup_does_nothing_the_second_time(checkout: Path) -> None:
     assert run(checkout, "setup").returncode == 0
     assert calls(checkout) == ["venv", "pip", "pip"]
@@ -132,6 +135,44 @@ def test_without_a_python_that_will_do_setup_says_what_is_needed(checkout: Path)
     assert "is Python 3.9" in done.stderr
     assert "PYTHON=/path/to/python3" in done.stderr
     assert not (checkout / ".venv").exists()
+
+
+LACKING = """\
+#!/bin/sh
+# A Python without some of its modules.
+[ "$1 $2" = "-I -c" ] || exec {python} "$@"
+exec {python} -I -c 'import sys, importlib.util as u
+really = u.find_spec
+u.find_spec = lambda name: name not in {lacks} and really(name)
+exec(sys.argv[1])' "$3"
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        (("ensurepip", "pip"), "lacks both ensurepip and pip"),  # Debian and Ubuntu without python3-venv and python3-pip
+        (("ensurepip", "pip", "venv", "_sqlite3"), "lacks venv, _sqlite3, both ensurepip and pip"),
+        (("_ssl", "zlib"), "lacks _ssl, zlib"),
+    ],
+)
+def test_all_that_a_python_lacks_is_named_at_once_with_the_package_that_brings_it(
+    checkout: Path, lacks: tuple[str, ...], said: str
+) -> None:
+    quoted = '("' + '", "'.join(lacks) + '")'
+    (checkout / "lacking").write_text(LACKING.format(python=shlex.quote(sys.executable), lacks=quoted))
+    (checkout / "lacking").chmod(0o700)
+    done = run(checkout, "setup", python=str(checkout / "lacking"))
+    assert done.returncode == 1
+    major, minor = sys.version_info[:2]
+    assert f"lacking: {said}; on Debian and Ubuntu an administrator installs python{major}.{minor}-venv\n" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_cannot_be_run_is_named(checkout: Path) -> None:
+    done = run(checkout, "setup", python=str(checkout / "nowhere"))
+    assert done.returncode == 1
+    assert f"{checkout}/nowhere: is not there, or not yours to run\n" in done.stderr
 
 
 def test_the_matrix_runs_each_cell_in_an_environment_with_its_pins_and_makes_it_once(checkout: Path) -> None:
@@ -189,6 +230,7 @@ def wanted() -> list[Requirement]:
     return [Requirement(text) for each in [*lists, *project["dependency-groups"].values()] for text in each]
 
 
+@pytest.mark.quick("pins are names and versions alone")
 def test_constraints_are_names_and_versions_only() -> None:
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._!+]+", line)] == []
@@ -309,6 +351,46 @@ def test_an_airflow_that_does_not_start_says_why(tmp_path: Path, new_airflow: Ca
     with pytest.raises(AirflowFailed, match="NoSuchExecutor"), airflow:
         pytest.fail("it started")
     assert airflow.processes() == []
+
+
+ONE_TASK = """
+from airflow.sdk import DAG, task
+
+with DAG("one_task", schedule=None):
+
+    @task
+    def nothing():
+        pass
+
+    nothing()
+"""
+
+
+def test_what_a_killed_scheduler_leaves_is_stopped_too(tmp_path: Path, new_airflow: Callable[..., LocalAirflow]) -> None:
+    """A worker that has run a task hides its environment from all but root: an ordinary user must find it otherwise."""
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "one_task.py").write_text(ONE_TASK)
+    with new_airflow(dags) as airflow:
+        scheduler = airflow._components["scheduler"]
+
+        def left() -> list[str]:
+            found = map(state_and_session, Path("/proc").iterdir())
+            return [state for state, session in found if session == scheduler.pid and state != "Z"]
+
+        assert airflow.wait(airflow.trigger("one_task")) == "success"
+        scheduler.kill()
+        scheduler.wait()
+        assert left()
+    until(lambda: not left(), "the end of those that were killed", timeout=10)
+
+
+def state_and_session(process: Path) -> tuple[str, int]:
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no process, or it ended
+        return "", 0
+    return fields[0], int(fields[3])
 
 
 def test_the_demo_leaves_a_directory_alone_that_is_not_its_own(tmp_path: Path) -> None:

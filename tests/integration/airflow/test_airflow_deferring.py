@@ -30,6 +30,7 @@ class Deferring(QewQewSensor):
         super().defer(**kwargs)
 
 
+@pytest.mark.quick("the sensor defers, and returns the same")
 @pytest.mark.parametrize("deferred", [True, False], ids=["comes later", "is there"])
 def test_what_it_returns_is_the_same_whether_it_deferred_or_not(run: Any, held: Held, deferred: bool) -> None:
     held.put("x")

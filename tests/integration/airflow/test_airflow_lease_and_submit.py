@@ -228,6 +228,7 @@ def run_and_be_killed(held: Held, dag_id: str, **arguments: Any) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
 
 
+@pytest.mark.quick("a killed Airflow task takes its Spark driver along; the next try gets the same batch")
 def test_a_killed_task_takes_its_driver_along_and_the_next_try_gets_the_same_batch(run: Any, held: Held, spark: Any) -> None:
     held.put("a", "b")
     spark.next("kill")
@@ -574,6 +575,7 @@ def test_a_last_try_that_does_not_reach_spark_returns_what_an_earlier_one_leased
     assert held.counts() == {"records": 0, "leased": 0, "returned": 1, "dead": 0}
 
 
+@pytest.mark.quick("stage and submit in one run of Airflow, and clearing all of it changes nothing")
 def test_stage_and_submit_in_one_run_and_clearing_all_of_it_changes_nothing(run: Any, held: Held, spark: Any) -> None:
     with DAG(held.dag_id("all"), schedule=None) as dag:
         QewQewStageOperator.partial(task_id="stage", **held.into).expand(records=[["a"], ["b"]]) >> held.operator()

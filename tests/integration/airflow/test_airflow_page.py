@@ -14,7 +14,7 @@ import pytest
 from airflow_version import needs_teams
 
 from qewqew_core import Message, Queue, Topic
-from qewqew_core.state import now_ms
+from qewqew_core.limits import now_ms
 
 pytestmark = pytest.mark.filterwarnings("ignore:The HMAC key")  # of an Airflow that was just made
 
@@ -95,6 +95,7 @@ ROUTES = [
 ]
 
 
+@pytest.mark.quick("every route of the page is for those alone who have the right")
 @pytest.mark.parametrize(("route", "roles"), ROUTES, ids=lambda one: " ".join(one) if isinstance(one, tuple) else "")
 def test_every_route_is_for_those_who_have_the_right(
     route: tuple[str, str], roles: set[str], directory: Path, client: Login
@@ -305,6 +306,7 @@ def test_the_page_has_relative_links_alone_and_nothing_from_the_network() -> Non
 # Looking
 
 
+@pytest.mark.quick("the page says what queues and topics hold")
 def test_the_state_says_what_the_queues_and_topics_hold(directory: Path, client: Login, fresh: None) -> None:
     (directory / "shop").mkdir()
     with Queue(directory / "shop" / "orders") as queue:
@@ -451,6 +453,7 @@ def test_an_unexpected_error_has_no_traceback(directory: Path, client: Login, mo
 # Acting
 
 
+@pytest.mark.quick("a dead batch is returned, put back or dropped from the page")
 def test_a_dead_batch_of_a_queue_is_returned_put_back_or_dropped(directory: Path, client: Login, fresh: None) -> None:
     op = client("op")
     for action, wanted in (("return", (0, "returned")), ("put-back", (2, None)), ("drop", (0, None))):

@@ -25,6 +25,7 @@ def test_a_task_stages_its_records_in_order(run: Any, held: Held) -> None:
     assert held.taken() == [b'{"id":1}', b"two", b"\x03"]
 
 
+@pytest.mark.quick("an Airflow task that fails after its commit stages once")
 def test_a_task_that_fails_after_its_commit_stages_once(run: Any, held: Held) -> None:
     """The commit is there, Airflow does not know: as when the worker is killed between the two."""
 

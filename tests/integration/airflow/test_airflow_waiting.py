@@ -17,6 +17,7 @@ from qewqew_airflow.sensors import QewQewSensor
 from qewqew_core import Message, Queue, Topic
 
 
+@pytest.mark.quick("the sensor waits until enough was staged")
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])
 def test_the_sensor_waits_until_enough_was_staged_by_others(run: Any, held: Held, mode: str) -> None:
     def produce() -> None:

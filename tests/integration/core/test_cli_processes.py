@@ -73,6 +73,7 @@ def on_terminal(*arguments: object) -> tuple[int, str]:
     return process.wait(TIMEOUT), shown.decode()
 
 
+@pytest.mark.quick("records go through pipes of the command line unchanged")
 def test_records_go_through_pipes_unchanged(path):
     records = [b"", b"\xff\xfe", b"\r", "grün".encode(), b"x" * 65_535]
     assert run("put", path, stdin=b"".join(one + b"\n" for one in records)).stdout == b"5 records put\n"

@@ -139,6 +139,7 @@ def run_cycles(mounted: Path, cycles: int) -> None:
     assert len(set(ended.values())) > cycles / 4
 
 
+@pytest.mark.quick("the power of a real file system is cut: what was acknowledged is there")
 def test_what_was_acknowledged_survives_power_cuts(mounted):
     run_cycles(mounted, 12)
 

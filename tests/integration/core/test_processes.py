@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import signal
@@ -10,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, QueueClosed, QueueLocked, inspect
+from qewqew_core import Queue, QueueLocked, inspect
 
 
 def python(code: str, *arguments: object, **options) -> subprocess.Popen[str]:
@@ -40,6 +40,7 @@ Queue(sys.argv[1], lock_timeout=0)
 """
 
 
+@pytest.mark.req("S6")
 def test_a_second_process_is_refused_and_told_who_holds_the_queue(tmp_path):
     path = tmp_path / "q"
     other = python(HOLD, path)
@@ -56,6 +57,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_queue(tmp_path):
         assert q.get() == b"held"
 
 
+@pytest.mark.req("S6")
 def test_waiting_for_the_lock_ends_when_the_owner_closes(tmp_path):
     path = tmp_path / "q"
     other = python(HOLD, path)
@@ -76,32 +78,14 @@ def test_the_kernel_gives_the_lock_of_a_killed_owner_back_at_once(tmp_path):
         assert q.get() == b"held"
 
 
-def test_a_second_opening_in_the_same_process_is_refused_in_every_thread(tmp_path):
-    path = tmp_path / "q"
-    outcomes = []
-    with Queue(path) as q:
-
-        def attempt():
-            try:
-                Queue(path, lock_timeout=0).close()
-            except QueueLocked as error:
-                outcomes.append(error.pid)
-
-        thread = threading.Thread(target=attempt)
-        thread.start()
-        thread.join()
-        attempt()
-        # A refused opening must not cost the first one its lock, as it does with POSIX locks.
-        other = python(OPEN, path, stderr=subprocess.PIPE)
-        assert "QueueLocked" in other.communicate()[1]
+@pytest.mark.req("S6")
+def test_a_second_opening_in_the_same_process_waits(tmp_path):
+    with Queue(tmp_path / "q") as q, ThreadPoolExecutor(1) as pool:
         q.put(b"still mine")
-    assert outcomes == [os.getpid()] * 2
-
-
-def test_a_second_name_of_the_same_header_is_the_same_queue(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "q")
-    with Queue(tmp_path / "q"), pytest.raises(QueueLocked):
-        Queue(tmp_path / "link", lock_timeout=0)
+        waiting = pool.submit(Queue, tmp_path / "q", lock_timeout=3600)
+        q.close()
+        with waiting.result(60) as mine:
+            assert mine.get() == b"still mine"
 
 
 LOCK_LIKE_JAVA = """
@@ -113,6 +97,8 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.req("REQ-7")
+@pytest.mark.quick("a process that locks as the Java library does is an owner too")
 def test_a_java_process_that_holds_the_header_is_an_owner_too(tmp_path):
     path = tmp_path / "q"
     with Queue(path) as q:
@@ -124,36 +110,6 @@ def test_a_java_process_that_holds_the_header_is_an_owner_too(tmp_path):
     assert caught.value.pid == java.pid
     java.communicate("")
     Queue(path, lock_timeout=1).close()
-
-
-def test_a_java_process_cannot_lock_the_header_of_an_open_queue(tmp_path):
-    path = tmp_path / "q"
-    with Queue(path) as q:
-        q.put(b"x")
-        inspect(path)  # opens and closes files of the queue: the lock must not go with them
-        path.read_bytes()
-        java = python(LOCK_LIKE_JAVA, path, stderr=subprocess.PIPE)
-        assert "BlockingIOError" in java.communicate()[1]
-    with path.open("r+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_a_forked_child_cannot_use_the_queue_and_does_not_drop_its_lock(tmp_path):
-    path = tmp_path / "q"
-    with Queue(path) as q:
-        q.put(b"x")
-        child = os.fork()
-        if child == 0:
-            try:
-                q.get()
-            except QueueClosed:
-                q.close()
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        other = python(OPEN, path, stderr=subprocess.PIPE)
-        assert "QueueLocked" in other.communicate()[1]
-        assert q.get() == b"x"
 
 
 def test_a_child_that_outlives_the_owner_does_not_keep_the_lock(tmp_path):
@@ -184,6 +140,7 @@ for commit in range(commits):
 """
 
 
+@pytest.mark.quick("eight processes stage at once, and none is starved")
 def test_eight_processes_stage_at_once_each_finds_its_records_in_its_order_and_none_is_starved(tmp_path):
     path, commits, size = tmp_path / "q", 40, 25
     stagers = [python(STAGE, path, f"p{number}", commits, size) for number in range(8)]
@@ -260,6 +217,7 @@ while True:
 """
 
 
+@pytest.mark.quick("stagers and consumers are killed at random: each record is in one acknowledged batch")
 def test_stagers_and_consumers_killed_at_random_leave_each_record_in_one_acknowledged_batch(tmp_path):
     """What returned is there, what was in flight is there once or not at all, and nothing is in two batches."""
     luck = random.Random(5)

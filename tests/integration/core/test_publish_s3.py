@@ -62,6 +62,7 @@ def records_of(url: str, options: dict[str, Any] | None = None) -> list[bytes]:
     return [one for segment in body.segments for some in manifest.read_records(store, body, segment) for one in some]
 
 
+@pytest.mark.quick("a batch in an object store is read where it lies")
 def test_a_published_batch_is_read_where_it_lies(s3, batch):
     told: list[tuple[int, int]] = []
     url = batch.publish(BUCKET, progress=lambda *both: told.append(both))
@@ -96,22 +97,22 @@ def test_published_again_nothing_is_sent_but_the_manifest(s3, batch):
 
 def test_an_object_of_the_right_size_with_other_bytes_is_sent_again(s3, batch):
     url = batch.publish(BUCKET)
-    key = next(key for key in objects(s3) if key.endswith(".1"))
+    key = next(key for key in objects(s3) if key.endswith(".30001"))
     data = bytearray(s3.get_object(Bucket="batches", Key=key)["Body"].read())
     data[5_000_000] ^= 1
     s3.put_object(Bucket="batches", Key=key, Body=bytes(data))
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.1, offset \d+: the checksum"):
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30001, offset \d+: the checksum"):
         records_of(url)
     batch.publish(BUCKET)
     assert records_of(url) == RECORDS
 
 
 def test_a_damaged_segment_is_never_published(s3, batch):
-    file = Path(batch.manifest_path).parent / "q.1"
+    file = Path(batch.manifest_path).parent / "q.30001"
     data = bytearray(file.read_bytes())
     data[9_000_000] ^= 1  # behind the first part, which is sent by then
     file.write_bytes(data)
-    with pytest.raises(CorruptQueue, match=r"q\.1, offset \d+: the checksum"):
+    with pytest.raises(CorruptQueue, match=r"q\.30001, offset \d+: the checksum"):
         batch.publish(BUCKET)
     assert objects(s3) == {}, "not even the object that was begun"
     assert s3.list_multipart_uploads(Bucket="batches").get("Uploads", []) == []
@@ -133,7 +134,7 @@ def test_a_kill_while_it_is_published_leaves_no_batch_and_the_next_call_goes_on(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     before = objects(s3)
-    assert [key.rpartition("/")[2] for key in before] == ["q.1"], "whole, and the second is not begun"
+    assert [key.rpartition("/")[2] for key in before] == ["q.30001"], "whole, and the second is not begun"
     url = f"{BUCKET}/{batch.id}"
     with pytest.raises(BadManifest, match="there is no manifest"):
         manifest.load(url)
@@ -161,15 +162,15 @@ def test_what_is_missing_or_too_short_is_named(s3, batch):
         manifest.load("s3://batches/none")
     with pytest.raises(BadManifest, match=r"s3://nobody/manifest\.json: there is no manifest"):
         manifest.load("s3://nobody")
-    s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.2", Body=b"short")
-    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.2' has 5 bytes"):
+    s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.30002", Body=b"short")
+    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' has 5 bytes"):
         manifest.load(url)
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.2, offset \d+: the file ends before offset"):
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset \d+: the file ends before offset"):
         list(manifest.read_segment(store_of(url), body.segments[1]))
-    s3.delete_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.2")
-    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.2' cannot be read"):
+    s3.delete_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.30002")
+    with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' cannot be read"):
         manifest.load(url)
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.2, offset 10: the segment cannot be read"):
+    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset 10: the segment cannot be read"):
         list(manifest.read_segment(store_of(url), body.segments[1]))
     s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/manifest.json", Body=b"{")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: not JSON"):

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from archive import unpack
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = {"qewqew_core", "qewqew_spark", "qewqew_airflow", "pyspark_qewqew"}
@@ -48,8 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("built")
     done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", place, cwd=ROOT)
     (sdist,) = place.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(place, filter="data")
+    unpack(sdist, place)
     done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place, cwd=place / sdist.name.removesuffix(".tar.gz"))
     (wheel,) = place.glob("*.whl")
     return sdist, wheel

@@ -34,7 +34,8 @@ with Queue(sys.argv[1]) as q:
 """
 
 
-def test_s19_the_kernel_gives_the_lock_back_at_the_death_of_its_owner(tmp_path):
+@pytest.mark.req("S19")
+def test_the_kernel_gives_the_lock_back_at_the_death_of_its_owner(tmp_path):
     """No process id decides, so it holds across containers on one file system too."""
     path = tmp_path / "q"
     with python(HOLD, path) as owner:
@@ -100,7 +101,9 @@ def whole(process: subprocess.Popen[str]) -> list[str]:
         return [line[:-1] for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def test_t14_a_producer_and_a_consumer_killed_at_random_lose_and_repeat_nothing(tmp_path):
+@pytest.mark.req("T14")
+@pytest.mark.quick("sessions are killed at random: nothing is lost or repeated")
+def test_a_producer_and_a_consumer_killed_at_random_lose_and_repeat_nothing(tmp_path):
     """What they print is the oracle. Of the commit in flight at a kill, the queue tells by its key whether it happened."""
     luck, path = random.Random(14), tmp_path / "q"
     announced: set[str] = set()  # commits of puts that may have happened …
@@ -156,7 +159,8 @@ def test_t14_a_producer_and_a_consumer_killed_at_random_lose_and_repeat_nothing(
     assert order == sorted(order), "first in, first out, kills or not"
 
 
-def test_t15_a_lock_that_a_dead_process_has_left_is_none_whoever_has_its_id_now(tmp_path):
+@pytest.mark.req("T15")
+def test_a_lock_that_a_dead_process_has_left_is_none_whoever_has_its_id_now(tmp_path):
     """A crash image made by this very process: an id in the files, if there were one, would be that of a living process."""
     home, image = tmp_path / "home", tmp_path / "image"
     home.mkdir()

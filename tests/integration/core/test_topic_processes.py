@@ -110,6 +110,7 @@ with Topic(sys.argv[1]) as topic, topic.reader(sys.argv[2], redeliver_after=None
 """
 
 
+@pytest.mark.quick("consumers in several processes share a reader: each message once")
 def test_unicast_consumers_share_a_reader_and_get_each_message_once(tmp_path):
     """One of three is killed: what it had not committed comes to the others at once, and nothing else comes twice."""
     path, count = tmp_path / "t", 600
@@ -158,6 +159,7 @@ def test_a_message_in_flight_of_a_living_process_comes_again_when_its_time_is_ov
             assert mine.lag() == 0
 
 
+@pytest.mark.req("Z9")
 def test_multicast_each_reader_gets_all_messages_and_shares_them_among_its_consumers(tmp_path):
     path, count = tmp_path / "t", 500
     with Topic(path, block_size=8000) as topic, processes() as started:
@@ -297,6 +299,7 @@ with Topic(path) as topic, topic.reader(name, chosen or None) as reader:
 """
 
 
+@pytest.mark.req("Z13")
 def test_readers_in_other_processes_follow_the_writer_into_new_blocks_and_never_stop_it(tmp_path):
     path, count = tmp_path / "t", 2000
     with Topic(path, block_size=5000) as topic, processes() as started:
@@ -406,6 +409,7 @@ with Topic(path, block_size=1 << 14, lock_timeout=60) as topic:
 """
 
 
+@pytest.mark.quick("a topic's writer is killed, the next one goes on, and readers read")
 def test_a_writer_is_killed_and_the_next_one_goes_on_while_readers_read(tmp_path):
     """What returned is there, in order and once; readers have never seen what was not there afterwards."""
     path, luck = tmp_path / "t", random.Random(4)
@@ -442,6 +446,7 @@ with Topic(sys.argv[1]) as topic:
 """
 
 
+@pytest.mark.req("Z13")
 def test_a_second_writer_is_refused_and_told_who_the_first_is_but_may_read(tmp_path):
     path = tmp_path / "t"
     with processes() as started:
@@ -552,13 +557,15 @@ while True:
 
 TRANSFORM = """
 import sys, time
-from qewqew_core import Empty, Topic, appending
+from qewqew_core import Empty, Topic
 path, size, rotate = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-if rotate == "rotate":
-    appending.LOG_BYTES = 2000  # the log is cut back every other commit
+log_bytes = 2000 if rotate == "rotate" else 4 << 20  # the log is cut back every other commit
 while True:
     time.sleep(0.01)
-    with Topic(path, block_size=1 << 13, lock_timeout=60) as topic, topic.reader("t", "in", redeliver_after=None) as reader:
+    with (
+        Topic(path, block_size=1 << 13, lock_timeout=60, log_bytes=log_bytes) as topic,
+        topic.reader("t", "in", redeliver_after=None) as reader,
+    ):
         for _ in range(5):
             with topic.session() as session:
                 messages = session.read_many(reader, size, timeout=0.05)
@@ -627,9 +634,7 @@ elif place == "before it is durable":
     appending.Writer.durable = die
 else:
     reader.Reader._resolve = die
-    if place == "after it, and the log was cut back":
-        appending.LOG_BYTES = 1
-topic = Topic(path)
+topic = Topic(path, log_bytes=1 if place == "after it, and the log was cut back" else 4 << 20)
 one = topic.reader("r", redeliver_after=None)
 session = topic.session()
 session.append(b"out of " + session.read(one).body)
@@ -741,6 +746,7 @@ def test_a_writer_and_four_readers_with_filters_go_on_for_minutes_whatever_is_ki
     soak(tmp_path, SOAK_SECONDS)
 
 
+@pytest.mark.req("ZD12")
 def test_a_writer_and_four_readers_with_filters_go_on_whatever_is_killed(tmp_path):
     soak(tmp_path, 8)
 

@@ -1,6 +1,6 @@
 """A standalone cluster of Spark: a master and two workers, each a process on a host of its own.
 
-The hosts are network namespaces at one bridge where this user may make them, else they are all 127.0.0.1. The disk is one, as
+The hosts are network namespaces at one switch where this user may make them, else they are all 127.0.0.1. The disk is one, as
 if all mounted the same share; only `Host.hides` keeps a directory from them.
 """
 
@@ -50,6 +50,7 @@ class Host:
     address: str
     hides: Path
     namespace: str | None = None
+    switch: str = ""  # the namespace with the other end of its cable, which bears its name there
 
     def command(self, *words: str) -> list[str]:
         """The command that runs ``words`` on this host, to which the directory `hides` is empty."""
@@ -67,23 +68,32 @@ def hosts(count: int, hides: Path, apart: bool) -> Iterator[tuple[str, list[Host
         yield "127.0.0.1", [Host("127.0.0.1", hides) for _ in range(count)]
         return
     name, net = f"qew{os.getpid() % 10**7}", f"10.77.{os.getpid() % 256}"  # of this process, as others may test too
+    switch = f"{name}s"
     with ExitStack() as undo:
-        ip("link", "add", "dev", name, "type", "bridge")
+        # The bridge is in a namespace of its own: what filters packets in this one, as Docker's engine does, would drop those
+        # that a bridge hands on.
+        ip("netns", "add", switch)
+        undo.callback(ip, "netns", "del", switch)
+        ip("-n", switch, "link", "add", "dev", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        ip("link", "add", "dev", name, "type", "veth", "peer", "name", name, "netns", switch)
         undo.callback(ip, "link", "del", name)
+        ip("-n", switch, "link", "set", name, "master", "bridge", "up")
         ip("addr", "add", f"{net}.254/24", "dev", name)
         ip("link", "set", name, "up")
         made = []
         for number in range(1, count + 1):
-            one = Host(f"{net}.{number}", hides, f"{name}x{number}")
-            ip("netns", "add", one.namespace)
-            undo.callback(ip, "netns", "del", one.namespace)
-            ip("link", "add", "dev", one.namespace, "type", "veth", "peer", "name", "eth0", "netns", one.namespace)
-            undo.callback(ip, "link", "del", one.namespace)  # a namespace lives on while its sockets wait for answers
-            ip("link", "set", one.namespace, "master", name, "up")
-            ip("-n", one.namespace, "addr", "add", f"{one.address}/24", "dev", "eth0")
+            host = Host(f"{net}.{number}", hides, f"{name}x{number}", switch)
+            there = host.namespace
+            ip("netns", "add", there)
+            undo.callback(ip, "netns", "del", there)
+            ip("-n", switch, "link", "add", "dev", there, "type", "veth", "peer", "name", "eth0", "netns", there)
+            undo.callback(ip, "-n", switch, "link", "del", there)  # a namespace lives on while its sockets wait for answers
+            ip("-n", switch, "link", "set", there, "master", "bridge", "up")
+            ip("-n", there, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for link in "lo", "eth0":
-                ip("-n", one.namespace, "link", "set", link, "up")
-            made.append(one)
+                ip("-n", there, "link", "set", link, "up")
+            made.append(host)
         yield f"{net}.254", made
 
 
@@ -176,7 +186,7 @@ class Cluster:
         if host.namespace is None:
             os.killpg(process.pid, signal.SIGSTOP)
         else:
-            ip("link", "set", host.namespace, "down")
+            ip("-n", host.switch, "link", "set", host.namespace, "down")
 
 
 @contextmanager

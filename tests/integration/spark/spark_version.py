@@ -9,8 +9,9 @@ import pyspark
 
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
-# Whether Spark hands filters to the source, and writes streams with Arrow, as the sink does.
-PUSHES_FILTERS = VERSION >= (4, 1)
+# Whether Spark reads for all queries of a DataFrame what it has planned for one of them.
+KEEPS_PLANS = VERSION >= (4, 1)
+# Whether it writes streams with Arrow, as the sink does.
 WRITES_STREAMS = VERSION >= (4, 1)
 
 # Whether it tells a stream where a batch begins and how large it may be. Else a stream has no limits, and must name its reader.

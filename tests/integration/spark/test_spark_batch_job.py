@@ -102,6 +102,7 @@ def test_several_outputs_each_with_query_format_partitions_and_options(spark, tm
     assert {row.month: row["mean"] for row in means} == {0: 6.75, 1: 7.25, 2: 7.75}
 
 
+@pytest.mark.quick("the batch job: a batch that is processed twice leaves one result")
 def test_the_same_batch_twice_leaves_one_result_and_another_batch_adds(spark, tmp_path):
     first = make_batch(tmp_path / "b1", lines({"id": 1, "m": 1}, {"id": 2, "m": 2}))
     second = make_batch(tmp_path / "b2", lines({"id": 3, "m": 1}), batch_id="orders-ffff")
@@ -166,6 +167,7 @@ GOOD = [
 SCHEMA = "a BIGINT, b STRING, c STRUCT<d: INT>, l ARRAY<INT>, t DATE"
 
 
+@pytest.mark.quick("the batch job: each record is in the table, or in quarantine with its reason")
 def test_with_a_schema_every_record_is_either_in_the_table_or_in_quarantine_with_its_reason(spark, tmp_path):
     bad = BAD | MISFITS
     mixed = [

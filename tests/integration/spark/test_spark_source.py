@@ -32,6 +32,7 @@ def damage_manifest(batch, change) -> None:
     (batch / "manifest.json").write_text(json.dumps(body))
 
 
+@pytest.mark.quick("Spark reads a batch")
 def test_records_come_with_their_number_in_the_batch_and_their_segment(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"a", b"b"], [b"c"])
     frame = spark.read.format("qewqew").load(str(batch))
@@ -95,6 +96,7 @@ def test_the_columns_may_be_given_but_no_others(spark, tmp_path):
         reader.schema("id INT").load(str(batch)).count()
 
 
+@pytest.mark.quick("Spark refuses a batch with a flipped bit, with file and offset")
 def test_a_flipped_bit_fails_with_file_and_offset_whatever_the_action(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"good"], [b"hello", b"world"])
     file = batch / "orders.qew.18"

@@ -60,6 +60,7 @@ def failure(query) -> str:
     return str(caught.value)
 
 
+@pytest.mark.quick("a Spark stream goes on where it stopped")
 @limited
 def test_a_stream_goes_on_where_it_stopped(spark, topic, tmp_path):
     options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": 400, "minPartitions": 2}

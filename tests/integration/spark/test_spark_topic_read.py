@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_version import PUSHES_FILTERS
 
 from qewqew_core import Message, Topic
 
@@ -33,6 +32,7 @@ def failure(frame) -> str:
     return [line for line in str(caught.value).split("\n") if line.strip() and "SQLSTATE" not in line][-1]
 
 
+@pytest.mark.quick("Spark reads a topic")
 def test_a_topic_is_read_in_parallel_and_as_it_is(spark, topic):
     frame = load(spark, topic, minPartitions=4)
     assert frame.rdd.getNumPartitions() >= 4
@@ -51,23 +51,6 @@ def test_options_choose_the_messages(spark, topic):
 def test_columns_that_are_not_wanted_may_be_left_out(spark, topic):
     frame = spark.read.format("qewqew").schema("number BIGINT, tag STRING").load(topic.path)
     assert frame.where("tag = 'a'").count() == 334
-
-
-@pytest.mark.skipif(not PUSHES_FILTERS, reason="Spark 4.0 hands no filters to a source")
-def test_a_filter_on_the_number_reads_only_what_it_may_meet(spark, topic):
-    # The first block is damaged: whoever reads it fails.
-    block = Path(topic.path, "data", f"{0:020d}.zbus")
-    data = bytearray(block.read_bytes())
-    data[250] ^= 1
-    block.write_bytes(data)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
-        frame = load(spark, topic, maxPartitionBytes=20_000)
-        assert frame.where("number >= 400 AND number < 410").count() == 10
-        assert frame.where("number > 5000").count() == 0
-        assert "do not have the checksum with which they were committed" in failure(frame.where("number < 410"))
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_errors_say_what_and_where(spark, topic, tmp_path):

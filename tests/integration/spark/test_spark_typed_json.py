@@ -117,6 +117,7 @@ def test_large_records(spark, tmp_path):
 SCHEMA = "id BIGINT, name STRING, at TIMESTAMP, price DECIMAL(10,2), tags ARRAY<STRING>"
 
 
+@pytest.mark.quick("Spark reads typed JSON")
 def test_a_typed_read_of_a_batch(spark, tmp_path):
     good = [
         json.dumps({"id": n, "name": f"ü{n}", "at": f"2026-01-01T00:00:{n % 60:02}.5Z", "price": n / 4, "tags": ["a"] * (n % 3)})

@@ -108,7 +108,7 @@ def test_chunk_files_and_directories_are_no_queues(directory: Path) -> None:
     with QewQewHook().queue("orders") as queue:
         queue.put(b"1")
     (directory / "shop").mkdir()
-    for name in ("orders.1", "shop"):
+    for name in ("orders.30001", "shop"):
         with pytest.raises(BadPath):
             QewQewHook().queue(name)
 
@@ -121,6 +121,7 @@ def test_the_settings_of_a_queue_come_from_the_extra(connect: Connect) -> None:
         "max_records": 1000,
         "max_bytes": 2**40,
         "min_free_bytes": 0,
+        "log_bytes": 1 << 20,
         "max_attempts": 2,
         "retention": 60,
         "retention_bytes": 0,
@@ -142,6 +143,7 @@ def test_settings_may_be_text_and_empty_ones_are_not_set(connect: Connect) -> No
         *[("lock_timeout", value) for value in (-1, "soon", "nan", "inf", True)],
         *[(name, value) for name in ("max_records", "max_bytes") for value in (0, -1, "many", 1.5)],
         *[("min_free_bytes", value) for value in (-1, "1G")],
+        *[("log_bytes", value) for value in (0, "1M", 2**30 + 1)],
         *[("max_attempts", value) for value in (0, -1)],
         *[("retention", value) for value in (-1, 1e12)],
         ("retention_bytes", -1),
@@ -165,15 +167,15 @@ def test_a_queue_opens_with_the_settings_and_what_is_given_wins(connect: Connect
     connect("qewqew_default", "qewqew", str(directory), chunk_size=100)
     with QewQewHook().queue("orders") as queue:
         queue.put(b"1")
-        assert (directory / "orders.1").stat().st_size == 100
+        assert (directory / "orders.30001").stat().st_size == 100
     with QewQewHook().queue("others", chunk_size=200) as queue:
         queue.put(b"1")
-        assert (directory / "others.1").stat().st_size == 200
+        assert (directory / "others.30001").stat().st_size == 200
 
 
 def test_a_topic_opens_with_the_settings_that_are_meant_for_topics(connect: Connect, directory: Path) -> None:
     """A queue refuses what exceeds max_records, a topic removes it: one number must not be taken for the other."""
-    general = {"sync": "never", "lock_timeout": 0.5, "min_free_bytes": 1, "max_attempts": 2, "retention_bytes": 0}
+    general = {"sync": "never", "lock_timeout": 0.5, "min_free_bytes": 1, "log_bytes": 9, "max_attempts": 2, "retention_bytes": 0}
     of_queues = {"chunk_size": 4096, "max_records": 1000, "max_bytes": 2**20}
     of_topics = {"block_size": 300, "max_age": 60, "max_records": 7, "max_bytes": 2**30, "slow_readers": "move"}
     connect("qewqew_default", "qewqew", str(directory), **general, **of_queues, topic={**of_topics, "delete_committed": True})

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from qewqew_core.cli import app
+
+typer.testing._get_command = cache(typer.testing._get_command)  # else each call would make all commands anew
 
 
 def run(*arguments: object, stdin: bytes = b"") -> Result:

@@ -145,7 +145,7 @@ def test_a_chunk_of_which_a_lease_has_copied_the_last_record_is_removed(tmp_path
         q.put_many([b"x" * 28, b"y" * 28])
     with Queue(tmp_path / "q", chunk_size=40) as q:
         q.lease("key", max_bytes=1)
-    assert not (tmp_path / "q.1").exists()
+    assert not (tmp_path / "q.30001").exists()
     with Queue(tmp_path / "q", chunk_size=40) as q:
         assert q.verify().orphans == []
         assert list(q) == [b"y" * 28]
@@ -198,16 +198,16 @@ def test_absurd_limits_are_refused_before_anything_changes(tmp_path, limits):
 def test_a_lease_moves_files_and_copies_only_what_it_cuts(tmp_path):
     with Queue(tmp_path / "q", chunk_size=64) as q:
         q.put_many(numbers(100, 150))
-        inodes = {f"q.{number}": (tmp_path / f"q.{number}").stat().st_ino for number in range(1, 5)}
+        inodes = {f"q.{number}": (tmp_path / f"q.{number}").stat().st_ino for number in range(30001, 30005)}
         folder = Path(q.lease("a", max_records=22 + 10).manifest_path).parent  # ten in each chunk, and a bit
-        assert {path.name: path.stat().st_ino for path in folder.glob("q.?")} == {
-            **{name: inodes[name] for name in ("q.1", "q.2", "q.3")},
-            "q.4": (folder / "q.4").stat().st_ino,
+        assert {path.name: path.stat().st_ino for path in folder.glob("q.[0-9]*")} == {
+            **{name: inodes[name] for name in ("q.30001", "q.30002", "q.30003")},
+            "q.30004": (folder / "q.30004").stat().st_ino,
         }
-        assert (folder / "q.4").stat().st_ino != inodes["q.4"] == (tmp_path / "q.4").stat().st_ino
-        assert (folder / "q.4").stat().st_size == 10 + 2 * 5
+        assert (folder / "q.30004").stat().st_ino != inodes["q.30004"] == (tmp_path / "q.30004").stat().st_ino
+        assert (folder / "q.30004").stat().st_size == 10 + 2 * 5
         q.batches()[0].put_back()
-        assert inodes["q.1"] in {path.stat().st_ino for path in tmp_path.glob("q.*")}, "putting back moves them too"
+        assert inodes["q.30001"] in {path.stat().st_ino for path in tmp_path.glob("q.*")}, "putting back moves them too"
 
 
 def test_the_time_of_a_lease_does_not_grow_with_the_number_of_records(tmp_path):
@@ -613,18 +613,18 @@ def test_a_damaged_segment_is_found_before_any_of_its_records_is_given_out(tmp_p
     with Queue(tmp_path / "q", chunk_size=64) as q:
         q.put_many(numbers(0, 50))
         batch = q.lease("key")
-        second = Path(batch.manifest_path).with_name("q.2")
+        second = Path(batch.manifest_path).with_name("q.30002")
         data = bytearray(second.read_bytes())
         data[-1] ^= 1
         second.write_bytes(data)
         in_first = manifest.load(batch.manifest_path).segments[0].records
         records = iter(batch)
         assert [next(records) for _ in range(in_first)] == numbers(0, in_first)
-        with pytest.raises(CorruptQueue, match=r"q\.2, offset 10: the checksum"):
+        with pytest.raises(CorruptQueue, match=r"q\.30002, offset 10: the checksum"):
             next(records)
         assert len(q.verify().problems) == 1
         second.unlink()
-        with pytest.raises(Exception, match=r"q\.2"):
+        with pytest.raises(Exception, match=r"q\.30002"):
             list(batch)
 
 

@@ -119,7 +119,7 @@ def test_put_with_a_key_is_one_commit_that_happens_once(path):
 
 def test_put_takes_the_settings_of_a_queue(path):
     done("put", path, "--chunk-size", 4096, "--sync", "never", "x")
-    assert (path.parent / "orders.qew.1").stat().st_size == 4096
+    assert (path.parent / "orders.qew.30001").stat().st_size == 4096
 
 
 # get and peek
@@ -219,7 +219,7 @@ def test_ls_shows_what_cannot_be_read_and_goes_on(tmp_path):
     for name in ("a", "b", "c"):
         fill(tmp_path / name, [b"x"])
     damage(tmp_path / "a.log", 40)
-    (tmp_path / "b").write_bytes(b"too long")
+    (tmp_path / "b").write_bytes(b"x")
     result = run("ls", tmp_path, "--json")
     rows = json.loads(result.stdout)
     assert ["error" in row for row in rows] == [True, True, False]
@@ -279,7 +279,7 @@ def test_verify_reports_what_it_read(path):
 @pytest.mark.parametrize("what", ["chunk", "log"])
 def test_verify_finds_damage(path, what):
     fill(path, [b"one", b"two"])
-    damage(Path(f"{path}.1") if what == "chunk" else Path(f"{path}.log"))
+    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.log"))
     result = refused(5, "verify", path, match="qewqew repair")
     assert result.stdout.startswith(f"damage: {path}.")
     assert "1 problem: " in result.stdout
@@ -292,14 +292,14 @@ def test_verify_finds_damage(path, what):
 @pytest.mark.parametrize("what", ["chunk", "log"])
 def test_repair_says_what_it_did(path, what):
     fill(path, [b"one", b"two"])
-    damage(Path(f"{path}.1") if what == "chunk" else Path(f"{path}.log"), 12)
+    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.log"), 12)
     before = sorted(path.parent.iterdir())
     refused(2, "repair", path, match="--yes")
     assert sorted(path.parent.iterdir()) == before
     result = run("repair", path, "--yes")
     assert result.exit_code == 5
     damaged, aside, mended = result.stdout.splitlines()
-    assert damaged.startswith(f"damage: {path}.{'1' if what == 'chunk' else 'log'}, offset ")
+    assert damaged.startswith(f"damage: {path}.{'30001' if what == 'chunk' else 'log'}, offset ")
     assert aside == f"set aside: {path}.damaged/1"
     assert mended.startswith("mended: the queue holds ")
     assert (path.parent / "orders.qew.damaged" / "1" / "report.json").is_file()
@@ -309,7 +309,7 @@ def test_repair_says_what_it_did(path, what):
 
 def test_repair_prints_json(path):
     fill(path, [b"one", b"two"])
-    damage(Path(f"{path}.1"))
+    damage(Path(f"{path}.30001"))
     result = run("repair", path, "--yes", "--json")
     assert result.exit_code == 5
     found = json.loads(result.stdout)
@@ -328,7 +328,7 @@ def test_repair_prints_json(path):
 def orphan(path):
     fill(path, [b"mine"])
     fill(path.parent / "other", RECORDS)
-    (path.parent / "other.1").rename(path.parent / "orders.qew.9")
+    (path.parent / "other.30001").rename(path.parent / "orders.qew.9")
     for name in ("other", "other.log"):
         (path.parent / name).unlink()
     return path.parent / "orders.qew.9"
@@ -516,7 +516,7 @@ def test_a_damaged_queue_is_5(path, command):
 
 def test_damaged_records_are_5(path, dead):
     fill(path, RECORDS)
-    damage(Path(f"{path}.1"))
+    damage(Path(f"{path}.30001"))
     for command in ("get", "peek"):
         refused(5, command, path, match="CorruptQueue")
     damage(next(Path(f"{path}.dead").glob("*/orders.qew.*")))
@@ -542,6 +542,7 @@ def test_a_full_queue_or_disk_is_6(path, bound):
         ["put", "PATH", "-f", "-", "x"],
         ["put", "PATH", "--sync", "sometimes", "x"],
         ["put", "PATH", "--chunk-size", 3, "x"],
+        ["put", "PATH", "--log-bytes", 0, "x"],
         ["put", "PATH", "--key", "a/b", "x"],
         ["put", "PATH", "--lock-timeout", "nan", "x"],
         ["get", "PATH", "-n", 0],

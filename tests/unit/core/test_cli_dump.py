@@ -114,8 +114,8 @@ def test_the_fields_of_a_queue(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put_many([b"first", "grün".encode(), b"\xff\x00"])
         q.get()
-    assert values(fields(tmp_path / "q")) == {"first": 1}
-    found = fields(tmp_path / "q.1")
+    assert values(fields(tmp_path / "q")) == {"first": 30001}
+    found = fields(tmp_path / "q.30001")
     assert values(found) == {
         "head": 17,
         "tail": 28,
@@ -171,25 +171,25 @@ def test_damage_in_a_chunk_is_told_by_the_log(tmp_path):
     with Queue(tmp_path / "q") as q:
         for _ in range(3):
             q.put_many([b"x" * 1000] * 100)
-    damage(tmp_path / "q.1", 150_000)
-    found = [one for one in fields(tmp_path / "q.1", code=5) if one["damage"]]
+    damage(tmp_path / "q.30001", 150_000)
+    found = [one for one in fields(tmp_path / "q.30001", code=5) if one["damage"]]
     assert [(one["offset"], one["field"]) for one in found] == [(66_142, "checksum")]
     assert found[0]["damage"] == "the bytes 66142 to 166342 do not have the checksum with which they were committed"
-    result = run("dump", tmp_path / "q.1", "--offset", 66_142, "--length", 10)
+    result = run("dump", tmp_path / "q.30001", "--offset", 66_142, "--length", 10)
     assert result.exit_code == 5
     assert result.stdout.count("damage: ") == 1
     assert "qewqew repair" in result.stderr
-    assert run("dump", tmp_path / "q.1", "--offset", 210_000, "--length", 50).exit_code == 0
+    assert run("dump", tmp_path / "q.30001", "--offset", 210_000, "--length", 50).exit_code == 0
 
 
 def test_records_behind_a_broken_length_are_found_again(tmp_path):
     with Queue(tmp_path / "q", chunk_size=1 << 20) as q:
         for _ in range(3):
             q.put_many([b"x" * 1000] * 100)
-    data = bytearray((tmp_path / "q.1").read_bytes())
+    data = bytearray((tmp_path / "q.30001").read_bytes())
     data[10 + 1002 * 110 : 10 + 1002 * 110 + 2] = b"\xff\xff"  # from there on lengths are taken from the middle of records
-    (tmp_path / "q.1").write_bytes(data)
-    found = fields(tmp_path / "q.1", code=5)
+    (tmp_path / "q.30001").write_bytes(data)
+    found = fields(tmp_path / "q.30001", code=5)
     broken = [one for one in found if one["damage"] and one["field"] == "record"]
     assert [one["offset"] + one["length"] for one in broken][-1] in (66_142, 200_410, 300_610)
     assert [one["offset"] for one in found if one["field"] == "checksum"] == [66_142]
@@ -249,7 +249,7 @@ def test_a_commit_that_was_torn_is_no_damage(tmp_path):
 def test_bytes_that_only_the_log_of_an_open_queue_has_are_no_damage(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put_many([b"one", b"two"])
-        found = fields(tmp_path / "q.1")
+        found = fields(tmp_path / "q.30001")
         where, what = (one["value"] for one in found if one["field"] == "records")
         assert where.startswith("from 10 to 20")
         assert what == "10 more bytes of records are in the transaction log only"

@@ -150,9 +150,9 @@ def test_export_replaces_no_file_and_leaves_none_behind_when_it_fails(tmp_path):
     refused(2, "export", tmp_path / "q", "--to", tmp_path / "there", match="there is a file already")
     assert (tmp_path / "there").read_text() == "mine"
     refused(1, "export", tmp_path / "q", "--to", tmp_path / "no" / "file", match="No such file")
-    data = bytearray((tmp_path / "q.1").read_bytes())
+    data = bytearray((tmp_path / "q.30001").read_bytes())
     data[300_000] ^= 1
-    (tmp_path / "q.1").write_bytes(data)
+    (tmp_path / "q.30001").write_bytes(data)
     before = {one.name for one in tmp_path.iterdir()}
     refused(5, "export", tmp_path / "q", "--to", tmp_path / "out.jsonl", match="CorruptQueue")
     assert {one.name for one in tmp_path.iterdir()} == before
@@ -233,7 +233,7 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_imported(tmp_path):
 def test_a_parquet_file_that_will_not_do_is_refused(tmp_path, table, what):
     pq.write_table(pa.table(table), tmp_path / "in.parquet")
     refused(2, "import", tmp_path / "q", tmp_path / "in.parquet", match=what)
-    assert not (tmp_path / "q.1").exists()
+    assert not (tmp_path / "q.30001").exists()
 
 
 def test_what_is_no_parquet_is_refused(tmp_path):

@@ -168,11 +168,12 @@ def test_bad_numbers(command, tmp_path):
 def without_permission(place: Path) -> dict[str, tuple[int, str, str]]:
     """Exit code, output and errors of each command, run by a user who may read and write nothing there."""
     calls = {command: called(command, place / ("t" if command.startswith(("top", "tail")) else "q")) for command in COMMANDS}
-    calls["dump"], calls["bench"] = ["dump", str(place / "q.1")], ["bench", str(place)]
+    calls["dump"], calls["bench"] = ["dump", str(place / "q.30001")], ["bench", str(place)]
     program = """
 import json, os, sys
-from typer.testing import CliRunner
-from qewqew_core.cli import app
+sys.path.insert(0, sys.argv[2])
+import qewqew_core.ofd  # portalocker, which is imported late
+from commands import CliRunner, app
 
 def run(arguments):
     result = CliRunner().invoke(app, arguments, input=b"", prog_name="qewqew")
@@ -187,7 +188,11 @@ if os.getuid() == 0:
 print(json.dumps({command: run(arguments) for command, arguments in calls.items()}))
 """
     done = subprocess.run(
-        [sys.executable, "-B", "-c", program, str(place)], input=json.dumps(calls), capture_output=True, text=True, timeout=120
+        [sys.executable, "-B", "-c", program, place, Path(__file__).parent],
+        input=json.dumps(calls),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, tuple[int, str, str, str]] = json.loads(done.stdout)
@@ -199,12 +204,12 @@ print(json.dumps({command: run(arguments) for command, arguments in calls.items(
 def test_without_permission():
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # which every user can reach
         place = Path(name)
-        place.chmod(0o755)
         with Queue(place / "q") as q, Topic(place / "t") as t, t.reader("r"):
             q.put(b"x")
             t.append(b"x")
         for path in place.iterdir():
             path.chmod(0)
+        place.chmod(0o555)  # also its owner makes no file there: only root would, who has become another
         try:
             for command, (code, output, errors) in without_permission(place).items():
                 assert code == 1, (command, code, output, errors)
@@ -212,6 +217,7 @@ def test_without_permission():
                 assert str(place) in errors + output, (command, errors)
                 assert "Traceback" not in errors
         finally:
+            place.chmod(0o700)
             (place / "t").chmod(0o700)
 
 
@@ -222,6 +228,7 @@ def test_without_permission():
 def test_the_completion_of_a_shell_can_be_shown_and_installed(shell, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(typer.testing, "_get_command", typer.main.get_command)  # it looks at the variable
     result = run("--show-completion", shell)
     check(result, 0)
     assert f"_QEWQEW_COMPLETE=complete_{shell}" in result.stdout

@@ -519,6 +519,7 @@ def test_a_full_disk_is_6(path):
         ["append", "PATH", "--whole", "x"],
         ["append", "PATH", "--batch-size", 0, "x"],
         ["append", "PATH", "--block-size", 0, "x"],
+        ["append", "PATH", "--log-bytes", 0, "x"],
         ["append", "PATH", "--dialect", "D", "x"],
         ["append", "PATH", "--key", "a/b", "x"],
         ["read", "PATH"],

@@ -8,12 +8,13 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import STORES
 
 from qewqew_core import (
     BadKey,
@@ -23,81 +24,10 @@ from qewqew_core import (
     BatchNotFound,
     CorruptQueue,
     Empty,
-    Queue,
     QueueClosed,
     QueueLocked,
     Topic,
-    inspect,
-    inspect_reader,
 )
-
-BATCHES = {"max_attempts": 3, "retention": timedelta(days=1)}
-
-
-class QueueStore:
-    """A queue, by the names that both have."""
-
-    def __init__(self, path: Path, size: int, sync: str) -> None:
-        self.queue = self.leasing = Queue(path, chunk_size=size, sync=sync, lock_timeout=0, **BATCHES)
-        for name in ("put", "put_many", "get", "get_many", "peek", "session", "stats", "close", "verify"):
-            setattr(self, name, getattr(self.queue, name))
-        self.inspect = lambda: inspect(path)
-
-
-class TopicStore:
-    """A topic as the queue for records of any size."""
-
-    def __init__(self, path: Path, size: int, sync: str) -> None:
-        self.topic = Topic(path, block_size=size, sync=sync, lock_timeout=0, delete_committed=True, **BATCHES)
-        self.reader = self.leasing = self.topic.reader("the one", redeliver_after=None)
-        self.put, self.put_many, self.verify = self.topic.append, self.topic.append_many, self.topic.verify
-        self.stats = self.reader.stats
-        self.inspect = lambda: inspect_reader(path, "the one")
-
-    def get(self, timeout: float | None = 0) -> bytes:
-        message = self.reader.read(timeout)
-        self.reader.commit(message)
-        return message.body
-
-    def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        messages = self.reader.read_many(max_records, max_bytes)
-        if messages:
-            self.reader.commit(*messages)
-        return [one.body for one in messages]
-
-    def peek(self, timeout: float | None = 0) -> bytes:
-        return self.reader.peek(timeout).body
-
-    def session(self) -> TopicStoreSession:
-        return TopicStoreSession(self)
-
-    def close(self) -> None:
-        self.reader.close()
-        self.topic.close()
-
-
-class TopicStoreSession:
-    def __init__(self, store: TopicStore) -> None:
-        self.session, self.reader = store.topic.session(), store.reader
-        self.put, self.put_many = self.session.append, self.session.append_many
-        self.commit, self.rollback, self.close = self.session.commit, self.session.rollback, self.session.close
-
-    def get(self, timeout: float | None = 0) -> bytes:
-        return self.session.read(self.reader, timeout).body
-
-    def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        return [one.body for one in self.session.read_many(self.reader, max_records, max_bytes)]
-
-    def __enter__(self) -> TopicStoreSession:
-        self.session.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.session.__exit__(*exception)
-
-
-STORES = {"queue": (QueueStore, (64, 1 << 14)), "topic": (TopicStore, (500, 1 << 20))}
-Make = Callable[..., Any]
 
 
 class Bench:
@@ -414,19 +344,15 @@ def test_a_lease_goes_on_behind_what_was_put_back_and_taken_by_a_session(bench, 
     assert list(store.leasing.lease("run 2")) == records(*range(5) if outcome == "rollback" else range(2, 5))
 
 
-def test_a_lease_whose_time_is_over_is_returned_by_anyone(bench, monkeypatch):
-    now = [1_700_000_000_000]
-    for module in ("state", "leasing", "reader", "reader_inspection", "queue", "inspection"):
-        if hasattr(sys.modules["qewqew_core." + module], "now_ms"):
-            monkeypatch.setattr(f"qewqew_core.{module}.now_ms", lambda: now[0])
+def test_a_lease_whose_time_is_over_is_returned_by_anyone(bench, clock):
     store = bench.open()
     store.put_many(records(0, 1))
     batch = store.leasing.lease("run 1", lease_timeout=10)
-    now[0] += 9_000
+    clock.advance(9)
     batch.extend()
-    now[0] += 9_000
+    clock.advance(9)
     assert store.leasing.return_expired() == []
-    now[0] += 1_000
+    clock.advance(1)
     store = bench.kill()
     assert [one.id for one in store.leasing.return_expired()] == [batch.id]
     again = store.leasing.lease("run 2")
@@ -481,7 +407,7 @@ DIES = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_contract import STORES
+from stores import STORES
 store = STORES[sys.argv[2]][0](Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
 store.put_many([b"a", b"b", b"c"])
 session = store.session()

@@ -1,285 +1,192 @@
-"""Stopped after any call of the file system, a queue opens again with exactly what was committed.
+"""Stopped after any call of the file system, a queue or a topic opens again with exactly what was committed.
 
-A workload runs once on a disk that writes down its calls. Then, for each number of calls, the disk is built as a kill
-or a power cut leaves it, and opened. The model is what the workload had been told when that call was made: every
-operation that had returned has happened, the one in flight has happened or not, and nothing else.
+Random work runs once on a disk that writes down its calls. Then, for each number of calls, the disk is built as a kill or a power
+cut leaves it, and opened. Every operation that had returned has happened, the one in flight has happened or not, and nothing
+else; a session's puts and takes together. Readers of a topic find the locks of those before them gone.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
-from disk import JournalDisk, image
+from disk import JournalDisk, NoSync, image
+from stride import Every, swept
+from views import view
+from work import TopicWork, Work
+from work import kind as kind  # a fixture
 
-import qewqew_core.journal
-import qewqew_core.queue
-import qewqew_core.session
-import qewqew_core.state
-import qewqew_core.writing
-from qewqew_core import Empty, Queue, Session
+import qewqew_core.topic_session
+from qewqew_core import CorruptQueue, Empty, Queue, Topic, topic_log
 
-View = tuple[list[bytes], dict[str, tuple[str, int, tuple[bytes, ...]]]]
-
-
-def view(q: Queue) -> View:
-    """Everything that a user can see of a queue: its records, and its batches with state, attempt and records."""
-    found = {one.id: (one.state, one.attempt, tuple(one)) for one in (*q.batches(), *q.dead())}
-    return list(q), found
+QUEUES = "queue, log carries", "queue, chunks carry"
+TOPICS = "topic, log carries", "topic, blocks carry"
 
 
-def committed(q: Queue) -> View:
-    """The same, but with what open sessions hold: after a crash it is there again."""
-    chunks = list(q._state.chain.values())
-    held = [one.busy for one in chunks]
-    for one in chunks:
-        one.busy = [(span.start, span.end) for span in one.gone]
-    try:
-        return view(q)
-    finally:
-        for one, busy in zip(chunks, held, strict=True):
-            one.busy = busy
-
-
-@dataclass
-class Workload:
-    """Runs operations, and remembers after how many calls each had returned, and what the queue was then."""
-
-    disk: JournalDisk
-    path: str
-    sync: str
-    chunk_size: int
-    steps: list[tuple[int, View]] = field(default_factory=list)
-    q: Queue | None = None
-    serial: int = 0
-    sessions: list[Session] = field(default_factory=list)
-
-    def open(self) -> None:
-        self.q = Queue(self.path, chunk_size=self.chunk_size, sync=self.sync, max_attempts=3, _files=self.disk)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        self.sessions.clear()
-        self.q.close()
-
-    def session(self, number: int) -> Session:
-        if len(self.sessions) < 3:
-            self.sessions.append(self.q.session())
-        return self.sessions[number % len(self.sessions)]
-
-    def do(self, operation: Callable[[Queue], object]) -> None:
-        operation(self.q)
-        calls = len(self.disk.calls)
-        seen = committed(self.q)
-        self.steps.append((calls, seen))
-
-    def records(self, count: int, size: int = 9) -> list[bytes]:
-        result = []
-        for _ in range(count):
-            self.serial += 1
-            result.append(b"%d:" % self.serial + b"x" * ((self.serial * 7) % size))
-        return result
-
-
-def script(work: Workload, luck: random.Random, length: int, first: View | None = ([], {})) -> None:
-    """A random sequence of all operations, with reopenings. ``first``: what is there before it."""
-    work.open()
-    if first is not None:
-        work.steps.append((0, first))
-    work.do(lambda q: None)
-    keys = work.serial
-    for _ in range(length):
-        # All that is random is drawn here, not in the operation: a test may repeat it.
-        pick, number, count = luck.random(), luck.randrange(1 << 16), luck.randrange(1, 25)
-        records = work.records(count)
-        if pick < 0.15:
-            work.do(lambda q, record=records[0]: q.put(record))
-        elif pick < 0.25:
-            work.do(lambda q, records=records, key=f"put{number % 50}": q.put_many(records, key=key))
-        elif pick < 0.35:
-            work.do(_get)
-        elif pick < 0.4:
-            work.do(lambda q, count=count: q.get_many(count))
-        elif pick < 0.68:
-            session = work.session(number)
-            work.do(lambda q, session=session, number=number, records=records: _in_session(session, number // 3, records))
-        elif pick < 0.8:
-            keys += 1
-            limits = [{}, {"max_records": count}, {"max_bytes": 3 * count, "lease_timeout": 1000}][number % 3]
-            work.do(lambda q, key=f"run{keys}", limits=limits: q.lease(key, **limits))
-        elif pick < 0.93:
-            end = ["ack", "nack", "nack", "put_back", "to_dead_letters", "drop", "return_to_queue", "extend"][count % 8]
-            work.do(lambda q, end=end, number=number: _end(q, end, number))
-        elif pick < 0.95:
-            work.do(lambda q: q.clear())
-        else:
-            work.close()
-            work.open()
-            work.do(lambda q: None)
-    work.close()
-
-
-def _get(q: Queue) -> None:
-    try:
-        q.get()
-    except Empty:
-        assert len(q) == 0
-
-
-def _end(q: Queue, end: str, number: int) -> None:
-    dead = end in ("drop", "return_to_queue")
-    candidates = q.dead() if dead else [one for one in q.batches() if one.state == "leased"]
-    if candidates:
-        getattr(candidates[number % len(candidates)], end)(*([500] if end == "extend" else []))
-
-
-def _in_session(session: Session, number: int, records: list[bytes]) -> None:
-    pick = number % 10
-    if pick < 3:
-        session.get_many(len(records))
-    elif pick < 5:
-        session.put_many(records)
-    elif pick < 8:
-        session.commit(key=f"put{number % 50}" if pick == 7 else None)
-    else:
-        session.rollback()
-
-
-@pytest.fixture(params=["log carries", "chunks carry"])
-def small_limits(request, monkeypatch):
-    """Limits so small that a short workload meets each of them."""
-    monkeypatch.setattr(qewqew_core.queue, "LOG_BYTES", 3000)
-    monkeypatch.setattr(qewqew_core.journal, "BYTES_AT_CLOSE", 1500)
-    monkeypatch.setattr(qewqew_core.queue, "PENDING_BYTES", 60)
-    monkeypatch.setattr(qewqew_core.session, "SPILL_BYTES", 100)
-    monkeypatch.setattr(qewqew_core.writing, "PIECE_BYTES", 40)
-    monkeypatch.setattr(qewqew_core.state, "PIECE_BYTES", 40)
-    limit = 10_000 if request.param == "log carries" else 30
-    monkeypatch.setattr(qewqew_core.queue, "INLINE_BYTES", {"commit": limit, "never": limit})
-
-
-def check(folder: Path, allowed: list[View], work: Workload, what: str) -> None:
-    path, disk = folder / "q", JournalDisk(str(folder))
-    with Queue(path, chunk_size=work.chunk_size, sync=work.sync, max_attempts=3, _files=disk) as q:  # type: ignore[arg-type]
-        seen = view(q)
-        assert seen in allowed, f"{what}: found {seen}, not one of {allowed}"
-        report = q.verify()
-        assert (report.problems, report.orphans) == ([], []), what
-        q.put(b"after")
-    with Queue(path, chunk_size=work.chunk_size, _files=disk) as q:
-        assert view(q) == ([*seen[0], b"after"], seen[1]), f"{what}: opened a second time"
-
-
-def allowed_at(work: Workload, calls: int) -> list[View]:
-    done = max(number for number, (when, _) in enumerate(work.steps) if when <= calls)
-    return [seen for _, seen in work.steps[done : done + 2]]
-
-
-def crash_everywhere(tmp_path: Path, seed: int, sync: str, power: bool, length: int, every: int = 1) -> int:
-    luck = random.Random(seed)
-    root = tmp_path / "work"
-    root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), sync, chunk_size=luck.choice([40, 64, 150, 400]))
-    script(work, luck, length)
+def crash_everywhere(tmp_path: Path, every: Every, kind: type[Work], seed: int, sync: str, power: bool) -> int:
+    root, folder = tmp_path / "work", tmp_path / "image"
+    work, crashes = kind.done(root, sync, seed), 0
     calls = work.disk.calls
-    crashes = 0
-    for stop in range(luck.randrange(every), len(calls) + 1, every):
-        for chance in range(3):
-            what = f"seed {seed}, sync {sync}, stopped after call {stop} of {len(calls)}, chance {chance}"
-            fate = random.Random(f"{seed}.{stop}.{chance}") if power else None
-            folder = tmp_path / "image"
-            folder.mkdir()
-            image(calls[:stop], str(root), folder, fate)
+    for stop in every(range(len(calls) + 1), quick=kind.stride[0], full=kind.stride[1]):
+        for chance in random.Random(f"{seed}.{stop}").sample(range(3), kind.chances):
+            what = f"seed {seed}, sync {sync}, {work.options}, stopped after call {stop} of {len(calls)}, chance {chance}"
+            image(calls[:stop], str(root), folder, random.Random(f"{seed}.{stop}.{chance}") if power else None)
             if chance == 2:
                 stop_recovery_too(folder, work, random.Random(f"{seed}.{stop}"), power)
-            check(folder, allowed_at(work, stop), work, what)
+            work.check(folder, work.allowed_at(stop), what)
             crashes += 1
             shutil.rmtree(folder)
     shutil.rmtree(root)
+    shutil.rmtree(tmp_path / "looking", ignore_errors=True)
     return crashes
 
 
-def stop_recovery_too(folder: Path, work: Workload, luck: random.Random, power: bool) -> None:
-    """Open the queue, and stop the opening itself after some call: recovery begins again from what that left."""
+def stop_recovery_too(folder: Path, work: Work, luck: random.Random, power: bool) -> None:
+    """Open it, and stop the opening itself after some call: recovery begins again from what that left."""
     disk = JournalDisk(str(folder))
-    Queue(folder / "q", chunk_size=work.chunk_size, max_attempts=3, _files=disk).close()
+    work.recover(folder, disk)
     copy = folder.with_name("copy")
     image(disk.calls[: luck.randrange(disk.begin, len(disk.calls) + 1)], str(folder), copy, luck if power else None)
     shutil.rmtree(folder)
     copy.rename(folder)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_kill_after_any_call_loses_and_repeats_nothing(tmp_path, small_limits, seed):
-    assert crash_everywhere(tmp_path, seed, "never" if seed % 2 else "commit", power=False, length=40, every=3) > 100
+@pytest.mark.req("S1", "T3", "ZD12")
+@pytest.mark.parametrize("seed", swept(range(6), quick=3))
+def test_a_kill_after_any_call_loses_and_repeats_nothing(tmp_path, kind, every, seed):
+    assert crash_everywhere(tmp_path, every, kind, seed, "never" if seed % 2 else "commit", power=False) > 10
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_power_cut_after_any_call_loses_and_repeats_nothing(tmp_path, small_limits, seed):
-    assert crash_everywhere(tmp_path, 100 + seed, "commit", power=True, length=40, every=3) > 100
+@pytest.mark.req("S1", "S4", "ZD3")
+@pytest.mark.parametrize("seed", swept(range(6), quick=3))
+def test_a_power_cut_after_any_call_loses_and_repeats_nothing(tmp_path, kind, every, seed):
+    assert crash_everywhere(tmp_path, every, kind, 100 + seed, "commit", power=True) > 10
 
 
-@pytest.mark.soak
-def test_a_million_crashes_lose_and_repeat_nothing(tmp_path, small_limits):
-    crashes, seed = 0, 1000
-    while crashes < 500_000:  # and as many with the other limits
-        crashes += crash_everywhere(tmp_path, seed, "commit", power=seed % 4 != 0, length=40)
-        seed += 1
-
-
-def test_a_power_cut_while_a_killed_queue_recovers_loses_nothing(tmp_path, small_limits):
+def test_a_power_cut_while_what_was_killed_recovers_loses_nothing(tmp_path, kind, every):
     """After a kill the newest commits may be in the page cache only; recovery must not let files run ahead of the log."""
-    root = tmp_path / "work"
-    root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), "commit", chunk_size=64)
-    script(work, random.Random(11), 40)
-    calls, checked = work.disk.calls, 0
-    for stop in range(5, len(calls), 7):
-        folder = tmp_path / "image"
+    root, folder, cut = tmp_path / "work", tmp_path / "image", tmp_path / "cut"
+    work, checked = kind.done(root, "commit", 11), 0
+    calls = work.disk.calls
+    for stop in every(range(5, len(calls)), quick=14, full=7):
         image(calls[:stop], str(root), folder, None)
         disk = JournalDisk(str(folder), follows=(calls[:stop], str(root)))
-        Queue(folder / "q", chunk_size=64, max_attempts=3, _files=disk).close()
+        work.recover(folder, disk)
         for chance in range(4):
             luck = random.Random(f"{stop}.{chance}")
-            cut = tmp_path / "cut"
             image(disk.calls[: luck.randrange(stop, len(disk.calls) + 1)], str(folder), cut, luck)
-            check(cut, allowed_at(work, stop), work, f"killed after call {stop}, recovery cut off, chance {chance}")
+            work.check(cut, work.allowed_at(stop), f"killed after call {stop}, recovery cut off, chance {chance}")
             shutil.rmtree(cut)
             checked += 1
         shutil.rmtree(folder)
-    assert checked > 100
+    assert checked > 10
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_power_cut_after_a_killed_queue_went_on_loses_nothing(tmp_path, small_limits, seed):
+def test_a_power_cut_after_what_was_killed_went_on_loses_nothing(tmp_path, kind, every, seed):
     """What the killed process had not synced, the next one must not take for durable."""
-    root = tmp_path / "work"
-    root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), ["commit", "never"][seed], chunk_size=64)
-    script(work, random.Random(50 + seed), 40)
-    calls, checked = work.disk.calls, 0
-    for stop in range(5 + seed, len(calls), 11):
-        folder = tmp_path / "image"
+    assert go_on_and_cut(tmp_path, every, kind, 50 + seed, ["commit", "never"][seed]) > 10
+
+
+def go_on_and_cut(tmp_path: Path, every: Every, kind: type[Work], seed: int, sync: str) -> int:
+    root, folder, cut = tmp_path / "work", tmp_path / "image", tmp_path / "cut"
+    work, checked = kind.done(root, sync, seed), 0
+    calls = work.disk.calls
+    for stop in every(range(5, len(calls)), quick=33, full=11):
         image(calls[:stop], str(root), folder, None)
-        disk = JournalDisk(str(folder), follows=(calls[:stop], str(root)))
-        after = Workload(disk, str(folder / "q"), "commit", chunk_size=64, serial=10_000)
-        script(after, random.Random(stop), 6, first=None)
-        for chance in range(6):
-            luck = random.Random(f"{stop}.{chance}")
-            cut, end = tmp_path / "cut", luck.randrange(after.steps[0][0], len(disk.calls) + 1)
-            image(disk.calls[:end], str(folder), cut, luck)
-            check(cut, allowed_at(after, end), after, f"killed after call {stop}, cut after call {end}, chance {chance}")
+        after = kind(JournalDisk(str(folder), follows=(calls[:stop], str(root))), "commit", work.options, serial=10_000)
+        after.script(random.Random(stop), 6, goes_on=True)
+        for chance in range(3 + kind.chances):
+            luck = random.Random(f"{seed}.{stop}.{chance}")
+            end = luck.randrange(after.steps[0][0], len(after.disk.calls) + 1)
+            image(after.disk.calls[:end], str(folder), cut, luck)
+            after.check(cut, after.allowed_at(end), f"seed {seed}, killed after call {stop}, cut after {end}, chance {chance}")
             shutil.rmtree(cut)
             checked += 1
         shutil.rmtree(folder)
-    assert checked > 100
+    shutil.rmtree(root)
+    return checked
 
 
+@pytest.mark.soak
+def test_a_million_crashes_lose_and_repeat_nothing(tmp_path, kind, every):
+    crashes, seed = 0, 1000
+    while crashes < (50_000 if issubclass(kind, TopicWork) else 500_000):  # and as many with the other limits
+        if issubclass(kind, TopicWork) and seed % 6 == 5:
+            crashes += cut_without_fsyncs(tmp_path, every, seed)
+        elif seed % 6 == 4:
+            crashes += go_on_and_cut(tmp_path, every, kind, seed, ["commit", "never"][seed // 6 % 2])
+        else:
+            crashes += crash_everywhere(tmp_path, every, kind, seed, "never" if seed % 6 == 0 else "commit", power=seed % 6 > 1)
+        seed += 1
+
+
+# Topics without fsyncs
+
+
+def check_prefix(folder: Path, work: Work, stop: int, what: str) -> None:
+    """After a power cut: what is there was stored so, up to the end of some commit; nothing that was not committed is skipped."""
+    done = max(number for number, (when, _) in enumerate(work.steps) if when <= stop)
+    durable = max((number for number in work.closed if number <= done), default=0)
+    past = [seen for _, seen in work.steps[: done + 2]]
+    stored = {number: one for seen in past for number, one in seen.messages.items()}
+    with work.opened(folder, NoSync()) as topic:
+        work.settle(topic)
+        seen = view(topic)
+        assert seen.next in {one.next for one in past}, what
+        assert seen.next >= past[durable].next, f"{what}: what was there when the topic was closed is gone"
+        assert seen.messages == {number: stored[number] for number in range(seen.first, seen.next)}, what
+        assert topic.verify().problems == [], f"{what}: {topic.verify().problems}"
+        for name, one in seen.readers.items():
+            always = {
+                number
+                for number in seen.messages
+                if all(number in then.readers[name].pending for then in past if name in then.readers and number < then.next)
+            }
+            if any(name not in then.readers for then in past):
+                always = set()  # it may have been made at the end of the topic
+            assert one.pending >= always, f"{what}: reader {name} passes over {always - one.pending}"
+            assert one.pending <= seen.messages.keys()
+        assert topic.append(b"new") == seen.next
+        for name, one in seen.readers.items():
+            with topic.reader(name) as reader:
+                reader.set_filter(None)
+                found = [message.number for message in reader]
+                assert sorted(found) == sorted({*one.pending, seen.next} | ({*found} if one.filter else set())), what
+
+
+@pytest.mark.parametrize("kind", TOPICS, indirect=True)
+@pytest.mark.parametrize("seed", range(2))
+def test_without_fsyncs_a_power_cut_leaves_a_prefix(tmp_path, kind, every, seed):
+    assert cut_without_fsyncs(tmp_path, every, 200 + seed) > 5
+
+
+def cut_without_fsyncs(tmp_path: Path, every: Every, seed: int) -> int:
+    root, folder, checked = tmp_path / "work", tmp_path / "image", 0
+    work = TopicWork.done(root, "never", seed)
+    calls = work.disk.calls
+    for stop in every(range(len(calls) + 1), quick=15, full=3):
+        image(calls[:stop], str(root), folder, random.Random(f"{seed}.{stop}"))
+        what = f"seed {seed}, {work.options}, cut after call {stop} of {len(calls)}"
+        try:
+            check_prefix(folder, work, stop, what)
+        except CorruptQueue as error:
+            raise AssertionError(what) from error
+        shutil.rmtree(folder)
+        checked += 1
+    shutil.rmtree(root)
+    return checked
+
+
+# Queues: where what was not synced hides
+
+
+@pytest.mark.parametrize("kind", QUEUES, indirect=True)
 @pytest.mark.parametrize("end", ["killed", "closed", "cut back"])
-def test_what_a_session_spilled_without_syncing_is_durable_once_something_builds_on_it(tmp_path, small_limits, end):
+def test_what_a_session_spilled_without_syncing_is_durable_once_something_builds_on_it(tmp_path, kind, end):
     """Its chunk files were moved into the queue from another directory, and neither directory was synced then."""
     root, killed = tmp_path / "0", tmp_path / "1"
     root.mkdir()
@@ -304,13 +211,13 @@ def test_what_a_session_spilled_without_syncing_is_durable_once_something_builds
         calls = disk.calls
     for chance in range(50):
         image(calls, str(root), tmp_path / "image", random.Random(chance))
-        with Queue(tmp_path / "image" / "q") as q:
+        with Queue(tmp_path / "image" / "q", _files=NoSync()) as q:
             assert list(q) == expected
         shutil.rmtree(tmp_path / "image")
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_close_that_is_stopped_while_it_copies_a_chunk_leaves_no_orphan(tmp_path, power):
+def test_a_close_that_is_stopped_while_it_copies_a_chunk_leaves_no_orphan(tmp_path, every, power):
     """The half copied file would be offered as records that were lost, though all are still in the queue."""
     root = tmp_path / "work"
     root.mkdir()
@@ -324,10 +231,10 @@ def test_a_close_that_is_stopped_while_it_copies_a_chunk_leaves_no_orphan(tmp_pa
     begin, expected = len(disk.calls), [b"%d" % number * 20 for number in (0, 1, *range(8, 20))]
     q.close()
     assert any(call.kind == "link" for call in disk.calls[begin:])
-    for stop in range(begin, len(disk.calls) + 1):
+    for stop in every(range(begin, len(disk.calls) + 1), quick=4):
         for chance in range(20 if power else 1):
             image(disk.calls[:stop], str(root), tmp_path / "image", random.Random(f"{stop}.{chance}") if power else None)
-            with Queue(tmp_path / "image" / "q") as opened:
+            with Queue(tmp_path / "image" / "q", _files=NoSync()) as opened:
                 assert list(opened) == expected
                 assert (opened.recover(), opened.verify().orphans) == ([], []), f"stopped after call {stop}, chance {chance}"
             shutil.rmtree(tmp_path / "image")
@@ -345,7 +252,7 @@ def test_what_is_put_into_a_chunk_that_was_emptied_is_durable_after_close(tmp_pa
         q.put(b"new")
     for chance in range(50):
         image(disk.calls, str(root), tmp_path / "image", random.Random(chance))
-        with Queue(tmp_path / "image" / "q") as q:
+        with Queue(tmp_path / "image" / "q", _files=NoSync()) as q:
             assert list(q) == [b"new"]
         shutil.rmtree(tmp_path / "image")
 
@@ -355,4 +262,91 @@ def test_a_lease_whose_copy_empties_its_chunk_leaves_no_file_behind(tmp_path):
         q.put_many([b"a" * 28, b"b" * 28])
     with Queue(tmp_path / "q", chunk_size=40) as q:
         assert list(q.lease("run", max_bytes=1)) == [b"a" * 28]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "q.2", "q.batches", "q.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "q.30002", "q.batches", "q.log", "q.stamp"]
+
+
+# Several processes at a topic: here they are several objects, which share no memory but by the files
+
+
+def test_half_a_frame_of_a_killed_process_is_cut_off_by_one_that_has_the_reader_open(tmp_path):
+    """It must not stay between the frames: whoever opens the reader next would end there, and forget what came behind it."""
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        topic.append_many([b"%d" % number for number in range(6)])
+        with topic.reader("r") as one, topic.reader("r") as other:
+            taken = one.read_many(2)
+            log = tmp_path / "t" / "state" / "r.log"
+            frame = log.read_bytes()[-60:]
+            with log.open("ab") as file:
+                file.write(frame[:40])
+            assert other.read().body == b"2"
+            one.commit(*taken)
+            assert [message.body for message in other.read_many(10)] == [b"3", b"4", b"5"]
+            other.commit()
+        with topic.reader("r") as again, pytest.raises(Empty):
+            again.read()
+
+
+@pytest.mark.parametrize("kind", TOPICS, indirect=True)
+def test_processes_that_cut_the_log_of_their_reader_back_in_turn_give_each_message_once(tmp_path, kind):
+    topics = [Topic(tmp_path / "t", _files=NoSync()) for _ in range(3)]
+    topics[0].append_many([b"%d" % number for number in range(300)])
+    readers = [topic.reader("r") for topic in topics]
+    inodes, found = set(), []
+    while len(found) < 300:
+        reader = readers[len(found) % 3]
+        messages = reader.read_many(2)
+        found += [message.number for message in messages]
+        reader.commit(*messages)
+        inodes.add((tmp_path / "t" / "state" / "r.log").stat().st_ino)
+    assert found == list(range(300))
+    assert len(inodes) > 1
+    for reader in readers:
+        with pytest.raises(Empty):
+            reader.read()
+        reader.close()
+    for topic in topics:
+        topic.close()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_log_is_clean(tmp_path, committed):
+    """Before, only a log that said that it had crashed was asked: what the session had read came never again, or twice."""
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        topic.append_many([b"read", b"left"])
+    with Topic(tmp_path / "t", _files=NoSync()) as topic:
+        reader = topic.reader("r")
+        message = reader.read()
+        writer = topic._write()
+        reader._prepare("0" * 32, [message])
+        if committed:
+            writer._rotate_at = 0  # a new log is begun by this very commit
+            with writer._exclusive():
+                position = writer._append([], 0, topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+            writer.durable(position)
+        shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
+        reader._leave_open("0" * 32)
+        reader.close()
+    with Topic(tmp_path / "killed" / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
+        assert [one.body for one in reader.read_many(5)] == ([] if committed else [b"read"]) + [b"left"]
+
+
+def test_what_a_session_read_comes_again_if_a_power_cut_took_what_it_appended(tmp_path, monkeypatch):
+    """With "never" the commit may be on disk and its messages not: then it has not happened, for its readers neither."""
+    options: dict[str, Any] = {"sync": "never", "_files": NoSync()}
+    with Topic(tmp_path / "t", **options) as topic:
+        topic.append(b"read")
+    note = qewqew_core.topic_session._note
+
+    def note_later(reader, session):
+        shutil.copytree(tmp_path / "t", tmp_path / "cut" / "t")
+        return note(reader, session)
+
+    monkeypatch.setattr(qewqew_core.topic_session, "_note", note_later)
+    with Topic(tmp_path / "t", **options) as topic, topic.reader("r") as reader, topic.session() as session:
+        session.read(reader)
+        session.append(b"x" * 5000)  # too large for the log to carry it
+    (block,) = (tmp_path / "cut" / "t" / "data").glob("*.zbus")
+    block.write_bytes(block.read_bytes()[:-5000] + bytes(5000))
+    with Topic(tmp_path / "cut" / "t", **options) as topic, topic.reader("r") as reader:
+        assert [one.body for one in topic] == [b"read"]
+        assert [one.body for one in reader.read_many(5)] == [b"read"]

@@ -1,24 +1,45 @@
-"""Each call of the file system fails once, for every call in turn: a named error, and nothing acknowledged is lost."""
+"""Each call of the file system fails once, or from then on, for every call in turn: on a queue, sessions on one, and a topic.
+
+A named error, nothing acknowledged is lost, nothing is half done; what met a full disk works on when there is room again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import random
 import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any, ClassVar, NoReturn
 
 import pytest
-from disk import JournalDisk
-from test_crash import View, Workload, check, script, small_limits  # noqa: F401 - a fixture
+from disk import JournalDisk, NoSync
+from plain import crashed, is_plain, numbers
+from stride import LEVEL
+from views import View
+from work import Action, Drawn, QueueWork, SessionWork, TopicSessionWork, TopicWork, Work
+from work import kind as kind  # a fixture
 
-from qewqew_core import DiskFull, QewQewError, Queue, QueueBroken
+from qewqew_core import BadPath, DiskFull, QewQewError, Queue, QueueBroken, QueueClosed
 
 NEVER = 1 << 60
 LENGTH = 40
-CHANGES = ("open", "write", "allocate", "truncate", "sync", "sync_directory", "rename", "unlink", "make_directory")
+CHANGES = (
+    "open",
+    "write",
+    "allocate",
+    "truncate",
+    "sync",
+    "sync_directory",
+    "link",
+    "rename",
+    "unlink",
+    "make_directory",
+    "remove_directory",
+)
 
 
 class FailingDisk(JournalDisk):
@@ -49,79 +70,200 @@ for _name in CHANGES:
 
 
 class Stopped(Exception):
-    """The workload met an error after which the queue object refuses to go on."""
+    """The work met an error after which its objects refuse to go on."""
 
 
-class FailingWorkload(Workload):
-    """Goes on after a full disk, as a user would, and stops at any other error. `done` counts what has returned."""
+class Failing(Work):
+    """Goes on after a full disk, as a user would, and stops at any other error."""
 
-    done = 0
+    disk: FailingDisk
+    again: ClassVar[tuple[type[QewQewError], ...]] = (DiskFull,)  # then it works when there is room, without being opened anew
+    refused = 0  # objects that refused to go on
+    stride = 36, 3
 
     def open(self) -> None:
-        self._or_stop(super().open)
-
-    def close(self) -> None:
-        self._or_stop(super().close)
-
-    def _or_stop(self, call) -> None:
         try:
-            call()
+            super().open()
+        except DiskFull:
+            self.disk.left = NEVER
+            super().open()
         except QewQewError:
             self.disk.left = NEVER
             raise Stopped from None
 
-    def do(self, operation) -> None:
+    def close(self) -> None:
         try:
-            operation(self.q)
+            super().close()
         except DiskFull:
-            self.disk.left = NEVER  # there is room again: it works without opening the queue anew
-            operation(self.q)
-        except QueueBroken:
             self.disk.left = NEVER
-            with pytest.raises(QueueBroken):
-                self.q.put(b"refused")
-            self.q.close()
-            raise Stopped from None
-        self.done += 1
+            super().close()
+        except QewQewError:
+            self.stop()
+
+    def do(self, action: Action) -> None:
+        try:
+            action()
+        except self.again:
+            self.disk.left = NEVER
+            action()
+        except QueueBroken:
+            self.stop()
+        self.note()
+
+    def stop(self) -> NoReturn:
+        """What is broken refuses all calls, and lets go of everything."""
+        self.disk.left = NEVER
+        for one, call in self.refusing():
+            if isinstance(one._refusal, QueueBroken):
+                self.refused += 1
+                with pytest.raises(QueueBroken):
+                    call()
+        self.let_go()
+        raise Stopped
+
+    def refusing(self) -> list[tuple[Any, Action]]:
+        return [(self.store, lambda: self.store.put(b"refused"))]
+
+    def let_go(self) -> None:
+        self.store.close()
+
+
+class FailingQueue(Failing, QueueWork):
+    pass
+
+
+class FailingSessions(Failing, SessionWork):
+    pass
+
+
+class FailingTopic(Failing, TopicWork):
+    again = DiskFull, BadPath  # BadPath: the first append opens files
+    stride = 60, 5
+
+    def session_put(self, drawn: Drawn) -> None:
+        try:
+            super().session_put(drawn)
+        except OSError as error:  # the session's own file: but for a full disk, what the system says is raised as it is
+            if isinstance(error, QewQewError):
+                raise
+            self.stop()
+
+    def refusing(self) -> list[tuple[Any, Action]]:
+        calls: list[tuple[Any, Action]] = [(reader, reader.position) for reader in self.readers]
+        writer = self.store._writer
+        return calls if writer is None else [*calls, (writer, lambda: self.store.append(b"refused"))]
+
+    def let_go(self) -> None:
+        for session in self.sessions:
+            with contextlib.suppress(QueueBroken, QueueClosed):
+                session.close()
+        for reader in self.readers:
+            reader.close()
+        self.store.close()
+
+
+class FailingTopicSessions(FailingTopic, TopicSessionWork):
+    pass
+
+
+FAILING: dict[type[Work], type[Failing]] = {
+    QueueWork: FailingQueue,
+    SessionWork: FailingSessions,
+    TopicWork: FailingTopic,
+    TopicSessionWork: FailingTopicSessions,
+}
 
 
 def run_with_failure(
-    tmp_path: Path, seed: int, steps: list[View], number: int, error: int, short: bool, for_ever: bool
-) -> str | None:
-    root = tmp_path / "work"
+    tmp_path: Path, kind: type[Work], seed: int, good: list[View], number: int, error: int, short: bool, for_ever: bool
+) -> tuple[str | None, int]:
+    root, luck = tmp_path / "work", random.Random(seed)
     root.mkdir()
     disk = FailingDisk(str(root), number, error, short, for_ever)
-    work = FailingWorkload(disk, str(root / "q"), "commit", chunk_size=64)
-    with contextlib.suppress(Stopped):
-        script(work, random.Random(seed), LENGTH)
-    what = f"seed {seed}: {disk.failed}, change number {number}, failed with {errno.errorcode[error]}"
-    check(root, steps[work.done : work.done + 2], work, what)  # what was in flight has happened, or not
+    work = FAILING[kind](disk, "commit", kind.options_of(luck), known=None if issubclass(kind, TopicWork) else good)
+    try:
+        work.script(luck, LENGTH)
+        stopped = False
+    except Stopped:
+        stopped = True
+    before = work.steps[-1][1] if work.steps else work.empty
+    allowed = (
+        [before, good[min(max(1, len(work.steps)), len(good) - 1)]] if stopped else [before]
+    )  # what was in flight has happened, or not
+    work.check(root, allowed, f"seed {seed}: {disk.failed}, change number {number}, failed with {errno.errorcode[error]}")
     shutil.rmtree(root)
-    return disk.failed
+    return disk.failed, work.refused
 
 
 @pytest.fixture(params=[1, 2])
-def good_run(request, tmp_path, small_limits) -> tuple[int, list[View]]:  # noqa: F811
-    """What the queue is after each operation of the same script, on a disk that never fails."""
-    root = tmp_path / "good"
-    root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), "commit", chunk_size=64)
-    script(work, random.Random(request.param), LENGTH)
+def good_run(request, tmp_path, kind) -> tuple[int, list[View]]:
+    """What there is after each operation of the same script, on a disk that never fails."""
+    work = kind.begun(tmp_path / "good", "commit", luck := random.Random(request.param))
+    work.script(luck, LENGTH)
     return request.param, [seen for _, seen in work.steps]
 
 
+@pytest.mark.req("S9", "ZD14")
 @pytest.mark.parametrize(
-    ("error", "short", "for_ever"),
-    [(errno.EIO, False, False), (errno.EIO, True, True), (errno.ENOSPC, False, False), (errno.ENOSPC, True, True)],
+    ("error", "short", "for_ever", "first"),  # beginning at different calls, a quick run has more of them
+    [(errno.EIO, False, False, 1), (errno.EIO, True, True, 12), (errno.ENOSPC, False, False, 20), (errno.ENOSPC, True, True, 28)],
     ids=["EIO once", "EIO from then on, short writes", "full disk once", "full disk until there is room, short writes"],
 )
-def test_any_call_may_fail(tmp_path, good_run, error, short, for_ever):
-    number, kinds = 1, set()
-    while failed := run_with_failure(tmp_path, *good_run, number, error, short, for_ever):
+def test_any_call_may_fail(tmp_path, kind, good_run, every, error, short, for_ever, first):
+    logging.getLogger("qewqew_core").setLevel(logging.ERROR)
+    kinds, refusals, (quick, full) = set(), 0, FAILING[kind].stride
+    for number in every(range(first, 10_000), quick=quick, full=full):
+        failed, refused = run_with_failure(tmp_path, kind, *good_run, number, error, short, for_ever)
+        if not failed:
+            break
         kinds.add(failed)
-        number += 3
+        refusals += refused > 0
     assert number > 60
-    assert {"open", "write", "sync", "sync_directory"} <= kinds
+    assert kinds <= {*CHANGES}
+    assert kinds
+    if LEVEL not in ("quick", "rest"):
+        assert kinds >= {"open", "write", "sync", "sync_directory", "rename"}
+        assert kind is not SessionWork or "allocate" in kinds
+        assert error != errno.EIO or refusals > 10
+
+
+@pytest.mark.req("S9", "T25")
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_commit_of_a_session_on_a_full_disk_leaves_nothing_half_done_and_can_be_made_again_or_rolled_back(tmp_path, call):
+    """As often as it is tried, whichever call fails first. On a broken disk opening the queue again decides: all or nothing."""
+    disk = FailingDisk(str(tmp_path), NEVER, errno.ENOSPC, short=False, for_ever=True)
+    with Queue(tmp_path / "q", chunk_size=64, _files=disk) as q:
+        q.put_many(numbers(0, 9))
+        session = q.session()
+        for again in (False, True):
+            session.put_many(numbers(100, 200))
+            assert session.get_many(2) == numbers(0, 2)
+            for _ in range(3):
+                disk.left = call
+                with pytest.raises(DiskFull, match="Nothing was stored"):
+                    session.commit()
+                disk.left = NEVER
+                with Queue(crashed(tmp_path), _files=NoSync()) as dead:
+                    assert list(dead) == numbers(0, 9)
+            assert q.peek() == b"2"
+            if again:
+                assert session.commit() == 100
+            else:
+                disk.left = 1
+                session.rollback()
+                disk.left = NEVER
+                assert list(q) == numbers(0, 9)
+        left = [*numbers(2, 9), *numbers(100, 200)]
+        session.get()
+        session.put(b"new")
+        disk.left, disk.error = min(call, 2), errno.EIO
+        with pytest.raises(QueueBroken, match="open the queue again"):
+            session.commit()
+        disk.left = NEVER
+    with Queue(tmp_path / "q", _files=NoSync()) as q:
+        found = list(q)
+    assert found in (left, [*left[1:], b"new"])
+    is_plain(tmp_path / "q", found)
 
 
 def test_a_failed_fsync_is_not_tried_again(tmp_path):

@@ -73,7 +73,7 @@ def check_head_of_any_number(data: bytes, start: int, at: int, *_: object) -> tu
 
 MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
-    "chain": ("qewqew_core.recovery.check_reference", lambda chunk_id, path, offset: None),
+    "chain": ("qewqew_core.found.check_reference", lambda chunk_id, path, offset: None),
     "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
     "manifest": ("qewqew_core.manifest.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
     "topic_log": ("qewqew_core.topic_log.Block.append", append_without_checksum),

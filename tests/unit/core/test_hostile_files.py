@@ -188,7 +188,7 @@ def within_little_memory(use: str, path: Path) -> str:
     done = subprocess.run(
         [sys.executable, __file__, use, path],
         # Arrow's own allocator gives memory back when some time has passed.
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}", "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests:{HERE}", "ARROW_DEFAULT_MEMORY_POOL": "system"},
         preexec_fn=limit,
         capture_output=True,
         text=True,

@@ -9,14 +9,16 @@ be told from valid data (E1, F2: REQ-34) they are delivered, and that is what th
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from test_golden import plain_read
+from disk import JournalDisk, image
+from plain import plain_read
 
-from qewqew_core import CorruptQueue, Queue, inspect
+from qewqew_core import CorruptQueue, Queue, inspect, repair
 from qewqew_core.chunk import POINTERS
 
 FIRST = bytes.fromhex("aaaaaa")  # the record in flight
@@ -40,6 +42,8 @@ class Left:
     delivers: list[bytes]
     size: int = 22
     orphans: dict[int, bytes] = field(default_factory=dict)  # must stay as they are, and never be delivered
+    wrong: tuple[str, int] = ("", -1)  # the file and the offset that an error names
+    closing_makes: set[int] = field(default_factory=set)  # a last chunk, after which there is a free id
 
     def build(self, folder: Path) -> Path:
         folder.mkdir()
@@ -52,6 +56,7 @@ class Left:
 
 H0, H1, H2 = b"\0\0", b"\0\1", b"\0\2"
 C = chunk
+W = b"\xff\xfe"  # 65534: the next id is 1
 STALE = {1: C(22, 10, 20, 2, ONE, TWO), 2: C(22, 10, 15, 0, THREE)}
 FULL = C(22, 10, 20, 2, ONE, TWO)
 CLEARED = {1: C(22, 15, 20, 2, ONE, TWO), 2: C(22, 10, 20, 3, THREE, FOUR), 3: C(22, 10, 15, 0, FIVE)}
@@ -98,13 +103,16 @@ CRASHES = [
     Left("X1, step 4: chunk unlinked, header not (REQ-25)", H1, {}, []),
     Left("close, step 5: nothing left", None, {}, []),
     Left("C1: no header, but chunks with records (REQ-33)", None, {}, [], orphans=CLEARED),
+    Left("W1: ids wrapped", W, {65534: C(22, 10, 20, 1, ONE, TWO), 1: C(22, 10, 15, 0, THREE)}, [ONE, TWO, THREE]),
     Left(
-        "W1: a header in the middle of the ids wrapped",
-        b"\xff\xfe",
-        {65534: C(22, 10, 20, 1, ONE, TWO), 1: C(22, 10, 15, 0, THREE)},
+        "W2: ids wrapped, and the next one is that of the first chunk (DEF-12)",
+        H2,
+        {2: C(15, 10, 15, 65534, ONE), 65534: C(15, 10, 15, 1, TWO), 1: C(15, 10, 15, 0, THREE)},
         [ONE, TWO, THREE],
+        15,
+        closing_makes={3},
     ),
-    Left("D1 at the wrap: the successor of 65534 is 1", b"\xff\xfe", {1: C(22, 10, 15, 0, THREE)}, [THREE]),
+    Left("D1 at the wrap: the successor of 65534 is 1", W, {1: C(22, 10, 15, 0, THREE)}, [THREE]),
 ]
 
 SAFE = [
@@ -122,6 +130,7 @@ SAFE = [
     Left("S4: read to the end without reset", H1, {1: C(64, 20, 20, 0, ONE, TWO)}, [], 64),
     Left("S4': the same in a full chunk (REQ-20)", H1, {1: C(20, 20, 20, 0, ONE, TWO)}, [], 20),
     Left("S4'': an empty chunk with a next (REQ-28)", H1, {1: C(22, 20, 20, 2, ONE, TWO), 2: C(22, 10, 15, 0, THREE)}, [THREE]),
+    Left("an empty chunk with a next that begins anew", H1, {1: C(22, 10, 10, 2, ONE, TWO), 2: C(22, 10, 15, 0, THREE)}, [THREE]),
     Left("S4x: head past the tail (REQ-29)", H1, {1: C(64, 20, 10, 0, ONE, TWO)}, [], 64),
     Left("S5: header 0, chunks not yet unlinked", H0, {}, [], orphans={2: CLEARED[2], 3: CLEARED[3]}),
     Left("S6: header 0, chunks gone", H0, {}, []),
@@ -140,32 +149,45 @@ DAMAGED_BUT_CLEAR = [
     Left("header -> missing file 7", b"\0\7", {}, []),
     Left("header of 0 bytes (REQ-32)", b"", {}, []),
     Left("header of 3 bytes: the first two count (REQ-32)", b"\0\1x", {1: C(22, 10, 15, 0, ONE)}, [ONE]),
+    Left("the first chunk file is empty (REQ-27)", H1, {1: b""}, []),
     Left("chunk file of 5 bytes (REQ-27)", H1, {1: b"\0\0\0\n\0"}, []),
+    Left("the first chunk file has 9 bytes", H1, {1: bytes(9)}, []),
     Left("chunk file of 9 bytes in the middle of nowhere", H1, {1: FULL, 2: bytes(9)}, [ONE, TWO]),
     Left("file shorter than the chunk size (REQ-35)", H1, {1: C(64, 10, 20, 0, ONE, TWO)[:20]}, [ONE, TWO], 64),
     Left("file larger than the chunk size (REQ-3, DEF-15)", H1, {1: C(40, 10, 20, 0, ONE, TWO)}, [ONE, TWO], 18),
+    Left(
+        "files of two lengths (REQ-3)",
+        H1,
+        {1: C(40, 10, 30, 2, ONE, TWO, THREE, FOUR), 2: C(22, 10, 15, 0, FIVE)},
+        [ONE, TWO, THREE, FOUR, FIVE],
+        18,
+    ),
     Left("empty records", H1, {1: C(22, 10, 16, 0, b"", b"", b"")}, [b"", b"", b""]),
-    Left("an uninitialised chunk with a next (REQ-27)", H1, {1: C(22, 0, 0, 2), 2: C(22, 10, 15, 0, THREE)}, [THREE]),
+    Left("an uninitialised chunk with a next (REQ-27)", H1, {1: C(22, 0, 0, 2, FIVE), 2: C(22, 10, 15, 0, THREE)}, [THREE]),
+    Left("the same with a head", H1, {1: C(22, 10, 0, 2, FIVE), 2: C(22, 10, 15, 0, THREE)}, [THREE]),
 ]
 
 DAMAGED = [
-    Left("record length runs past the tail (REQ-30)", H1, {1: C(40, 10, 18, 0, ONE, TWO)}, []),
-    Left("record length runs past the file", H1, {1: POINTERS.pack(10, 40, 0) + b"\0\3\1\1\1\xff\xff".ljust(30, b"\0")}, []),
-    Left("the length of the last record is cut", H1, {1: C(40, 10, 16, 0, ONE, TWO)}, []),
-    Left("head = -5", H1, {1: C(40, -5, 20, 0, ONE, TWO)}, []),
-    Left("tail = -5", H1, {1: C(40, 10, -5, 0, ONE, TWO)}, []),
-    Left("tail past the file", H1, {1: C(40, 10, 41, 0, ONE, TWO)}, []),
-    Left("head 4 inside the chunk header", H1, {1: C(40, 4, 20, 0, ONE, TWO)}, []),
-    Left("head 12 in the middle of a record", H1, {1: C(40, 12, 20, 0, ONE, TWO)}, []),
-    Left("head past the file", H1, {1: C(40, 50, 50, 0, ONE, TWO)}, []),
-    Left("header = 65535 (REQ-31)", b"\xff\xff", {1: C(40, 10, 20, 0, ONE, TWO)}, []),
-    Left("next = 65535 (REQ-31)", H1, {1: C(40, 10, 20, 65535, ONE, TWO)}, []),
-    Left("next = own id (REQ-31)", H1, {1: C(40, 10, 20, 1, ONE, TWO)}, []),
-    Left("a cycle of two (REQ-31)", H1, {1: C(40, 10, 20, 2, ONE, TWO), 2: C(40, 10, 20, 1, ONE, TWO)}, []),
-    Left("a cycle of empty chunks", H1, {1: C(40, 10, 10, 2), 2: C(40, 0, 0, 1)}, []),
-    Left("header of 1 byte (REQ-32)", b"\1", {1: C(40, 10, 20, 0, ONE, TWO)}, []),
-    Left("the second of two chunks is damaged", H1, {1: FULL, 2: C(22, 3, 15, 0, THREE)}, []),
-    Left("the file is cut before the tail", H1, {1: C(64, 10, 20, 0, ONE, TWO)[:19]}, []),
+    Left(name, header, chunks, [], wrong=wrong)
+    for name, header, chunks, wrong in (
+        ("record length runs past the tail (REQ-30)", H1, {1: C(40, 10, 18, 0, ONE, TWO)}, ("q.1", 15)),
+        ("record length runs past the file", H1, {1: C(40, 10, 40, 0, ONE)[:15] + b"\xff\xff" + bytes(23)}, ("q.1", 15)),
+        ("the length of the last record is cut", H1, {1: C(40, 10, 16, 0, ONE, TWO)}, ("q.1", 15)),
+        ("head = -5", H1, {1: C(40, -5, 20, 0, ONE, TWO)}, ("q.1", 0)),
+        ("tail = -5", H1, {1: C(40, 10, -5, 0, ONE, TWO)}, ("q.1", 4)),
+        ("tail past the file", H1, {1: C(40, 10, 41, 0, ONE, TWO)}, ("q.1", 4)),
+        ("head 4 inside the chunk header", H1, {1: C(40, 4, 20, 0, ONE, TWO)}, ("q.1", 0)),
+        ("head 12 in the middle of a record", H1, {1: C(40, 12, 20, 0, ONE, TWO)}, ("q.1", 12)),
+        ("head past the file", H1, {1: C(40, 50, 50, 0, ONE, TWO)}, ("q.1", 0)),
+        ("header = 65535 (REQ-31)", b"\xff\xff", {one: C(40, 10, 20, 0, ONE, TWO) for one in (0, 1, 65535)}, ("q", 0)),
+        ("next = 65535 (REQ-31)", H1, {1: C(40, 10, 20, 65535, ONE, TWO), 65535: C(40, 10, 15, 0, ONE)}, ("q.1", 8)),
+        ("next = own id (REQ-31)", H1, {1: C(40, 10, 20, 1, ONE, TWO)}, ("q.1", 8)),
+        ("a cycle of two (REQ-31)", H1, {1: C(40, 10, 20, 2, ONE, TWO), 2: C(40, 10, 20, 1, ONE, TWO)}, ("q.1", 8)),
+        ("a cycle of empty chunks", H1, {1: C(40, 10, 10, 2), 2: C(40, 0, 0, 1)}, ("q.1", 8)),
+        ("header of 1 byte (REQ-32)", b"\1", {1: C(40, 10, 20, 0, ONE, TWO)}, ("q", 0)),
+        ("the second of two chunks is damaged", H1, {1: FULL, 2: C(22, 3, 15, 0, THREE)}, ("q.2", 0)),
+        ("the file is cut before the tail (REQ-35)", H1, {1: C(64, 10, 20, 0, ONE, TWO)[:19]}, ("q.1", 4)),
+    )
 ]
 
 
@@ -188,6 +210,20 @@ def build(tmp_path):
     return fresh
 
 
+def chunk_sizes(path: Path) -> set[tuple[int, int]]:
+    """The number and the size of each chunk file."""
+    return {(int(file.suffix[1:]), file.stat().st_size) for file in path.parent.glob("q.[0-9]*")}
+
+
+def chain(path: Path) -> set[int]:
+    """The chunks that the header leads to."""
+    found, following = set(), int.from_bytes(path.read_bytes()) if path.exists() else 0
+    while following:
+        found.add(following)
+        following = POINTERS.unpack_from(path.with_name(f"q.{following}").read_bytes())[2]
+    return found
+
+
 def orphans_untouched(path: Path, state: Left) -> bool:
     return all(path.with_name(f"q.{number}").read_bytes() == data for number, data in state.orphans.items() if not empty(data))
 
@@ -197,6 +233,8 @@ def empty(data: bytes) -> bool:
     return len(data) < POINTERS.size or POINTERS.unpack_from(data)[0] >= POINTERS.unpack_from(data)[1]
 
 
+@pytest.mark.req("REQ-3", "REQ-24", "REQ-25", "REQ-27", "REQ-28", "REQ-29", "REQ-32", "REQ-33", "REQ-34", "REQ-35")
+@pytest.mark.req("DEF-1", "DEF-2", "DEF-3", "DEF-12", "DEF-15")
 @pytest.mark.parametrize("state", **names(CRASHES + SAFE + DAMAGED_BUT_CLEAR))
 def test_a_state_of_the_original_delivers_what_was_acknowledged(build, state):
     path = build(state)
@@ -209,7 +247,8 @@ def test_a_state_of_the_original_delivers_what_was_acknowledged(build, state):
         assert list(q) == state.delivers
         assert q.verify().problems == []
         with_records = {number for number, data in state.orphans.items() if not empty(data)}
-        assert {int(orphan.rpartition(".")[2]) for orphan in q.verify().orphans} >= with_records, "REQ-33: they can be found"
+        found = {int(orphan.rpartition(".")[2]) for orphan in q.verify().orphans}
+        assert with_records <= found <= state.orphans.keys(), "REQ-33: they can be found"
         assert [q.get() for _ in state.delivers] == state.delivers
         assert not q
     assert orphans_untouched(path, state)
@@ -217,6 +256,7 @@ def test_a_state_of_the_original_delivers_what_was_acknowledged(build, state):
     path = build(state)
     with Queue(path, chunk_size=state.size) as q:  # probe B: put, reopen, drain
         q.put(NEW)
+        assert list(q) == [*state.delivers, NEW]
     assert plain_read(path) == [*state.delivers, NEW], "as the original would read it"
     with Queue(path, chunk_size=state.size) as q:
         assert q.get_many(100) == [*state.delivers, NEW]
@@ -230,14 +270,22 @@ def test_a_state_of_the_original_delivers_what_was_acknowledged(build, state):
     assert orphans_untouched(path, state)
 
 
+@pytest.mark.req("REQ-3", "REQ-24", "REQ-25", "REQ-26", "REQ-28", "REQ-32", "DEF-16")
 @pytest.mark.parametrize("state", **names(CRASHES + SAFE + DAMAGED_BUT_CLEAR))
 def test_opening_and_closing_leaves_what_the_original_reads_alike(build, state):
-    path = build(state)
-    Queue(path, chunk_size=state.size).close()
-    assert plain_read(path) == state.delivers
-    assert orphans_untouched(path, state)
-    with Queue(path, chunk_size=state.size) as q:
-        assert list(q) == state.delivers
+    """And no chunk file more, or longer, or that nothing refers to, whatever the chunk size is."""
+    for chunk_size in (12, state.size, 4096):
+        path = build(state)
+        before = chunk_sizes(path)
+        with Queue(path, chunk_size=chunk_size):
+            assert plain_read(path) == state.delivers
+            assert chunk_sizes(path) <= before
+        assert plain_read(path) == state.delivers
+        assert {number for number, _ in chunk_sizes(path) - before} == state.closing_makes
+        assert {number for number, _ in chunk_sizes(path)} <= chain(path) | state.orphans.keys()
+        assert orphans_untouched(path, state)
+        with Queue(path, chunk_size=chunk_size) as q:
+            assert list(q) == state.delivers
 
 
 @pytest.mark.parametrize("state", **names(CRASHES + SAFE + DAMAGED_BUT_CLEAR))
@@ -253,6 +301,7 @@ def test_leasing_and_putting_back_what_the_original_left_changes_nothing(build, 
     assert plain_read(path) == state.delivers
 
 
+@pytest.mark.req("REQ-30", "REQ-31", "REQ-32", "REQ-35")
 @pytest.mark.parametrize("state", **names(DAMAGED))
 def test_damage_is_an_error_that_names_file_and_offset_and_changes_nothing(build, state):
     path = build(state)
@@ -260,8 +309,7 @@ def test_damage_is_an_error_that_names_file_and_offset_and_changes_nothing(build
     for opening in (lambda: Queue(path, chunk_size=state.size), lambda: inspect(path)):
         with pytest.raises(CorruptQueue, match="Nothing was changed") as caught:
             opening()
-        assert caught.value.path.startswith(str(path))
-        assert caught.value.offset is not None
+        assert (caught.value.path, caught.value.offset) == (str(path.with_name(state.wrong[0])), state.wrong[1])
         assert content(path.parent) == before
 
 
@@ -475,7 +523,7 @@ def test_a_queue_that_was_used_by_the_original_between_our_crash_and_recovery_is
     elif meddle == "dequeue":
         original.dequeue()
     else:
-        original.header(2)
+        original.header(30002)
     before = content(path.parent)
     for opening in (lambda: Queue(path, chunk_size=22), lambda: Queue(path, chunk_size=22)):
         with pytest.raises(
@@ -498,3 +546,79 @@ def test_a_killed_queue_of_ours_that_nobody_has_touched_recovers(tmp_path):
         assert list(q) == [THREE]
         assert list(q.lease("key")) == [TWO]
     assert plain_read(tmp_path / "crashed" / "q") == [THREE]
+
+
+def cleared(path: Path, step: str) -> None:
+    """A Java program clears a queue of ours that has three chunks, and is killed."""
+    original = Original(path, 22)
+    first, *others = original.ids
+    original.header(0)
+    if step != "header":
+        data = bytearray(original.file(first).read_bytes())
+        POINTERS.pack_into(data, 0, 10, 10, 0)
+        if step == "put":  # in the same session: the header stays 0 (C2)
+            data[10:15] = b"\0\3" + NEW
+            POINTERS.pack_into(data, 0, 10, 15, 0)
+        original.store(first, data)
+        for number in others[: None if step in ("removed", "put") else 1]:
+            original.file(number).unlink()
+
+
+@pytest.mark.parametrize("step", ["header", "removed", "put", "removing"])
+def test_a_clear_of_the_original_has_happened_or_not_or_is_refused(tmp_path, step):
+    records = [ONE, TWO, THREE, FOUR, FIVE]
+    path = tmp_path / "q"
+    ours(path, records)
+    cleared(path, step)
+    if step == "removing":  # nobody can say what of the rest was meant to stay
+        with pytest.raises(CorruptQueue, match="the chunk file is missing; the log says that it holds records"):
+            Queue(path, chunk_size=22)
+        assert repair(path).records == len(records), "the log still had what was in the chunk that was removed"
+        with Queue(path, chunk_size=22) as q:
+            assert list(q) == records
+        return
+    delivered = records if step == "header" else []
+    assert inspect(path).records == len(delivered)
+    with Queue(path, chunk_size=22) as q:
+        assert list(q) == delivered
+        assert [record for orphan in q.recover() for record in orphan] == ([NEW] if step == "put" else [])
+        assert q.verify().ok
+
+
+def test_what_a_java_program_has_taken_and_put_keeps_the_times_and_checksums_of_the_rest(tmp_path):
+    path = tmp_path / "q"
+    ours(path, [ONE] * 5, size=64)
+    with Queue(path, chunk_size=64) as q:
+        oldest = q.stats().oldest
+    original = Original(path, 64)
+    original.dequeue()
+    original.enqueue(TWO)
+    original.close()
+    with Queue(path, chunk_size=64) as q:
+        assert q.stats().oldest == oldest
+        assert list(q) == [*[ONE] * 4, TWO]
+
+
+def test_an_opening_after_a_java_program_that_is_stopped_after_any_call_is_finished_by_the_next(tmp_path):
+    """What the files were is in the new log, so that a crash in the middle is one of ours."""
+    live = tmp_path / "live"
+    live.mkdir()
+    ours(live / "q", [ONE, TWO, THREE, FOUR, FIVE])
+    original = Original(live / "q", 22)
+    for record in (ONE, TWO, THREE):
+        original.enqueue(record)
+    for _ in range(5):
+        original.dequeue()
+    original.close()
+    original.header(original.ids[0] - 1)  # as if it had been killed when it had removed a chunk
+    right = [ONE, TWO, THREE]
+    disk = JournalDisk(str(live))
+    Queue(live / "q", chunk_size=22, _files=disk).close()
+    for stop in range(disk.begin, len(disk.calls) + 1):
+        for luck in (None, random.Random(stop)):
+            copy = tmp_path / "copy"
+            image(disk.calls[:stop], str(live), copy, luck)
+            with Queue(copy / "q", chunk_size=22) as q:
+                assert list(q) == right, stop
+                assert q.verify().problems == []
+            shutil.rmtree(copy)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tarfile
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import pytest
 from qewqew_core import QewQewError, Queue, Topic, inspect, repair, repair_topic
 from qewqew_core.topic import inspect_topic
 
-ARCHIVE = Path(__file__).parents[2] / "data" / "earlier" / "2026-11-22-866bd7b.tar.gz"
-with tarfile.open(ARCHIVE) as _archive:
-    NAMES = [one.name for one in _archive if one.isfile() or one.islnk()]
+with tempfile.TemporaryDirectory() as _place:
+    for _end in ("closed", "killed"):
+        subprocess.run([sys.executable, Path(__file__).with_name("some_of_everything.py"), Path(_place, _end), _end], check=True)
+    MADE = {str(path.relative_to(_place)): path.read_bytes() for path in sorted(Path(_place).rglob("*")) if path.is_file()}
+NAMES = list(MADE)
 QUEUE = [name for name in NAMES if name.split("/")[1].startswith("queue") and name.split("/")[1] != "queue"]  # it may be a link
 TOPIC = [name for name in NAMES if name.split("/")[1] == "topic" and name.count("/") > 1]
 MISSING = ["queue.log.tmp", "queue.lease", "queue.spill", "topic/topic.log.tmp", "topic/state/all.log.tmp"]
@@ -24,8 +28,9 @@ REFUSED = (QewQewError, OSError)
 
 
 def unpacked(tmp_path: Path) -> Path:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    for name, data in MADE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
     return tmp_path
 
 

@@ -184,8 +184,8 @@ def test_a_field_of_the_wrong_type_is_named(folder, field, value):
         ("segments/1/file", ".."),
         ("segments/1/file", "../q.log"),
         ("segments/1/file", "/etc/passwd"),
-        ("segments/1/file", "a/../q.1"),
-        ("segments/1/file", "q.1\0"),
+        ("segments/1/file", "a/../q.30001"),
+        ("segments/1/file", "q.30001\0"),
         ("segments/1/file", "\ud800"),
         ("segments/1/file", "x" * 5000),
     ],
@@ -199,7 +199,7 @@ def test_a_manifest_that_lies_is_refused_before_a_record_is_read(folder, field, 
 @pytest.mark.parametrize("kind", ["link", "directory", "missing", "link to nothing"])
 def test_a_segment_that_is_not_a_regular_file_beside_the_manifest_is_refused(folder, kind):
     """A link would make a copied batch, or a job with other rights, read whatever it points to."""
-    file = folder / "q.2"
+    file = folder / "q.30002"
     file.rename(folder.parent / "moved")
     if kind == "link":
         file.symlink_to(folder.parent / "moved")
@@ -207,20 +207,20 @@ def test_a_segment_that_is_not_a_regular_file_beside_the_manifest_is_refused(fol
         file.symlink_to("nothing")
     elif kind == "directory":
         file.mkdir()
-    with pytest.raises(BadManifest, match=r"segment file 'q\.2'"):
+    with pytest.raises(BadManifest, match=r"segment file 'q\.30002'"):
         manifest.load(str(folder))
 
 
 def test_a_segment_that_is_too_short_is_refused(folder):
-    data = (folder / "q.2").read_bytes()
-    (folder / "q.2").write_bytes(data[:-1])
-    with pytest.raises(BadManifest, match=rf"'q\.2' has {len(data) - 1} bytes, the segment ends at {len(data)}"):
+    data = (folder / "q.30002").read_bytes()
+    (folder / "q.30002").write_bytes(data[:-1])
+    with pytest.raises(BadManifest, match=rf"'q\.30002' has {len(data) - 1} bytes, the segment ends at {len(data)}"):
         manifest.load(str(folder))
 
 
 def test_a_wrong_checksum_is_damage_of_the_segment(folder):
     changed(folder, "segments/1/crc32", "00000000")
-    with pytest.raises(CorruptQueue, match=r"q\.2, offset 10: the checksum .* is [0-9a-f]{8}, recorded was 00000000"):
+    with pytest.raises(CorruptQueue, match=r"q\.30002, offset 10: the checksum .* is [0-9a-f]{8}, recorded was 00000000"):
         records_of(folder)
 
 
@@ -419,7 +419,7 @@ def test_a_frame_that_runs_past_the_segment_is_found_though_the_checksum_is_righ
         batch = q.lease("key")
         folder = Path(batch.manifest_path).parent
         changed(folder, "segments/0/end", 10 + 8 * 10 - 1)
-        changed(folder, "segments/0/crc32", f"{zlib.crc32((folder / 'q.1').read_bytes()[10 : 10 + 8 * 10 - 1]):08x}")
+        changed(folder, "segments/0/crc32", f"{zlib.crc32((folder / 'q.30001').read_bytes()[10 : 10 + 8 * 10 - 1]):08x}")
         changed(folder, "bytes", 59)
         with pytest.raises((BadManifest, CorruptQueue), match="record"):
             list(batch)

@@ -100,7 +100,7 @@ def test_a_published_batch_is_read_where_it_lies(batch, url):
 def test_the_manifest_is_written_last(batch, url, monkeypatch):
     names = sent_by(monkeypatch)
     batch.publish(url)
-    assert names == ["q.1", "q.2", "q.3", "manifest.json"]
+    assert names == ["q.30001", "q.30002", "q.30003", "manifest.json"]
 
 
 def test_published_twice_is_published_once(batch, url, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_damaged_segment_is_never_published(batch, url, place):
     with pytest.raises(BadManifest, match="there is no manifest"):
         manifest.load(path)
     if not url.startswith("memory:"):
-        assert sorted(os.listdir(path)) == ["q.1"], "nothing of the one that is damaged"
+        assert sorted(os.listdir(path)) == ["q.30001"], "nothing of the one that is damaged"
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -188,31 +188,31 @@ def test_a_manifest_whose_checksums_lie_is_never_published(batch, url, lie, old)
 
 
 def test_a_segment_that_is_missing_or_short_is_never_published(batch, url):
-    file = folder_of(batch) / "q.2"
+    file = folder_of(batch) / "q.30002"
     data = file.read_bytes()
     file.write_bytes(data[:-1])
-    with pytest.raises(BadManifest, match=r"'q\.2' has"):
+    with pytest.raises(BadManifest, match=r"'q\.30002' has"):
         batch.publish(url)
     file.unlink()
-    with pytest.raises(BadManifest, match=r"'q\.2' cannot be read"):
+    with pytest.raises(BadManifest, match=r"'q\.30002' cannot be read"):
         batch.publish(url)
 
 
 def test_what_was_damaged_at_the_target_is_sent_again(batch, tmp_path, monkeypatch):
     path = Path(batch.publish(str(tmp_path / "p")))
-    flip(path / "q.2", 2)  # in the header, which no checksum of the manifest covers
-    (path / "q.3").write_bytes((path / "q.3").read_bytes()[:-1])
+    flip(path / "q.30002", 2)  # in the header, which no checksum of the manifest covers
+    (path / "q.30003").write_bytes((path / "q.30003").read_bytes()[:-1])
     (path / "manifest.json").write_bytes(b'{"torn')
     names = sent_by(monkeypatch)
     batch.publish(str(tmp_path / "p"))
-    assert names == ["q.2", "q.3", "manifest.json"]
+    assert names == ["q.30002", "q.30003", "manifest.json"]
     assert records_of(str(path)) == RECORDS
 
 
 def test_damage_is_found_also_where_the_target_has_the_file(batch, url):
     path = batch.publish(url)
-    flip(folder_of(batch) / "q.2", 5_000)
-    with pytest.raises(CorruptQueue, match=r"q\.2, offset"):
+    flip(folder_of(batch) / "q.30002", 5_000)
+    with pytest.raises(CorruptQueue, match=r"q\.30002, offset"):
         batch.publish(url)
     assert records_of(path) == RECORDS, "what was published stays"
 
@@ -258,9 +258,9 @@ def test_a_url_with_a_password_is_refused_before_anything_is_sent(batch):
 def test_a_store_that_loses_bytes_is_found_out(batch, tmp_path, monkeypatch):
     write = Local.write
     monkeypatch.setattr(Local, "write", lambda self, name, parts: write(self, name, list(parts)[:-1]))
-    with pytest.raises(StoreError, match=r"q\.1: it has \d+ bytes after \d+ were written; nothing is published"):
+    with pytest.raises(StoreError, match=r"q\.30001: it has \d+ bytes after \d+ were written; nothing is published"):
         batch.publish(str(tmp_path / "p"))
-    assert os.listdir(tmp_path / "p" / batch.id) == ["q.1"]
+    assert os.listdir(tmp_path / "p" / batch.id) == ["q.30001"]
 
 
 def test_a_full_disk_is_named(batch, tmp_path):
@@ -279,7 +279,7 @@ def test_a_full_disk_is_named(batch, tmp_path):
     target = tmp_path / "p"
     run = [sys.executable, "-c", program, str(folder_of(batch)), str(target)]
     out = subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    assert out.startswith(f"{target}/{batch.id}/q.1: no room on the file system")
+    assert out.startswith(f"{target}/{batch.id}/q.30001: no room on the file system")
     assert issubclass(DiskFull, OSError)
     assert os.listdir(target / batch.id) == []
 
@@ -304,9 +304,9 @@ def test_a_kill_while_it_is_published_leaves_no_batch_and_the_next_call_goes_on(
         manifest.load(target / batch.id)
     names = sent_by(monkeypatch)
     path = batch.publish(str(target))
-    assert set(names) == {"q.1", "q.2", "q.3", "manifest.json"} - there
+    assert set(names) == {"q.30001", "q.30002", "q.30003", "manifest.json"} - there
     assert records_of(path) == RECORDS
-    assert sorted(os.listdir(path)) == ["manifest.json", "q.1", "q.2", "q.3"], "nothing is left over"
+    assert sorted(os.listdir(path)) == ["manifest.json", "q.30001", "q.30002", "q.30003"], "nothing is left over"
 
 
 def test_each_checksum_of_a_lease_is_right_however_much_of_the_first_file_was_taken(tmp_path):
@@ -360,7 +360,7 @@ def test_the_command_hands_options_to_the_store(queue, batch, tmp_path):
 
 
 def test_the_command_fails_with_the_exit_codes_of_all_commands(queue, batch, tmp_path):
-    file = folder_of(batch) / "q.2"
+    file = folder_of(batch) / "q.30002"
     queue.close()
     assert run("publish", tmp_path / "q", "q-0", tmp_path / "p").returncode == 3
     assert run("publish", tmp_path / "none", batch.id, tmp_path / "p").returncode == 3

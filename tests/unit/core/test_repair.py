@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,25 +13,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from damage import Copy, Cut, Damage, changes, cuts, flip, tree
 from disk import JournalDisk, NoSync, image
-from test_crash import Workload, script, view
-from test_failing_calls import FailingDisk
+from stores import STORES, QueueStore, TopicStore
+from stride import swept
+from test_failing_calls import NEVER, FailingDisk
 from test_java_states import DAMAGED, Original
 from test_java_states import build as build  # a fixture
+from views import view
+from work import QueueWork
 
-import qewqew_core.queue
-import qewqew_core.state
-import qewqew_core.writing
-from qewqew_core import BadPath, CorruptQueue, Queue, QueueLocked, RepairReport, repair
+from qewqew_core import (
+    BadArgument,
+    BadPath,
+    CorruptQueue,
+    QewQewError,
+    Queue,
+    QueueLocked,
+    RepairReport,
+    TopicRepair,
+    repair,
+    repair_topic,
+)
+from qewqew_core.files import Files
+from qewqew_core.limits import LIMITS
 from qewqew_core.log import replay
 
-SIZE = 100
+SIZE = {"queue": 100, "topic": 700}
+STRIDE = {"queue": {"quick": 100, "full": 20}, "topic": {"quick": 800, "full": 160}}
 
 
 @dataclass
 class Made:
-    """A queue on disk, and what was told to whom."""
+    """A queue or a topic on disk, as "q", and what was told to whom."""
 
+    layout: str
     folder: Path
     records: list[bytes]  # that wait
     batches: dict[str, list[bytes]]  # leased, returned or dead
@@ -40,87 +57,111 @@ class Made:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(qewqew_core.writing, "PIECE_BYTES", 40)
-    monkeypatch.setattr(qewqew_core.state, "PIECE_BYTES", 40)
+    monkeypatch.setattr(LIMITS, "piece_bytes", 40)
 
 
-def fill(q: Queue, ever: set[bytes], inline: bool) -> None:
+def opened(layout: str, folder: Path) -> QueueStore | TopicStore:
+    return STORES[layout][0](folder / "q", SIZE[layout], "commit", _files=NoSync())
+
+
+def repaired(layout: str, folder: Path, files: Files | None = None) -> RepairReport | TopicRepair:
+    return {"queue": repair, "topic": repair_topic}[layout](folder / "q", _files=files or NoSync())
+
+
+def seen(layout: str, folder: Path) -> tuple[list[bytes], dict[str, list[bytes]]]:
+    """All that is delivered, which it is by this, and the batches."""
+    with contextlib.closing(opened(layout, folder)) as store:
+        batches = {one.id: list(one) for one in (*store.leasing.batches(), *store.leasing.dead())}
+        return store.get_many(1000), batches
+
+
+def fill(store: QueueStore | TopicStore, put: Callable[..., None]) -> None:
     """Some of everything: batches of each state, keys, records that the log carries and records that it does not."""
-
-    def put(*names: str, key: str | None = None) -> None:
-        records = [name.encode() + b"." * (len(name) * 5 % 11) for name in names]
-        ever.update(records)
-        q._inline_bytes = 1000 if inline else 30
-        q.put_many(records, key=key)
-
+    lease = store.leasing.lease
     put(*(f"l{n}" for n in range(8)))
-    q.lease("leased", max_records=7)
+    lease("leased", max_records=7)
     put(*(f"r{n}" for n in range(5)))
-    q.lease("returned", max_records=3).nack("again")
-    q.get()
+    lease("returned", max_records=3).nack("again")
+    store.get()
     put("a1", "a2", key="putkey")
-    batch = q.lease("returned")
-    more = q.lease("acked", max_records=2)
+    batch = lease("returned")
+    more = lease("acked", max_records=2)
     more.ack()
     batch.nack("once more")
     put(*(f"d{n}" for n in range(3)))
-    q.get_many(2)
-    dead = q.lease("dead", max_records=1) or q.lease("dead2", max_records=1)
+    store.get_many(2)
+    dead = lease("dead", max_records=1) or lease("dead2", max_records=1)
     if dead.state == "leased":
         dead.to_dead_letters("bad")
 
 
-def make(folder: Path, how: str) -> Made:
-    """`closed`, or `crashed` (killed); `log` (the log carries the payload) or `chunks`."""
+def make(layout: str, folder: Path, how: str) -> Made:
+    """`closed`, or `crashed` (killed); `log` (the log carries the payload) or `chunks` (and blocks)."""
     how, _, carried = how.partition(" ")
     ever: set[bytes] = set()
     live = folder / "live"
     live.mkdir(parents=True)
-    q = Queue(live / "q", chunk_size=SIZE)
-    fill(q, ever, carried == "log")
+
+    def put(*records: bytes, key: str | None = None, inline: int = 3) -> None:
+        ever.update(records)
+        inline = 1000 if carried == "log" else inline
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LIMITS, "inline_bytes", {"commit": inline})
+            if layout == "queue":
+                store.queue._inline_bytes = inline
+            store.put_many(records, key=key)
+
+    def put_names(*names: str, key: str | None = None) -> None:
+        put(*(name.encode() + b"." * (len(name) * 5 % 11) for name in names), key=key, inline=30)
+
+    store = opened(layout, live)
+    fill(store, put_names)
+    if how == "crashed":
+        store.close()
+        store = opened(layout, live)
+    for n in range(12 if how == "closed" else 9):
+        put(b"w%d" % n + b"-" * n)
+    store.get_many(2)
     if how == "closed":
-        more = [b"w%d" % n + b"-" * n for n in range(12)]
-    else:
-        q.close()
-        q = Queue(live / "q", chunk_size=SIZE)
-        more = [b"w%d" % n + b"-" * n for n in range(9)]
-    for record in more:
-        ever.add(record)
-        q._inline_bytes = 1000 if carried == "log" else 3
-        q.put(record)
-    q.get_many(2)
-    records, found = list(q), {one.id: list(one) for one in (*q.batches(), *q.dead())}
-    if how == "closed":
-        q.close()
-        target = live
-    else:
-        target = folder / "crashed"
-        shutil.copytree(live, target)
-        q.close()
-    return Made(target, records, found, ever)
+        store.close()
+    target = shutil.copytree(live, folder / how)
+    store.close()
+    shutil.copytree(target, folder / "seen")
+    return Made(layout, target, *seen(layout, folder / "seen"), ever)
 
 
-HOW = ["closed log", "closed chunks", "crashed log", "crashed chunks"]
+HOW = {
+    "queue": ["closed log", "closed chunks", "crashed log", "crashed chunks"],
+    "topic": ["closed log", "crashed chunks"],
+}
 
 
-@pytest.fixture(params=HOW)
+@pytest.fixture(params=[(layout, how) for layout in STORES for how in HOW[layout]], ids=" ".join)
 def made(request, tmp_path) -> Made:
-    return make(tmp_path, request.param)
+    layout, how = request.param
+    return make(layout, tmp_path, how)
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
-    return {str(one.relative_to(folder)): one.read_bytes() if one.is_file() else None for one in sorted(folder.rglob("*"))}
+def check(folder: Path, made: Made, what: str, believed: bool = False) -> bool:
+    """Repair, and hold the result against what was there; whether there was damage."""
+    try:
+        report = repaired(made.layout, folder)
+    except (BadPath, BadArgument):
+        missing = tree(made.folder).keys() - tree(folder).keys()
+        assert any(name.startswith("q/data") for name in missing), "all blocks are there"
+        return True
+    unchanged = tree(folder)
+    again = repaired(made.layout, folder)
+    assert again.ok, f"{what}: {again}"
+    assert tree(folder) == unchanged, what
+    (check_queue if made.layout == "queue" else check_topic)(folder, made, what, believed, report, again)
+    return not report.ok
 
 
-def check(folder: Path, made: Made, what: str) -> RepairReport:
-    """Repair, and hold the result against what was there."""
-    report = repair(folder / "q", _files=NoSync())
-    unchanged = content(folder)
-    again = repair(folder / "q", _files=NoSync())
-    assert (again.ok, again.changed) == (True, False), f"{what}: {again}"
-    assert content(folder) == unchanged, what
+def check_queue(folder: Path, made: Made, what: str, believed: bool, report: RepairReport, again: RepairReport) -> None:
+    assert not again.changed
     assert (again.records, again.batches) == (report.records, report.batches), what
-    with Queue(folder / "q", chunk_size=SIZE, _files=NoSync()) as q:
+    with Queue(folder / "q", chunk_size=SIZE["queue"], _files=NoSync()) as q:
         assert q.verify().problems == [], what
         records = list(q)
         batches = {one.id: list(one) for one in (*q.batches(), *q.dead())}
@@ -134,86 +175,92 @@ def check(folder: Path, made: Made, what: str) -> RepairReport:
     in_order = firsts == [record for record in made.records if record in firsts]
     assert in_order or (in_log and made.any_order), f"{what}: out of order"
     pointers = any("header was" in damage.what or "head, tail" in damage.what for damage in report.damage)
-    if not (in_log or pointers or report.notes or "earlier" in what):
+    if not (in_log or pointers or report.notes or believed):
         assert len(set(everything)) == len(everything), f"{what}: repeated, but the log is whole: {report}"
     expected = {*made.records, *(record for batch in made.batches.values() for record in batch)}
-    lost = set() if "earlier" in what else expected - set(everything) - set(offered)
+    lost = set() if believed else expected - set(everything) - set(offered)
     known = [damage.records for damage in report.damage]
     named = len(lost) <= sum(one or 0 for one in known) or None in known or (report.notes and report.ok)
     assert named, f"{what}: {lost} {report}"
     assert report.changed == (report.set_aside is not None) == (not report.ok)
     if report.damage:
         assert json.loads(Path(report.set_aside, "report.json").read_text())["damage"]
-    return report
 
 
-Change = Callable[[bytes, int], Iterator[tuple[str, bytes]]]
+@contextlib.contextmanager
+def noting(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except QewQewError as error:
+        problems.append(str(error))
 
 
-def damaged_copies(made: Made, change: Change, every: int) -> Iterator[tuple[str, Path]]:
-    """The queue in a new folder, for each file and each change of it."""
-    folder = made.folder.with_name("damaged")
-    for file in sorted(one for one in made.folder.rglob("*") if one.is_file()):
-        name = file.relative_to(made.folder)
-        for what, data in change(file.read_bytes(), every if len(file.read_bytes()) > 2 * SIZE else 1 + every // 3):
-            shutil.copytree(made.folder, folder)
-            (folder / name).write_bytes(data)
-            yield f"{name}: {what}", folder
-            shutil.rmtree(folder)
+def check_topic(folder: Path, made: Made, what: str, believed: bool, report: TopicRepair, again: TopicRepair) -> None:
+    """Messages that cannot be read stay where they are: reading them, or verify, says so."""
+    with contextlib.closing(opened("topic", folder)) as store:
+        problems = [*report.problems, *store.verify().problems]
+        records, batches = [], {}
+        for one in (*store.leasing.batches(), *store.leasing.dead()):
+            with noting(problems):
+                batches[one.id] = list(one)
+        with noting(problems):
+            while found := store.get_many(1):
+                records += found
+    everything = [*records, *(record for batch in batches.values() for record in batch)]
+    assert problems or set(everything) <= made.ever, f"{what}: never put"
+    assert problems or believed or len(set(everything)) == len(everything), f"{what}: repeated"
+    lost = {*made.records, *(record for batch in made.batches.values() for record in batch)} - set(everything)
+    assert problems or believed or not lost, f"{what}: {lost}"
 
 
-def written(data: bytes) -> int:
-    """Behind that is allocated space, and little of it is enough."""
-    return min(len(data), len(data.rstrip(b"\0")) + 8)
+def is_believed(name: str, damage: Damage, data: bytes) -> bool:
+    """Whether the damage leaves what a program may: a log as of an earlier crash, which ends with a whole commit and tells
+    nothing of those behind it; or the position of a reader that a zbus server has moved.
+    """
+    if name.endswith(".rdx"):
+        return True
+    if isinstance(damage, Cut) and damage.size is not None:
+        with contextlib.suppress(CorruptQueue):
+            return not any(data[replay(data[: damage.size], "").end : damage.size])
+    return False
 
 
-def flips(data: bytes, every: int) -> Iterator[tuple[str, bytes]]:
-    for at in range(0, written(data), every):
-        bit = 1 << at * 5 % 8
-        yield f"bit {bit} of byte {at}", data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+def test_what_is_not_damaged_is_not_changed(made):
+    report = repaired(made.layout, made.folder)
+    assert report.ok
+    if made.layout == "queue":
+        assert (report.damage, report.changed, report.set_aside, report.notes) == ([], False, None, [])
+        assert report.records == len(made.records)
+    else:
+        assert (report.aside, report.cut) == (None, 0)
+    before = tree(made.folder)
+    assert repaired(made.layout, made.folder) == report
+    assert tree(made.folder) == before
+    assert seen(made.layout, made.folder) == (made.records, made.batches)
 
 
-def cuts(data: bytes, every: int) -> Iterator[tuple[str, bytes]]:
-    for end in range(0, written(data), every):
-        what = f"cut at {end}"
-        with contextlib.suppress(CorruptQueue):  # a log that ends with a whole commit tells nothing of those behind it
-            what += ", as if the crash was earlier" * (not any(data[replay(data[:end], "").end : end]))
-        yield what, data[:end]
-
-
-def test_a_queue_without_damage_is_not_changed(made):
-    report = repair(made.folder / "q")
-    assert (report.damage, report.changed, report.set_aside, report.notes) == ([], False, None, [])
-    assert report.records == len(made.records)
-    before = content(made.folder)
-    assert repair(made.folder / "q") == report
-    assert content(made.folder) == before
-    with Queue(made.folder / "q") as q:
-        assert list(q) == made.records
-        assert {one.id: list(one) for one in (*q.batches(), *q.dead())} == made.batches
-
-
-@pytest.mark.parametrize("change", [flips, cuts], ids=["flipped", "cut"])
-@pytest.mark.parametrize("every", [53, pytest.param(1, marks=pytest.mark.soak)])
-def test_any_byte_of_any_file(made, change, every):
-    count = 0
-    for what, folder in damaged_copies(made, change, every):
-        check(folder, made, what)
-        count += 1
-    assert count > 2000 / every
+@pytest.mark.parametrize("what", [changes, cuts])
+def test_any_byte_of_any_file(made, what, every):
+    copy, damaged = Copy(made.folder, made.folder.with_name("damaged")), 0
+    for name, data in copy.files.items():
+        for damage in every(what(data), **STRIDE[made.layout]):
+            with copy.damaged(name, damage):
+                damaged += check(copy.folder, made, f"{name}: {damage}", is_believed(name, damage, data))
+    assert damaged > 3
 
 
 def everything(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"), reverse=True)
 
 
-@pytest.mark.parametrize("also", [None, "q.log", "q"], ids=["alone", "and the log", "and the header"])
-def test_any_file_or_directory_may_be_missing(made, also):
+@pytest.mark.parametrize("also", [None, "log", "header"])
+def test_any_file_or_directory_may_be_missing(made, also, every):
     folder = made.folder.with_name("damaged")
-    for one in everything(made.folder):
+    queue, topic = {None: ((), ()), "log": ("q.log", "q/q.log"), "header": ("q", "q/q.idx")}[also]
+    for one in every(everything(made.folder), quick=1 if made.layout == "queue" else 8):
         shutil.copytree(made.folder, folder)
         if also:
-            (folder / also).unlink()
+            (folder / (queue if made.layout == "queue" else topic)).unlink()
         gone = folder / one.relative_to(made.folder)
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
         check(folder, made, f"without {gone.name} and {also}")
@@ -225,18 +272,17 @@ def test_pieces_that_are_right_are_kept_and_the_report_says_where_the_others_wer
         q._inline_bytes = 0
         records = [b"%d" % n * 20 for n in range(10, 22)]
         q.put_many(records)
-    data = bytearray((tmp_path / "q.1").read_bytes())
-    at = data.index(records[4])
-    data[at] ^= 1
-    (tmp_path / "q.1").write_bytes(data)
+    at = (tmp_path / "q.30001").read_bytes().index(records[4])
+    flip(tmp_path / "q.30001", at)
+    data = (tmp_path / "q.30001").read_bytes()
     report = repair(tmp_path / "q")
     assert report.records == 11
     (damage,) = report.damage
-    assert (damage.path, damage.offset, damage.bytes, damage.records) == (str(tmp_path / "q.1"), at - 2, 42, 1)
-    assert Path(report.set_aside, "q.1").read_bytes()[10:] == data[10:]
+    assert (damage.path, damage.offset, damage.bytes, damage.records) == (str(tmp_path / "q.30001"), at - 2, 42, 1)
+    assert Path(report.set_aside, "q.30001").read_bytes()[10:] == data[10:]
     body = json.loads(Path(report.set_aside, "report.json").read_text())
-    assert body["damage"][0]["path"] == "q.1"
-    assert body["moved"] == [["q.1", "q.damaged/1/q.1"]]
+    assert body["damage"][0]["path"] == "q.30001"
+    assert body["moved"] == [["q.30001", "q.damaged/1/q.30001"]]
     with Queue(tmp_path / "q") as q:
         assert list(q) == records[:4] + records[5:]
 
@@ -255,11 +301,9 @@ def test_what_sessions_took_out_of_order_is_neither_delivered_nor_counted(tmp_pa
     shutil.copytree(live, tmp_path / "crashed")
     q.close()
     path = tmp_path / "crashed" / "q"
-    data = bytearray(path.with_name("q.1").read_bytes())
-    bad = [4, 7, 8]
+    file, bad = path.with_name("q.30001"), [4, 7, 8]
     for number in bad:
-        data[data.index(records[number])] ^= 1
-    path.with_name("q.1").write_bytes(data)
+        flip(file, file.read_bytes().index(records[number]))
     report = repair(path)
     assert [one.records for one in report.damage] == [0, 2]  # the first was taken
     with Queue(path) as q:
@@ -275,10 +319,8 @@ def test_a_segment_keeps_what_is_right_and_its_batch_its_id(tmp_path, size):
         batch = q.lease("key", lease_timeout=3600)
         records = list(batch)
         for file in Path(batch.manifest_path).parent.glob("q.*"):
-            data = bytearray(file.read_bytes())
-            if records[3] in data:
-                data[data.index(records[3])] ^= 1
-                file.write_bytes(data)
+            if records[3] in (data := file.read_bytes()):
+                flip(file, data.index(records[3]))
         with pytest.raises(CorruptQueue):
             list(batch)
     report = repair(tmp_path / "q")
@@ -296,7 +338,7 @@ def test_what_is_no_queue_or_in_use_is_left_alone(tmp_path):
     (tmp_path / "text").write_bytes(b"no queue")
     with pytest.raises(BadPath, match="is not the header file"):
         repair(tmp_path / "text")
-    assert content(tmp_path) == {"text": b"no queue"}
+    assert tree(tmp_path) == {"text": b"no queue"}
     with Queue(tmp_path / "q"), pytest.raises(QueueLocked):
         repair(tmp_path / "q", lock_timeout=0)
 
@@ -317,9 +359,7 @@ def test_what_a_commit_behind_the_damage_has_put_is_not_lost(tmp_path):
     shutil.copytree(live, tmp_path / "crashed")
     q.close()
     path = tmp_path / "crashed" / "q"
-    log = bytearray(path.with_name("q.log").read_bytes())
-    log[at + 20] ^= 1
-    path.with_name("q.log").write_bytes(log)
+    flip(path.with_name("q.log"), at + 20)
     with pytest.raises(CorruptQueue, match=r"qewqew repair .* rescues what can be read"):
         Queue(path)
     report = repair(path)
@@ -328,6 +368,28 @@ def test_what_a_commit_behind_the_damage_has_put_is_not_lost(tmp_path):
     with Queue(path, chunk_size=100) as q:
         assert q.put_many([b"one", b"two"], key="key") == 2
         assert list(q) == [b"before", b"one", b"two", *(b"large%d" % n * 5 for n in range(8)), b"last"]
+
+
+@pytest.mark.req("T7")
+@pytest.mark.parametrize("damage", ["a bit at the front", "a bit in the middle", "zeros at the end"])
+def test_a_closed_queue_whose_log_is_damaged_is_refused_and_a_repair_finds_all_its_records(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(LIMITS, "log_frames_at_close", 1000)  # else its log is one frame
+    records = [b"%d" % number for number in range(200, 400)]
+    with Queue(tmp_path / "q", chunk_size=64, _files=NoSync()) as q, q.session() as session:
+        for record in records:
+            session.put(record)
+            session.commit()
+    log = tmp_path / "q.log"
+    assert log.stat().st_size > 7000
+    if damage == "zeros at the end":
+        log.write_bytes(log.read_bytes()[:-4096] + bytes(4096))
+    else:
+        flip(log, 5000 if damage == "a bit in the middle" else 30)
+    with pytest.raises(CorruptQueue):
+        Queue(tmp_path / "q")
+    assert not repair(tmp_path / "q").ok
+    with Queue(tmp_path / "q") as q:
+        assert sorted(set(q)) == records
 
 
 @pytest.mark.parametrize("state", [pytest.param(one, id=one.name) for one in DAMAGED])
@@ -359,7 +421,7 @@ def test_a_java_program_that_used_a_crashed_queue_loses_nothing(tmp_path, meddle
     elif meddle == "dequeue":
         original.dequeue()
     else:
-        original.header(2)
+        original.header(30002)
     report = repair(path)
     with Queue(path, chunk_size=22) as q:
         records = list(q)
@@ -376,11 +438,11 @@ def test_what_a_java_program_did_with_a_closed_queue_is_left_alone(tmp_path):
     original = Original(tmp_path / "q", 22)
     original.dequeue()
     original.enqueue(b"eee")
-    before = content(tmp_path)
+    before = tree(tmp_path)
     report = repair(tmp_path / "q")
     assert report.ok
     assert "another program has used the queue" in report.notes[0]
-    assert {name: data for name, data in content(tmp_path).items() if name not in ("q.log",)} == {
+    assert {name: data for name, data in tree(tmp_path).items() if name not in ("q.log",)} == {
         name: data for name, data in before.items() if name not in ("q.log",)
     }
     with Queue(tmp_path / "q") as q:
@@ -388,29 +450,30 @@ def test_what_a_java_program_did_with_a_closed_queue_is_left_alone(tmp_path):
         assert list(q.batch(q.batches()[0].id)) == [b"aaa"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", swept(range(4), quick=4))
 def test_random_queues_are_found_in_order_and_repaired(tmp_path, seed):
     """Whatever was done to the queue, nothing is wrong with it; and flipped somewhere, nothing wrong is delivered."""
     root = tmp_path / "work"
-    root.mkdir()
-    work = Workload(JournalDisk(str(root)), str(root / "q"), "commit", chunk_size=64)
-    script(work, random.Random(seed), 40)
+    work = QueueWork.done(root, "commit", seed)
     ever = {b"%d:" % n + b"x" * (n * 7 % 9) for n in range(1, work.serial + 1)}
     for stop in range(work.disk.begin + seed, len(work.disk.calls), 37):
         image(work.disk.calls[:stop], str(root), tmp_path / "image", None)
         shutil.copytree(tmp_path / "image", tmp_path / "same")
         with Queue(tmp_path / "same" / "q", chunk_size=64) as q:
-            seen = view(q)
+            before = view(q)
         report = repair(tmp_path / "image" / "q")
         assert (report.damage, report.notes, report.changed) == ([], [], False)
         with Queue(tmp_path / "image" / "q", chunk_size=64) as q:
-            assert view(q) == seen
-        made = Made(tmp_path / "image", seen[0], {key: list(value[2]) for key, value in seen[1].items()}, ever, any_order=True)
+            assert view(q) == before
+        batches = {key: list(one[3]) for key, one in before.readers[""].batches.items()}
+        made = Made("queue", tmp_path / "image", before.records, batches, ever, any_order=True)
         for file in [one for one in everything(tmp_path / "image") if one.is_file() and one.stat().st_size][:4]:
             shutil.copytree(tmp_path / "image", tmp_path / "damaged")
-            data = bytearray(file.read_bytes())
-            data[random.Random(stop).randrange(len(data))] ^= 1 << stop % 8
-            (tmp_path / "damaged" / file.relative_to(made.folder)).write_bytes(data)
+            flip(
+                tmp_path / "damaged" / file.relative_to(made.folder),
+                random.Random(stop).randrange(file.stat().st_size),
+                1 << stop % 8,
+            )
             check(tmp_path / "damaged", made, f"{stop}: {file.name}")
             shutil.rmtree(tmp_path / "damaged")
         shutil.rmtree(tmp_path / "image")
@@ -424,81 +487,87 @@ def wreck(folder: Path) -> None:
     """Damage of each kind at once."""
     for path in sorted(folder.rglob("q.[0-9]*")):
         if path.is_file() and path.stat().st_size > 30:
-            data = bytearray(path.read_bytes())
-            data[24] ^= 2
-            path.write_bytes(data)
-    (folder / "q").write_bytes(b"\x77\x77")
+            flip(path, 24, 2)
+    (folder / "q").write_bytes(b"\x77")
     for path in sorted(folder.rglob("manifest.json"))[:1]:
         path.unlink()
 
 
 def wreck_log(folder: Path) -> None:
     wreck(folder)
-    data = bytearray((folder / "q.log").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "q.log").write_bytes(data)
+    flip(folder / "q.log", (folder / "q.log").stat().st_size // 2)
 
 
 def no_log(folder: Path) -> None:
     (folder / "q.log").unlink()
 
 
-WRECKS = [wreck, wreck_log, no_log]
+def wreck_topic(folder: Path) -> None:
+    """Logs and index at once."""
+    for name in ("q.log", "q.idx", "state/the one.log"):
+        flip(folder / "q" / name, 60 if name.endswith("one.log") else 2)
 
 
-def after_repair(folder: Path) -> tuple[object, ...]:
-    with Queue(folder / "q", chunk_size=SIZE, _files=NoSync()) as q:
-        records, batches = view(q)
-        return records, {name: batch[2] for name, batch in batches.items()}
+def no_index(folder: Path) -> None:
+    (folder / "q" / "q.idx").unlink()
+
+
+def cut_block(folder: Path) -> None:
+    block = max((folder / "q" / "data").iterdir())
+    os.truncate(block, block.stat().st_size - 1)
+    (folder / "q" / "q.log").unlink()
+
+
+WRECKS = [
+    *(("queue", one) for one in (wreck, wreck_log, no_log)),
+    *(("topic", one) for one in (wreck_topic, no_index, cut_block)),
+]
 
 
 def set_aside(folder: Path) -> int:
-    return sum(one.stat().st_size for one in folder.glob("q.damaged/*/q*") if one.is_file())
+    return sum(one.stat().st_size for one in folder.rglob("*.damaged/*/*") if one.is_file() and one.name != "report.json")
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
-@pytest.mark.parametrize("wrecked", WRECKS)
-def test_a_repair_that_is_stopped_anywhere_is_finished_by_the_next(tmp_path, wrecked, power):
-    made = make(tmp_path, "crashed chunks")
+@pytest.mark.parametrize(("layout", "wrecked"), WRECKS)
+def test_a_repair_that_is_stopped_anywhere_is_finished_by_the_next(tmp_path, layout, wrecked, power, every):
+    made = make(layout, tmp_path, "crashed chunks")
     wrecked(made.folder)
     disk = JournalDisk(str(made.folder))
-    report = repair(made.folder / "q", _files=disk)
-    assert report.damage
+    assert not repaired(layout, made.folder, disk).ok
     shutil.copytree(made.folder, tmp_path / "good")
-    good, kept = after_repair(tmp_path / "good"), set_aside(tmp_path / "good")
+    good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
     assert good[0]
-    for stop in range(disk.begin, len(disk.calls) + 1):
+    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=9):
         what = f"after call {stop} of {disk.begin}..{len(disk.calls)}"
         folder = tmp_path / "image"
         image(disk.calls[:stop], str(made.folder), folder, random.Random(stop) if power else None)
         if stop % 2:  # opening it in between spoils nothing
             with contextlib.suppress(CorruptQueue):
-                Queue(folder / "q", chunk_size=SIZE, _files=NoSync()).close()
-        repair(folder / "q", _files=NoSync())
-        assert after_repair(folder) == good, what
+                opened(layout, folder).close()
+        repaired(layout, folder)
+        assert seen(layout, folder) == good, what
         assert set_aside(folder) >= kept, what
         shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("error", "for_ever"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO once", "full disk"])
-@pytest.mark.parametrize("wrecked", WRECKS)
-def test_any_call_of_a_repair_may_fail(tmp_path, wrecked, error, for_ever):
-    made = make(tmp_path, "crashed chunks")
+@pytest.mark.parametrize(("layout", "wrecked"), WRECKS)
+def test_any_call_of_a_repair_may_fail(tmp_path, layout, wrecked, error, for_ever, every):
+    made = make(layout, tmp_path, "crashed chunks")
     wrecked(made.folder)
     shutil.copytree(made.folder, tmp_path / "good")
-    repair(tmp_path / "good" / "q")
-    good, kept = after_repair(tmp_path / "good"), set_aside(tmp_path / "good")
-    number, failed = 1, True
-    while failed:
+    disk = FailingDisk(str(tmp_path / "good"), NEVER, error, False, False)
+    repaired(layout, tmp_path / "good", disk)
+    good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
+    for number in every(range(1, NEVER - disk.left + 1), quick=15, full=3):
         folder = tmp_path / "failing"
         shutil.copytree(made.folder, folder)
-        disk = FailingDisk(str(folder), number, error, False, for_ever)
+        failing = FailingDisk(str(folder), number, error, False, for_ever)
         with contextlib.suppress(OSError):
-            repair(folder / "q", _files=disk)
-        failed = disk.failed is not None
-        repair(folder / "q", _files=NoSync())
-        assert after_repair(folder) == good, f"{disk.failed}, call {number}"
-        assert set_aside(folder) >= kept, f"{disk.failed}, call {number}"
+            repaired(layout, folder, failing)
+        assert failing.failed
+        repaired(layout, folder)
+        assert seen(layout, folder) == good, f"{failing.failed}, call {number}"
+        assert set_aside(folder) >= kept, f"{failing.failed}, call {number}"
         shutil.rmtree(folder)
-        number += 2
-    assert number > 20

@@ -11,16 +11,18 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from damage import tree
 from disk import NoSync
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain import crashed, is_plain, numbers, plain
+from stride import examples
 
 from qewqew_core import (
     BadArgument,
@@ -38,6 +40,7 @@ from qewqew_core import (
     inspect,
 )
 from qewqew_core.files import Files
+from qewqew_core.limits import LIMITS
 
 Make = Callable[..., Queue]
 
@@ -49,64 +52,10 @@ def make(request, tmp_path) -> Make:
     return lambda **more: Queue(tmp_path / "q", **{"chunk_size": chunk_size, "sync": sync, "_files": NoSync(), **more})
 
 
-def numbers(begin: int, end: int) -> list[bytes]:
-    """Records of one to four bytes: they fit into every chunk size tested."""
-    return [b"%d" % number for number in range(begin, end)]
-
-
-def plain(path: Path) -> list[bytes]:
-    """What a closed queue holds, read by one who knows the header, the chunk files, and nothing else.
-
-    Also that no other chunk file lies there.
-    """
-    ids: list[int] = []
-    chunks = {file.name for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()}
-    records: list[bytes] = []
-    current = 0
-    if path.exists():
-        (current,) = struct.unpack(">H", path.read_bytes())
-    while current:
-        ids.append(current)
-        chunks.remove(f"{path.name}.{current}")
-        data = path.with_name(f"{path.name}.{current}").read_bytes()
-        at, tail, current = struct.unpack_from(">iiH", data)
-        assert 10 <= at < tail <= len(data), "an empty chunk"
-        while at < tail:
-            (length,) = struct.unpack_from(">H", data, at)
-            records.append(data[at + 2 : at + 2 + length])
-            at += 2 + length
-        assert at == tail, "the last record runs past the tail"
-    assert chunks == set(), "chunk files outside the chain"
-    assert not ids or ids[-1] % 65534 + 1 not in ids, "the original would overwrite the chunk after the last"
-    return records
-
-
-def crashed(folder: Path, name: str = "image") -> Path:
-    """The queue as a killed process would leave it now."""
-    image = folder.with_name(f"{folder.name}.{name}")
-    shutil.rmtree(image, ignore_errors=True)
-    shutil.copytree(folder, image)
-    return image / "q"
-
-
-def is_plain(path: Path, expected: list[bytes]) -> None:
-    """A closed queue is these records in the plain format: with its log and without it, and an empty one is no file at all."""
-    assert plain(path) == expected
-    assert not path.with_name("q.spill").exists()
-    with Queue(path, _files=NoSync()) as q:
-        assert list(q) == expected
-        assert q.verify().problems == q.verify().orphans == []
-    assert plain(path) == expected
-    without_log = crashed(path.parent, "nolog")
-    without_log.with_name("q.log").unlink(missing_ok=True)
-    with Queue(without_log, _files=NoSync()) as q:
-        assert list(q) == expected
-    shutil.rmtree(without_log.parent)
-
-
 # Committing
 
 
+@pytest.mark.req("S1", "T1")
 def test_puts_and_gets_over_many_chunks_happen_together_at_the_commit_and_not_before(make, tmp_path):
     with make() as q:
         q.put_many(numbers(0, 40))
@@ -140,6 +89,7 @@ def test_a_session_commits_several_times_and_each_is_a_transaction_of_its_own(ma
                 assert list(image) == list(q) == numbers(2 * turn, 3 * turn)
 
 
+@pytest.mark.req("S3")
 def test_a_with_block_commits_at_its_end_and_rolls_back_what_raises(make):
     with make() as q:
         with q.session() as session:
@@ -181,11 +131,17 @@ def test_a_commit_of_nothing_writes_nothing(tmp_path):
         assert (tmp_path / "q.log").read_bytes() == before
 
 
-def test_a_put_that_is_refused_adds_nothing_and_the_session_goes_on(tmp_path):
-    with Queue(tmp_path / "q", chunk_size=64) as q, q.session() as session:
+@pytest.mark.req("T18")
+@pytest.mark.parametrize(("chunk_size", "largest"), [(64, 52), (1 << 20, 65_535)])
+def test_a_put_that_is_refused_adds_nothing_and_the_session_goes_on(tmp_path, chunk_size, largest):
+    with Queue(tmp_path / "q", chunk_size=chunk_size) as q, q.session() as session:
+        before = tree(tmp_path)
+        for size in (largest + 1, 1 << 31):
+            with pytest.raises(RecordTooLarge, match=f"{size:,} bytes, the largest that fits is {largest:,}"):
+                session.put(bytes(size))
+        assert session.commit() == 0
+        assert tree(tmp_path) == before
         session.put(b"a")
-        with pytest.raises(RecordTooLarge):
-            session.put(b"x" * 53)
         with pytest.raises(BadRecord):
             session.put_many([b"b", None])
         with pytest.raises(BadArgument, match="use put"):
@@ -225,14 +181,15 @@ def test_get_many_of_a_session_stops_at_the_same_limits_and_passes_over_what_oth
         assert mine.get_many(len(records)) == records
 
 
+@pytest.mark.req("S5")
 def test_get_of_a_session_says_whether_the_queue_is_empty_or_all_is_held(tmp_path):
     with Queue(tmp_path / "q") as q, q.session() as one, q.session() as other:
         with pytest.raises(Empty, match="the queue is empty"):
             one.get()
-        q.put_many(numbers(0, 2))
-        assert one.get_many(2) == numbers(0, 2)
+        q.put_many([b"", b"None", b"0"])
+        assert [one.get() for _ in range(3)] == [b"", b"None", b"0"], "records that look like nothing"
         for take in (other.get, one.get, q.get, q.peek):
-            with pytest.raises(Empty, match="the 2 records in it are held by sessions"):
+            with pytest.raises(Empty, match="the 3 records in it are held by sessions"):
                 take(timeout=0.01)
         assert other.get_many(2) == []
 
@@ -240,6 +197,7 @@ def test_get_of_a_session_says_whether_the_queue_is_empty_or_all_is_held(tmp_pat
 # Isolation
 
 
+@pytest.mark.req("S2")
 def test_what_is_put_is_invisible_to_all_until_it_is_committed_also_to_its_session(make, tmp_path):
     with make() as q, ThreadPoolExecutor(1) as thread:
         session = q.session()
@@ -264,6 +222,7 @@ def test_what_is_put_is_invisible_to_all_until_it_is_committed_also_to_its_sessi
         session.close()
 
 
+@pytest.mark.req("S2")
 def test_what_is_held_is_invisible_to_everybody_and_only_what_lies_behind_it_is_taken(make, tmp_path):
     with make() as q, ThreadPoolExecutor(1) as thread:
         q.put_many(numbers(0, 20))
@@ -294,71 +253,10 @@ def is_plain_besides_batches(path: Path, expected: list[bytes]) -> None:
         assert q.verify().ok
 
 
-def test_threads_with_sessions_that_often_roll_back_get_each_record_once(tmp_path):
-    """Four threads put, four take, and a third of the sessions give back what they have done."""
-    threads, each, done = 4, 90, threading.Event()
-    with Queue(tmp_path / "q", chunk_size=200, _files=NoSync()) as q, ThreadPoolExecutor(2 * threads) as pool:
-
-        def produce(me: int) -> None:
-            with q.session() as session:
-                for number in range(0, each, 3):
-                    if number % 4 == me:
-                        session.put(b"rolled back")
-                        session.rollback()
-                    session.put_many([b"%d %d" % (me, number + rest) for rest in range(3)])
-                    session.commit()
-
-        def consume(me: int) -> list[bytes]:
-            taken: list[bytes] = []
-            turn = 0
-            with q.session() as session:
-                while True:
-                    finished = done.is_set()
-                    records = session.get_many(1 + turn % 5)
-                    turn += 1
-                    if not records and finished:
-                        return taken
-                    if turn % 3 == me % 3:
-                        session.rollback()
-                    else:
-                        session.commit()
-                        taken += records
-
-        takes = [pool.submit(consume, me) for me in range(threads)]
-        for put in [pool.submit(produce, me) for me in range(threads)]:
-            put.result()
-        done.set()
-        taken = [record for take in takes for record in take.result()]
-        taken += q.get_many(1000)  # a consumer may have ended just before another one rolled back
-        assert not q
-    assert sorted(taken) == sorted(b"%d %d" % (me, number) for me in range(threads) for number in range(each))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("release", ["rollback", "close", "put", "commit of another"])
-def test_who_waits_for_a_record_gets_it_when_a_session_lets_go_of_one_or_commits_one(tmp_path, release):
-    with Queue(tmp_path / "q") as q, ThreadPoolExecutor(2) as pool:
-        q.put(b"0")
-        session, waiting, other = q.session(), q.session(), q.session()
-        assert session.get() == b"0"
-        future = pool.submit(waiting.get, 40)
-        looking = pool.submit(q.peek, 40)
-        expected = b"0" if release in ("rollback", "close") else b"1"
-        if release == "put":
-            q.put_many([b"1", b"1"])
-        elif release == "commit of another":
-            other.put_many([b"1", b"1"])
-            other.commit()
-        else:
-            q.put(b"0")  # the one that looks needs one too
-            getattr(session, release)()
-        assert future.result(50) == looking.result(50) == expected
-        waiting.close()
-
-
 # Rolling back
 
 
+@pytest.mark.req("S3", "T21")
 def test_rolled_back_records_are_at_the_front_in_their_order_round_after_round(make, tmp_path):
     with make() as q:
         q.put_many(numbers(0, 30))
@@ -395,7 +293,7 @@ def test_records_put_while_others_are_held_stay_behind_them(make):
 
 
 def test_a_session_that_is_forgotten_rolls_back_with_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 4)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 4)
     with Queue(tmp_path / "q") as q:
         q.put_many(numbers(0, 5))
         session = q.session()
@@ -431,6 +329,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.req("S3", "S13", "T2")
 @pytest.mark.parametrize("chunk_size", [16, 4096])
 def test_sessions_end_in_any_order_with_any_outcome_and_after_a_crash_and_a_close_it_is_the_same(tmp_path, chunk_size):
     """Two in a chunk of 16, all in one of 4096: gaps within chunks, chunks that go from the middle, a first chunk that stays."""
@@ -496,6 +395,29 @@ def test_gaps_are_still_there_when_a_crash_and_another_one_follow(tmp_path):
     is_plain(path, left[2:])
 
 
+@pytest.mark.req("T10")
+def test_many_empty_records_are_counted_exactly(tmp_path):
+    with Queue(tmp_path / "q", chunk_size=64, _files=NoSync()) as q:
+        q.put_many([b""] * 300)
+        one, two = q.session(), q.session()
+        for _ in range(4):
+            assert (one.get_many(70), two.get_many(55), one.get()) == ([b""] * 70, [b""] * 55, b"")
+            assert len(q) == 174
+            two.rollback()
+            assert (len(q), len(list(q))) == (229, 229)
+            q._rotate()
+            one.rollback()
+            assert len(q) == 300
+        one.get_many(10)
+        two.get_many(20)
+        two.commit()
+        q._rotate()
+        path = crashed(tmp_path)
+    for where in (path, tmp_path / "q"):
+        with Queue(where, _files=NoSync()) as q:
+            assert (len(q), q.stats().records, len(q.get_many(1000))) == (280, 280, 280)
+
+
 def test_a_full_disk_at_close_leaves_the_gaps_in_the_log_and_the_next_close_removes_them(tmp_path):
     class Filling(Files):
         full = False
@@ -522,6 +444,7 @@ def test_a_full_disk_at_close_leaves_the_gaps_in_the_log_and_the_next_close_remo
 # Closing
 
 
+@pytest.mark.req("S8")
 def test_closing_the_queue_rolls_open_sessions_back_and_they_are_refused_from_then_on(make, tmp_path):
     q = make()
     q.put_many(numbers(0, 30))
@@ -554,6 +477,7 @@ def test_closing_the_queue_ends_a_session_that_waits(tmp_path):
                 one.result(30)
 
 
+@pytest.mark.req("T2", "T17")
 def test_after_everything_was_taken_by_sessions_no_file_is_left(make, tmp_path):
     with make() as q:
         q.put_many(numbers(0, 100))
@@ -563,6 +487,11 @@ def test_after_everything_was_taken_by_sessions_no_file_is_left(make, tmp_path):
         two.commit()
         assert list(q) == []
         one.commit()
+        assert len(list(tmp_path.glob("q.[0-9]*"))) == 1, "chunks of which all was taken are removed at once"
+        with Queue(crashed(tmp_path), _files=NoSync()) as image:
+            assert list(image) == []
+            image.put(b"new")
+            assert image.get_many(9) == [b"new"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -661,6 +590,7 @@ def test_a_lease_of_whole_chunks_leaves_those_that_a_session_holds(tmp_path):
 # Clearing, iterating, roll-over
 
 
+@pytest.mark.req("T22")
 def test_clear_leaves_what_sessions_hold_and_those_are_there_after_a_rollback(make, tmp_path):
     with make() as q:
         q.put_many(numbers(0, 30))
@@ -730,16 +660,24 @@ def test_records_that_are_held_outlast_chunks_that_come_and_go_around_them(make,
     is_plain(tmp_path / "q", numbers(0, 3))
 
 
-def test_two_sessions_that_put_over_the_end_of_a_chunk_do_not_mix_their_records(make, tmp_path):
+@pytest.mark.req("S16", "T4")
+@pytest.mark.parametrize("spill", [50, 1 << 20])
+def test_two_sessions_that_put_over_the_end_of_a_chunk_do_not_mix_their_records(make, tmp_path, monkeypatch, spill):
+    """What is too much for memory goes to files of each; the commit gives them their place in the chain."""
+    monkeypatch.setattr(LIMITS, "spill_bytes", spill)
     with make() as q:
         one, two = q.session(), q.session()
         for number in range(20):
             one.put(b"1%02d" % number)
             two.put(b"2%02d" % number)
+            q.put(b"0%02d" % number)
+        assert {name.split(".")[0] for name in spilled(tmp_path)} == ({"1", "2"} if spill == 50 else set())
         two.commit()
         one.commit()
-        assert list(q) == [b"2%02d" % number for number in range(20)] + [b"1%02d" % number for number in range(20)]
-    is_plain(tmp_path / "q", [b"2%02d" % number for number in range(20)] + [b"1%02d" % number for number in range(20)])
+        expected = [b"%d%02d" % (who, number) for who in (0, 2, 1) for number in range(20)]
+        assert list(q) == expected
+        assert q.verify().problems == []
+    is_plain(tmp_path / "q", expected)
 
 
 # Keys
@@ -810,7 +748,7 @@ def test_the_key_of_a_commit_that_was_refused_is_free(tmp_path):
 
 @pytest.fixture
 def small_spill(monkeypatch):
-    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 50)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 50)
 
 
 def spilled(folder: Path) -> list[str]:
@@ -846,6 +784,7 @@ def test_what_is_too_much_for_memory_goes_to_files_that_the_commit_moves_into_th
     is_plain(tmp_path / "q", [*numbers(297, 400), b"last"])
 
 
+@pytest.mark.req("T17")
 def test_a_rollback_removes_the_files_and_close_the_directory(tmp_path, small_spill):
     with Queue(tmp_path / "q", chunk_size=64) as q:
         one, two = q.session(), q.session()
@@ -878,6 +817,7 @@ def test_a_known_key_drops_the_files_too(tmp_path, small_spill):
         assert list(q) == [b"first", b"second"]
 
 
+@pytest.mark.req("T17")
 def test_what_a_crash_leaves_of_files_that_were_being_moved_is_removed_by_the_next_opening(tmp_path, small_spill):
     """Stopped before the commit that refers to them, they are chunk files outside the chain that say that they are empty."""
 
@@ -895,7 +835,11 @@ def test_what_a_crash_leaves_of_files_that_were_being_moved_is_removed_by_the_ne
     image = tmp_path.with_name("crashed")
     assert len(list(image.glob("q.[0-9]*"))) == 4
     assert len(list(image.glob("q.spill/*"))) > 1
+    (image / "q.lease").mkdir()
+    shutil.copy(image / "q.30002", image / "q.lease" / "q.30003")  # of a lease that did not come
+    (image / "q.log.tmp").write_bytes(b"half a log")
     with Queue(image / "q", chunk_size=40) as q:
+        assert sorted(path.name for path in image.iterdir()) == ["q", "q.30001", "q.log"]
         assert list(q) == [b"0"]
         assert q.verify().orphans == []
     is_plain(image / "q", [b"0"])
@@ -1005,6 +949,25 @@ def test_a_commit_beyond_the_bound_is_refused_and_nothing_has_happened(tmp_path)
         assert list(q) == [b"2", b"3", b"x" * 16, b"c", b"d"]
 
 
+@pytest.mark.req("T18")
+@pytest.mark.parametrize("spill", [1, 1 << 20])
+def test_a_commit_for_which_no_chunk_id_is_free_is_refused_and_can_be_made_when_there_are_some(tmp_path, monkeypatch, spill):
+    """Twenty ids: 65,533 files take a minute."""
+    monkeypatch.setattr("qewqew_core.chunk.MAX_ID", 21)
+    monkeypatch.setattr("qewqew_core.chunk.OUR_FIRST", 2)
+    monkeypatch.setattr(LIMITS, "spill_bytes", spill)
+    with Queue(tmp_path / "q", chunk_size=13) as q, q.session() as session:  # one record fills a chunk
+        q.put_many(numbers(0, 9) + [b"x"] * 10)
+        for _ in range(2):
+            session.put(b"y")
+        with pytest.raises(QueueFull, match="all chunk ids, 20, are in use"):
+            session.commit()
+        assert len(q) == 19
+        assert q.get() == b"0"
+        assert session.commit() == 2
+        assert q.get_many(99) == [*numbers(1, 9), *[b"x"] * 10, b"y", b"y"]
+
+
 def test_what_never_fits_is_refused_at_once_whatever_the_timeout(tmp_path):
     with Queue(tmp_path / "q", max_records=3, max_bytes=10) as q:
         for records in ([b""] * 4, [b"x" * 11]):
@@ -1081,7 +1044,7 @@ class Shrinking(Files):
 
 
 def test_below_the_free_space_that_must_stay_puts_are_refused_while_taking_and_leasing_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 100)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 100)
     disk = Shrinking()
     with Queue(tmp_path / "q", chunk_size=64, min_free_bytes=1000, _files=disk) as q:
         q.put_many(numbers(0, 30))
@@ -1115,27 +1078,12 @@ def test_below_the_free_space_that_must_stay_puts_are_refused_while_taking_and_l
 # Leases that end
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000_000_000_000
-
-    def advance(self, seconds: float) -> None:
-        self.now += int(seconds * 1_000_000_000)
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    result = Clock()
-    monkeypatch.setattr("time.time_ns", lambda: result.now)
-    return result
-
-
 def test_a_lease_ends_at_its_time_and_never_before_it(tmp_path, clock):
     with Queue(tmp_path / "q") as q:
         q.put_many(numbers(0, 6))
         timed = q.lease("timed", max_records=2, lease_timeout=10)
         forever = q.lease("forever", max_records=2)
-        assert (timed.expires.timestamp(), forever.expires) == (clock.now / 1e9 + 10, None)
+        assert (timed.expires.timestamp(), forever.expires) == (clock.ms / 1e3 + 10, None)
         clock.advance(9.999)
         assert q.return_expired() == []
         assert q.lease("other", max_records=1).records == 1
@@ -1175,14 +1123,14 @@ def test_after_its_time_a_lease_that_nobody_has_returned_still_belongs_to_its_ow
         one = q.lease("one", max_records=1, lease_timeout=10)
         clock.advance(60)
         one.extend()
-        assert one.expires.timestamp() == clock.now / 1e9 + 10
+        assert one.expires.timestamp() == clock.ms / 1e3 + 10
         clock.advance(10)
         two = q.lease("one")  # the same owner, after a crash: renewed instead of taken away
         assert (two.id, two.attempt, two.expires) == (one.id, 1, None)
         clock.advance(1000)
         assert q.return_expired() == []
         two = q.lease("one", lease_timeout=5)
-        assert two.expires.timestamp() == clock.now / 1e9 + 5
+        assert two.expires.timestamp() == clock.ms / 1e3 + 5
         clock.advance(5)
         one.ack()
         assert q.return_expired() == []
@@ -1198,7 +1146,7 @@ def test_an_owner_that_extends_keeps_its_batch_as_long_as_it_does(tmp_path, cloc
             assert q.return_expired() == []
             assert q.lease("other") is None
         batch.extend(100)
-        assert batch.expires.timestamp() == clock.now / 1e9 + 100
+        assert batch.expires.timestamp() == clock.ms / 1e3 + 100
         clock.advance(99)
         assert q.return_expired() == []
         assert batch.attempt == 1
@@ -1255,8 +1203,8 @@ def test_the_time_of_a_lease_and_its_extension_survive_reopening(tmp_path, clock
     assert (inspect(path).leased, inspect(path).returned) == (1, 1)
     with Queue(path) as q:
         assert [(one.key, one.expires.timestamp()) for one in q.batches()] == [
-            ("one", clock.now / 1e9),
-            ("two", clock.now / 1e9 + 15),
+            ("one", clock.ms / 1e3),
+            ("two", clock.ms / 1e3 + 15),
         ]
         assert [one.key for one in q.return_expired()] == ["one"]
         clock.advance(15)
@@ -1276,13 +1224,11 @@ class SessionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        for name, value in (("LOG_BYTES", 2000), ("PENDING_BYTES", 60)):
-            self.patch.setattr(f"qewqew_core.queue.{name}", value)
-        self.patch.setattr("qewqew_core.journal.BYTES_AT_CLOSE", 800)
-        for module in ("state", "reading", "writing"):
-            self.patch.setattr(f"qewqew_core.{module}.PIECE_BYTES", 40)
-        self.patch.setattr("qewqew_core.queue.INLINE_BYTES", {"commit": 70, "never": 70})
-        self.patch.setattr("qewqew_core.session.SPILL_BYTES", 60)
+        self.patch.setattr(LIMITS, "pending_bytes", 60)
+        self.patch.setattr(LIMITS, "log_bytes_at_close", 800)
+        self.patch.setattr(LIMITS, "piece_bytes", 40)
+        self.patch.setattr(LIMITS, "inline_bytes", {"commit": 70, "never": 70})
+        self.patch.setattr(LIMITS, "spill_bytes", 60)
         self.home = Path(tempfile.mkdtemp())
         self.folder = self.home / "0"
         self.folder.mkdir()
@@ -1304,7 +1250,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @initialize(chunk_size=st.sampled_from([30, 64, 150, 1000]), sync=st.sampled_from(["commit", "never"]), looks=st.booleans())
     def begin(self, chunk_size, sync, looks):
-        self.settings = {"chunk_size": chunk_size, "sync": sync, "_files": NoSync()}
+        self.settings = {"chunk_size": chunk_size, "sync": sync, "log_bytes": 2000, "_files": NoSync()}
         self.looks = looks  # looking makes the queue write out what only the log has
         self.open()
 
@@ -1501,11 +1447,8 @@ class SessionMachine(RuleBasedStateMachine):
 
 TestSessionMachine = SessionMachine.TestCase
 TestSessionMachine.settings = settings(
-    max_examples=100,
+    max_examples=examples(quick=10, full=100, soak=5_000),
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 
@@ -1618,7 +1561,7 @@ def test_who_asks_how_much_there_is_sees_what_a_collected_session_held(tmp_path)
 
 
 def test_many_small_records_are_spilled_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 10_000)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 10_000)
     with Queue(tmp_path / "q") as q, q.session() as s:
         for _ in range(1000):
             s.put(b"")
@@ -1636,7 +1579,7 @@ def test_no_room_even_for_the_directory_of_spilled_records_is_a_full_disk(tmp_pa
                 raise OSError(errno.ENOSPC, "made to fail", path)
             super().make_directory(path)
 
-    monkeypatch.setattr("qewqew_core.session.SPILL_BYTES", 100)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 100)
     files = Full()
     with Queue(tmp_path / "q", _files=files) as q, q.session() as s:
         s.put(b"first" * 20)

@@ -63,12 +63,18 @@ def test_who_waits_knows_how_many_are_before_him_however_long_the_line_has_exist
     path = tmp_path / "header"
     path.touch()
     descriptors = [os.open(path, os.O_RDWR) for _ in range(4)]
-    line = [lock._Line(fd) for fd in descriptors]
+
+    def join(fd: int) -> lock._Line:
+        joined = lock._Line(fd)
+        joined.join()
+        return joined
+
+    line = [join(fd) for fd in descriptors]
     assert [one.before() for one in line] == [0, 1, 2, 3]
     for _ in range(50):
         first = line.pop(0)
         first.leave()
-        line.append(lock._Line(first._fd))
+        line.append(join(first._fd))
     assert [one.before() for one in line] == [0, 1, 2, 3]
     moved = line[-1].moved
     line.pop(2).leave()  # his time was over

@@ -1,11 +1,14 @@
 """Filters match the tags that the original's filters match."""
 
+from pathlib import Path
+
 import pytest
+from disk import NoSync
 from hypothesis import example, given
 from hypothesis import strategies as st
 from zbus_cases import reference_matches
 
-from qewqew_core import BadArgument, tags
+from qewqew_core import BadArgument, Message, Topic, tags
 from qewqew_core.tags import Filter
 
 # What the original answered, in three versions of it alike.
@@ -59,6 +62,7 @@ def slot(tag: str | None, stale: bytes = b"") -> bytes:
     return (bytes((len(data),)) + data + stale).ljust(128, b"\0")[:128]
 
 
+@pytest.mark.req("Z8")
 @pytest.mark.parametrize(("text", "tag", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_a_filter_matches_what_the_original_s_did(text, tag, expected):
     one = Filter(text)
@@ -67,6 +71,16 @@ def test_a_filter_matches_what_the_original_s_did(text, tag, expected):
     assert one.matches_slot(slot(tag)) is expected  # from memory
     assert one.matches_slot(slot(tag, b".abc.def")) is expected
     assert reference_matches(text, tag) is expected  # so that the comparison below compares with the right thing
+
+
+@pytest.mark.req("Z8")
+def test_a_reader_delivers_what_its_filter_matches_from_the_moment_in_which_it_is_set(tmp_path: Path) -> None:
+    with Topic(tmp_path / "t", block_size=2000, _files=NoSync()) as topic, topic.reader("r") as reader:
+        topic.append_many(Message(b"", tag=tag) for _, _, tag, _ in TABLE)
+        for number, (why, text, _, expected) in enumerate(TABLE):
+            reader.set_filter(text)
+            reader.seek(number=number)
+            assert ([message.number for message in reader][:1] == [number]) is expected, why
 
 
 TEXTS = st.text(alphabet="ab.*#;+ é", max_size=12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import itertools
@@ -34,10 +35,10 @@ from qewqew_core import (
     Reader,
     RecordTooLarge,
     Topic,
-    appending,
     inspect_reader,
     zbus,
 )
+from qewqew_core.journal import RESERVE
 
 Make = Callable[..., Topic]
 
@@ -265,11 +266,9 @@ def test_a_bad_key_is_refused_by_appends_and_sessions(topic, key):
     assert len(topic) == 0
 
 
-def test_keys_are_forgotten_after_thirty_days_and_not_before(topic, monkeypatch):
-    start = appending.now_ms()
-    day = 86_400_000
+def test_keys_are_forgotten_after_thirty_days_and_not_before(topic, clock):
     topic.append_many([b"1"], key="k")
-    monkeypatch.setattr(appending, "now_ms", lambda: start + 29 * day)
+    clock.advance(29 * 86_400)
     assert topic.append_many([b"2"], key="k") == 1
     topic.close()
     assert len(Topic(topic.path)) == 1
@@ -284,6 +283,7 @@ def test_what_is_appended_together_lies_in_one_block_however_large(topic):
     assert [path.stat().st_size for path in sorted(Path(topic.path, "data").glob("*.zbus"))] == [205 + 20 * 304, 410]
 
 
+@pytest.mark.req("Z13", "ZD7")
 def test_only_one_topic_object_appends_at_a_time_and_others_may_read(make):
     one, other = make(), make(lock_timeout=0)
     one.append(b"mine")
@@ -309,7 +309,8 @@ def test_a_second_writer_waits_as_long_as_it_was_told_to(make):
     closing.join()
 
 
-def test_threads_that_append_to_one_topic_get_numbers_of_their_own(make):
+@pytest.mark.req("ZD8")
+def test_threads_that_append_to_one_topic_get_numbers_of_their_own_and_commits_stay_together(make):
     topic = make()
     found: dict[int, bytes] = {}
 
@@ -317,14 +318,22 @@ def test_threads_that_append_to_one_topic_get_numbers_of_their_own(make):
         for count in range(50):
             body = b"%d-%d" % (name, count)
             found[topic.append(body)] = body
+            topic.append_many([body + b" %d" % part for part in range(3)])
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {message.number: message.body for message in topic} == found
-    assert sorted(found) == list(range(200))
+    stored = bodies(topic)
+    assert len(stored) == 4 * 200
+    assert {number: stored[number] for number in found} == found
+    together = [stored[number : number + 3] for number, body in enumerate(stored) if body.endswith(b" 0")]
+    assert len(together) == 200
+    assert all(group == [group[0][:-1] + b"%d" % part for part in range(3)] for group in together)
+    blocks = sorted(Path(topic.path, "data").glob("*.zbus"))
+    ends = itertools.accumulate(path.stat().st_size for path in blocks)
+    assert [int(path.stem) for path in blocks] == [0, *ends][:-1]
     assert topic.verify().ok
 
 
@@ -784,6 +793,7 @@ def test_a_message_that_was_given_back_for_later_comes_again_then_and_others_bef
         assert time.monotonic() - begin > 0.1
 
 
+@pytest.mark.req("Z9")
 def test_a_message_is_delivered_again_when_its_time_is_over_and_the_first_consumer_cannot_commit_it(make, stopped_clock):
     topic = filled(make(), 2)
     with topic.reader("r", redeliver_after=0.05) as slow, topic.reader("r") as other:
@@ -824,6 +834,7 @@ def test_without_a_time_out_a_message_stays_with_its_consumer_as_long_as_that_is
         assert (again.number, again.attempt) == (first.number, 2)
 
 
+@pytest.mark.req("Z9")
 def test_no_more_messages_are_in_flight_than_window_allows(make):
     topic = filled(make(), 8)
     with topic.reader("r", window=3) as one, topic.reader("r", window=3) as other:
@@ -869,14 +880,16 @@ def test_a_consumer_that_closes_gives_its_messages_to_the_others(make):
         assert numbers(third) == [2, 3, 5]
 
 
-def test_what_a_process_had_comes_again_soon_after_it_was_killed(make):
-    topic = filled(make(), 4)
+@pytest.mark.req("Z7", "Z9", "ZD12")
+@pytest.mark.parametrize("dialect", ["B", "C"])
+def test_what_a_process_had_comes_again_soon_after_it_was_killed(make, dialect):
+    topic = filled(make(dialect=dialect), 4)
     consumer = program(
         """
         import sys
         from qewqew_core import Topic
-        reader = Topic(sys.argv[1]).reader("r", redeliver_after=None)
-        messages = reader.read_many(3)
+        reader = Topic(sys.argv[1]).reader("r", redeliver_after=None, window=3)
+        messages = reader.read_many(9)
         reader.commit(messages[1])
         print([message.number for message in messages], flush=True)
         sys.stdin.read()
@@ -900,25 +913,31 @@ def test_what_a_process_had_comes_again_soon_after_it_was_killed(make):
         consumer.communicate()
 
 
-def test_a_reader_of_another_process_sees_new_messages_and_blocks_while_the_writer_goes_on(topic):
+@pytest.mark.req("Z13", "ZD7")
+def test_a_reader_of_another_process_sees_new_messages_blocks_and_counts_while_the_writer_goes_on(topic):
+    topic.set_mask(0)  # takes the writer's lock
     consumer = program(
         """
         import sys
-        from qewqew_core import Topic
-        with Topic(sys.argv[1]) as topic, topic.reader("r", filter="yes") as reader:
-            print("ready", flush=True)
+        from qewqew_core import QueueLocked, Topic
+        with Topic(sys.argv[1], lock_timeout=0) as topic, topic.reader("r", filter="yes") as reader:
+            try:
+                topic.append(b"no")
+            except QueueLocked as error:
+                print("refused", error.pid, flush=True)
             while (message := reader.read(timeout=60)).body != b"end":
-                reader.commit()
-                print(message.number, flush=True)
+                stats, lag = topic.stats(), reader.lag()
+                print(message.number, stats.blocks, stats.next, len(topic), lag, reader.commit(), reader.lag(), flush=True)
         """,
         topic.path,
     )
     try:
-        assert consumer.stdout.readline() == "ready\n"
+        assert consumer.stdout.readline() == f"refused {os.getpid()}\n"
         for number in range(30):
             topic.append(b"x" * 100, tag="yes" if number % 3 == 0 else "no")
             if number % 3 == 0:
-                assert consumer.stdout.readline() == f"{number}\n"
+                expected = number, topic.stats().blocks, number + 1, number + 1, 1, 1, 0
+                assert tuple(map(int, consumer.stdout.readline().split())) == expected
         assert topic.stats().blocks > 10
         topic.append(b"end", tag="yes")
         assert consumer.wait(30) == 0
@@ -937,13 +956,14 @@ def test_iterating_over_a_topic_moves_no_reader_and_takes_no_lock(make):
         assert one.position().number == 0
 
 
+@pytest.mark.req("Z7")
 def test_with_auto_commit_a_message_is_committed_before_it_is_handed_out(make):
     topic = filled(make(), 4)
     with topic.reader("r", auto_commit=True) as one:
         assert one.read().number == 0
         assert one.position().number == 1
         assert one.commit() == one.nack() == 0
-        with topic.reader("r") as other:
+        with make() as again, again.reader("r") as other:
             assert other.read().number == 1
         assert numbers(one.read_many(2)) == [1, 2]  # also what somebody else gave back
         assert one.position().number == 3
@@ -998,6 +1018,7 @@ def test_a_start_that_is_none_makes_no_reader(topic, start):
         assert one.read().number == 0
 
 
+@pytest.mark.req("Z6", "ZD11")
 def test_seek_by_number_goes_to_any_message_forth_and_back(make):
     with make() as topic:
         for number in range(9):
@@ -1018,6 +1039,7 @@ def test_seek_by_number_goes_to_any_message_forth_and_back(make):
         assert numbers(one) == [6, 7, 8]
 
 
+@pytest.mark.req("Z6", "ZD11")
 def test_seek_by_offset_goes_to_each_message_and_to_no_place_between(make):
     topic = make()
     for number in range(7):
@@ -1045,13 +1067,13 @@ def at(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def test_seek_by_time_finds_the_first_message_since_then_in_the_first_block_that_was_written_since_then(tmp_path, monkeypatch):
+@pytest.mark.req("Z6")
+def test_seek_by_time_finds_the_first_message_since_then_in_the_first_block_that_was_written_since_then(tmp_path, clock):
     """What the original meant: blocks by the time of their last write, messages by their own time."""
-    clock = 1_000_000
-    monkeypatch.setattr(appending, "now_ms", lambda: clock)
+    clock.ms = 1_000_000
     with Topic(tmp_path / "t", block_size=408, _files=NoSync()) as topic, topic.reader("r") as one:
         for _ in range(6):  # blocks of two messages: 1,001,000 and 1,002,000; 1,003,000 …
-            clock += 1000
+            clock.advance(1)
             topic.append(b"")
         for time_, number in [(0, 0), (1_001_000, 0), (1_001_001, 1), (1_002_000, 1), (1_002_001, 2), (1_003_000, 2)]:
             one.seek(time=at(time_))
@@ -1059,7 +1081,7 @@ def test_seek_by_time_finds_the_first_message_since_then_in_the_first_block_that
         for time_, number in [(1_004_500, 4), (1_006_000, 5), (1_006_001, 6), (2_000_000, 6)]:
             one.seek(time=at(time_))
             assert one.position().number == number
-        clock += 1000
+        clock.advance(1)
         topic.append(b"", timestamp=5)  # from elsewhere: older than the block says
         topic.append(b"")
         one.seek(time=at(1_006_500))
@@ -1147,6 +1169,7 @@ def test_the_counts_of_a_topic_are_those_of_its_messages(make):
 # Readers as a whole
 
 
+@pytest.mark.req("Z9", "ZD14")
 def test_readers_are_listed_copied_and_deleted(make):
     topic = filled(make(), 5)
     assert topic.readers() == []
@@ -1154,9 +1177,11 @@ def test_readers_are_listed_copied_and_deleted(make):
         assert topic.readers() == ["a", "b", "ü ñ.1"]
         one.read_many(3)
         one.commit()
+        assert one.read().number == 3  # delivered is not committed
         topic.copy_reader("ü ñ.1", "copy")
         topic.copy_reader("ü ñ.1", "b")  # moves one that is there; its filter stays
         assert b.filter == "x"
+        assert b.position() == one.position()
         assert b.position().number == 3
         with topic.reader("copy") as copy:
             assert numbers(copy) == [3, 4]
@@ -1237,6 +1262,7 @@ def test_a_temporary_reader_whose_process_was_killed_is_deleted_by_the_next_who_
 # Filters
 
 
+@pytest.mark.req("Z8", "ZD10")
 def test_a_filter_change_acts_on_the_next_message_also_when_somebody_else_makes_it(make):
     topic = make()
     topic.append_many(Message(b"%d" % number, tag="abc"[number % 3]) for number in range(30))
@@ -1273,6 +1299,7 @@ def test_messages_that_a_filter_passed_over_come_again_only_by_seek(make):
         assert numbers(one) == [1, 3, 5]
 
 
+@pytest.mark.req("Z8", "ZD9")
 def test_a_filter_is_kept_until_it_is_changed_or_cleared(make):
     with make() as topic:
         topic.append_many([Message(b"", tag="a"), b"untagged", Message(b"", tag="ä.b")])
@@ -1289,8 +1316,15 @@ def test_a_filter_is_kept_until_it_is_changed_or_cleared(make):
             assert numbers(one) == [0, 1, 2]
     with make() as topic, topic.reader("r") as one:
         assert one.filter is None
+        one.set_filter("é" * 63 + "x")
+    with make() as topic, topic.reader("r") as one:
+        assert one.filter == "é" * 63 + "x"
+        one.set_filter("")
+    with make() as topic, topic.reader("r") as one:
+        assert one.filter is None
 
 
+@pytest.mark.req("Z8", "ZD10")
 @pytest.mark.parametrize("text", ["x" * 128, "é" * 64, 5, b"a", "\ud800"])
 def test_a_filter_that_cannot_be_one_changes_nothing(topic, text):
     filled(topic, 1)
@@ -1329,6 +1363,7 @@ def test_empty_and_binary_bodies_are_told_apart_and_come_back_whole(make):
         assert topic.verify().ok
 
 
+@pytest.mark.req("Z5", "ZD9")
 @pytest.mark.parametrize("letter", ["a", "é", "日", "🐘", "\0"])
 def test_ids_and_tags_are_text_of_any_kind_up_to_their_limit_in_bytes(make, letter):
     topic = make()
@@ -1362,6 +1397,7 @@ def test_a_body_of_a_hundred_megabytes(tmp_path, sync):
         assert topic.verify().ok
 
 
+@pytest.mark.req("ZD11")
 @pytest.mark.soak
 def test_bodies_up_to_two_gibibytes_and_blocks_that_end_there(tmp_path):
     """The largest body, which fills a block by itself; and a commit of more than a block can hold, which goes to several."""
@@ -1392,6 +1428,7 @@ def test_bodies_up_to_two_gibibytes_and_blocks_that_end_there(tmp_path):
         assert topic.verify().ok
 
 
+@pytest.mark.req("ZD11")
 def test_what_does_not_fit_into_one_block_goes_to_several_and_is_still_one_commit(tmp_path, monkeypatch):
     """The limit of 2 GiB, made small."""
     monkeypatch.setattr(zbus, "LARGEST_BLOCK", 1000)
@@ -1412,6 +1449,7 @@ def test_what_does_not_fit_into_one_block_goes_to_several_and_is_still_one_commi
 # Dialects
 
 
+@pytest.mark.req("Z3")
 def test_dialect_c_is_written_and_read_with_its_checksums_and_without_corr_offset(make):
     with make(dialect="C") as topic:
         topic.append(b"body", tag="a.b", id="i", timestamp=123)
@@ -1433,8 +1471,10 @@ def test_dialect_c_is_written_and_read_with_its_checksums_and_without_corr_offse
     assert at == len(data)
 
 
-def test_dialect_a_is_read_as_b_and_written_as_b(make):
-    with make(dialect="A") as topic:
+@pytest.mark.req("Z1")
+@pytest.mark.parametrize("wanted", ["A", None])
+def test_dialect_b_is_the_default_and_what_a_is_read_and_written_as(make, wanted):
+    with make(dialect=wanted) as topic:
         topic.append(b"x", corr_offset=5)
         assert topic.dialect == "B"
     with make(dialect="B") as topic:
@@ -1458,13 +1498,14 @@ def test_a_topic_is_not_opened_in_another_dialect_than_its_own(make, written, wa
         assert bodies(topic) == [b"x"]
 
 
+@pytest.mark.req("Z3")
 @pytest.mark.parametrize("wanted", [None, "A", "B"])
 def test_messages_of_dialect_c_are_not_taken_for_those_of_another(make, wanted):
     """Where a server wrote them, and there is no log of ours: the checksum of a message's head tells."""
     with make(dialect="C") as topic:
         topic.append(b"x")
     os.unlink(os.path.join(topic.path, "t.log"))
-    with pytest.raises(BadArgument, match='dialect="C"'):
+    with pytest.raises(BadArgument, match='written in dialect C; open it with dialect="C"'):
         make(dialect=wanted)
     with make(dialect="C") as topic:
         assert bodies(topic) == [b"x"]
@@ -1483,6 +1524,7 @@ def test_messages_of_dialect_b_are_not_taken_for_those_of_c(make):
 # The header
 
 
+@pytest.mark.req("Z9", "ZD9")
 def test_mask_creator_and_extensions_are_kept(make):
     with make() as topic:
         header = topic.header()
@@ -1504,6 +1546,7 @@ def test_mask_creator_and_extensions_are_kept(make):
         assert topic.header().creator == ""
 
 
+@pytest.mark.req("Z5", "ZD9", "ZD10")
 @pytest.mark.parametrize(
     "call",
     [
@@ -1512,26 +1555,34 @@ def test_mask_creator_and_extensions_are_kept(make):
         lambda topic: topic.set_mask(True),
         lambda topic: topic.set_creator("x" * 128),
         lambda topic: topic.set_creator("é" * 64),
+        lambda topic: topic.set_creator("x" * 259),
+        lambda topic: topic.set_creator("x" * (1 << 20)),
         lambda topic: topic.set_creator(b"x"),
         lambda topic: topic.set_extension(4, "x"),
         lambda topic: topic.set_extension(-1, "x"),
         lambda topic: topic.set_extension(0, "x" * 128),
+        lambda topic: topic.set_extension(0, "é" * 129),
+        lambda topic: topic.set_extension(0, "x" * (1 << 20)),
         lambda topic: topic.set_extension("0", "x"),
     ],
 )
 def test_what_does_not_fit_into_the_header_changes_nothing(topic, call):
     topic.set_creator("before")
-    before = of_zbus(Path(topic.path))
+    topic.set_extension(0, "before")
+    before, header = of_zbus(Path(topic.path)), topic.header()
     with pytest.raises(BadArgument):
         call(topic)
     assert of_zbus(Path(topic.path)) == before
+    assert topic.header() == header
 
 
 # Checking
 
 
-def test_verify_finds_flipped_bits_in_heads_and_bodies_with_path_and_offset(make):
-    with make() as topic:
+@pytest.mark.req("Z15", "ZD4")
+@pytest.mark.parametrize("dialect", ["B", "C"])
+def test_verify_and_leases_find_flipped_bits_in_heads_and_bodies_with_path_and_offset(make, dialect):
+    with make(dialect=dialect) as topic:
         for number in range(5):
             topic.append(b"body %d" % number)
         seen: list[tuple[int, int]] = []
@@ -1543,11 +1594,13 @@ def test_verify_finds_flipped_bits_in_heads_and_bodies_with_path_and_offset(make
     good = block.read_bytes()
     for at_ in (0, 20, 100, 204, 209):
         block.write_bytes(good[:at_] + bytes([good[at_] ^ 1]) + good[at_ + 1 :])
-        with make() as topic:
+        with make() as topic, topic.reader("r") as one:
             report = topic.verify()
-            assert not report.ok
+            assert len(report.problems) == 1
             assert str(block) in report.problems[0]
             assert "offset" in report.problems[0]
+            with pytest.raises(CorruptQueue):
+                one.lease("k")
     block.write_bytes(good)
     with make() as topic:
         assert topic.verify().ok
@@ -1582,19 +1635,34 @@ def test_verify_and_stats_find_nothing_wrong_while_a_writer_appends_and_removes(
             writer.join()
 
 
-def test_a_block_file_that_is_missing_or_short_is_an_error_and_never_zeros(make):
-    with make() as topic:
+@pytest.mark.req("ZD4")
+@pytest.mark.parametrize("dialect", ["B", "C"])
+def test_a_block_file_that_is_empty_or_short_is_an_error_and_never_zeros(make, dialect):
+    with make(dialect=dialect) as topic:
         for number in range(5):
             topic.append(b"body %d" % number)
     block = sorted(Path(topic.path, "data").glob("*.zbus"))[0]
     good = block.read_bytes()
-    block.write_bytes(good[:-3])
-    with pytest.raises(CorruptQueue) as caught, make() as topic, topic.reader("r") as one:
-        list(one)
-    assert caught.value.path == str(block)
+    for size in (0, len(good) - 20, len(good) - 6, len(good) - 1):
+        block.write_bytes(good[:size])
+        with pytest.raises(CorruptQueue) as caught, make() as topic, topic.reader("r") as one:
+            one.read_many(10)
+        assert caught.value.path == str(block)
+        with contextlib.suppress(CorruptQueue), make() as topic:  # of the last block, opening says it
+            assert not topic.verify().ok
     block.write_bytes(good)
     with make() as topic, topic.reader("r") as one:
         assert len(list(one)) == 5
+
+
+@pytest.mark.parametrize("log_bytes", [1, 64 << 10, 1 << 20])
+def test_the_log_grows_by_as_much_as_it_may_and_is_cut_back(tmp_path, log_bytes):
+    sizes = []
+    with Topic(tmp_path / "t", sync="never", log_bytes=log_bytes) as topic:
+        for _ in range(1500):
+            topic.append(b"x" * 1000)
+            sizes.append((tmp_path / "t" / "t.log").stat().st_size)
+    assert log_bytes < max(sizes) <= log_bytes + 4000 + 2 * RESERVE  # a snapshot, a commit, and what is kept free
 
 
 # Processes

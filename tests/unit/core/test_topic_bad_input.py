@@ -1,4 +1,4 @@
-"""Bad input to topics: a named error that says what, where and what to do, before anything on disk has changed."""
+"""Bad input that only a topic can get: its directory, readers, and fields of messages; the rest: test_bad_input.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from damage import tree
+from refusal import refused
 
 from qewqew_core import (
     BadArgument,
     BadPath,
-    BadRecord,
     CorruptQueue,
     Message,
     QewQewError,
@@ -26,28 +27,6 @@ from qewqew_core import (
 )
 
 NAN = float("nan")
-
-
-def tree(folder: Path) -> dict[str, bytes | str | None]:
-    """Names and bytes of all below the folder."""
-    found: dict[str, bytes | str | None] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = str(path.readlink())
-        else:
-            found[name] = path.read_bytes() if path.is_file() else None
-    return found
-
-
-@contextlib.contextmanager
-def refused(folder: Path, error: type[Exception], match: str | None = None) -> Iterator[None]:
-    """The block raises this error, with this hint, and changes nothing below the folder."""
-    before = tree(folder)
-    with pytest.raises(error, match=match) as caught:
-        yield
-    assert isinstance(caught.value, QewQewError)
-    assert tree(folder) == before
 
 
 @pytest.fixture
@@ -62,22 +41,11 @@ def topic(tmp_path) -> Iterator[Topic]:
 # Paths
 
 
-@pytest.mark.parametrize("path", [None, 5, b"/tmp/t", "", "a\0b", "\ud800/x", ["t"], 1.5])
-def test_what_is_no_path_is_refused(path):
+@pytest.mark.parametrize("name", ["a\nb", "a\x7fb"])
+def test_a_path_that_cannot_be_a_topic_is_refused_and_nothing_is_made(tmp_path, name):
     for call in (Topic, lambda path: inspect_reader(path, "r")):
-        with pytest.raises(BadPath):
-            call(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("no/such/t", "mkdir -p"), ("x" * 201, "200 bytes"), ("a\nb", "printable"), ("a\x7fb", "printable"), ("é" * 101, "200")],
-)
-def test_a_path_that_cannot_be_a_topic_is_refused_and_nothing_is_made(tmp_path, name, hint):
-    with refused(tmp_path, BadPath, hint):
-        Topic(tmp_path / name)
-    with refused(tmp_path, BadPath, hint):
-        inspect_reader(tmp_path / name, "r")
+        with refused(tmp_path, BadPath, "printable"):
+            call(tmp_path / name)
 
 
 def test_the_root_directory_is_no_topic():
@@ -98,14 +66,11 @@ def test_strange_names_are_names(tmp_path, name):
 def test_what_is_no_directory_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"something")
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
-    os.mkfifo(tmp_path / "pipe")
     with Queue(tmp_path / "q") as q:
         q.put(b"x")
-        for name in ("file", "nowhere", "q", "pipe"):
+        for name in ("file", "nowhere", "q"):
             with refused(tmp_path, BadPath, "topic"):
                 Topic(tmp_path / name)
-    with refused(tmp_path, BadPath):
-        Topic(tmp_path / "file" / "t")
 
 
 def test_a_directory_with_other_files_is_not_made_a_topic(topic, tmp_path):
@@ -169,33 +134,6 @@ def test_a_topic_whose_index_is_missing_is_not_begun_anew(topic, tmp_path):
     assert tree(tmp_path / "t" / "data") == before
 
 
-# Arguments of a topic
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *({"block_size": bad} for bad in (0, -1, True, 1.5, "1", 1 << 31, None, NAN)),
-        *({"sync": bad} for bad in ("always", None, True, "", b"commit")),
-        *({"dialect": bad} for bad in ("D", "b", 5, "", ["A"])),
-        *({"lock_timeout": bad} for bad in (-1, NAN, float("inf"), "1", None, True)),
-        *({"min_free_bytes": bad} for bad in (-1, 1.0, "1", None)),
-        *({"max_age": bad} for bad in (timedelta(0), timedelta(-1), 5, "1h", NAN)),
-        *({"max_bytes": bad} for bad in (0, -1, 1.5, "1", True)),
-        *({"max_records": bad} for bad in (0, -1, 1.5, "1", True, 1 << 64)),
-        *({"slow_readers": bad} for bad in ("kill", None, True)),
-        *({"max_attempts": bad} for bad in (0, -1, 1.5, None, "5")),
-        *({"retention": bad} for bad in (timedelta(-1), 5, None)),
-        *({"retention_bytes": bad} for bad in (-1, 1.5, None)),
-    ],
-    ids=str,
-)
-def test_arguments_that_cannot_be_are_refused_before_a_topic_is_made(tmp_path, arguments):
-    (name,) = arguments
-    with refused(tmp_path, BadArgument, f"{name} must be"):
-        Topic(tmp_path / "t", **arguments)
-
-
 # Readers
 
 
@@ -242,6 +180,7 @@ def test_readers_whose_names_look_like_files_of_others_do_not_meet_them(topic):
         one.close()
 
 
+@pytest.mark.req("ZD15")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -253,10 +192,11 @@ def test_readers_whose_names_look_like_files_of_others_do_not_meet_them(topic):
     ids=str,
 )
 def test_arguments_of_a_reader_that_cannot_be_are_refused_and_no_reader_is_made(topic, arguments):
+    before = {*Path(topic.path).rglob("*")}
     with pytest.raises(BadArgument):
         topic.reader("r", **arguments)
     assert topic.readers() == []
-    assert not [name for name in os.listdir(Path(topic.path, "state")) if name.endswith(".log")]
+    assert {path.name for path in {*Path(topic.path).rglob("*")} - before} <= {"reader", "state", "r.lock"}
     with topic.reader("r") as one:
         assert one.read().number == 0
 
@@ -267,10 +207,6 @@ def reader_calls() -> list[tuple[str, Callable]]:
         calls.append((f"read timeout {bad}", lambda one, bad=bad: one.read(timeout=bad)))
         calls.append((f"peek timeout {bad}", lambda one, bad=bad: one.peek(timeout=bad)))
         calls.append((f"read_many timeout {bad}", lambda one, bad=bad: one.read_many(1, timeout=bad)))
-    for bad in (0, -1, 1.5, "1", None, True, NAN):
-        calls.append((f"read_many {bad}", lambda one, bad=bad: one.read_many(bad)))
-        if bad is not None:
-            calls.append((f"read_many max_bytes {bad}", lambda one, bad=bad: one.read_many(1, max_bytes=bad)))
     for bad in (-1, NAN, float("inf"), "1", None, True):
         calls.append((f"nack delay {bad}", lambda one, bad=bad: one.nack(delay=bad)))
     for bad in ("message", b"0", 0, None, [], Message(b"0"), Message(b"0", number=0)):
@@ -333,31 +269,21 @@ def test_an_rdx_that_names_no_place_is_an_error_and_other_readers_work(topic):
 # What is appended
 
 
-@pytest.mark.parametrize(
-    "messages", [None, 5, b"bytes", bytearray(b"x"), memoryview(b"x"), "text", Message(b"one"), Message(b"", "t")]
-)
-def test_append_many_of_something_else_than_messages_stores_nothing(topic, tmp_path, messages):
+def test_a_message_is_not_an_iterable_of_messages(topic, tmp_path):
     with topic.session() as session:
-        for call in (topic.append_many, lambda messages: topic.append_many(messages, key="k"), session.append_many):
-            with refused(tmp_path, BadArgument, "append_many takes an iterable of messages"):
-                call(messages)
+        for one in (Message(b"one"), Message(b"", "t")):
+            for call in (topic.append_many, lambda messages: topic.append_many(messages, key="k"), session.append_many):
+                with refused(tmp_path, BadArgument, "append_many takes an iterable of messages"):
+                    call(one)
     assert len(topic) == 3
 
 
-@pytest.mark.parametrize("body", [None, "text", 5, [b"x"], object()])
-def test_a_body_that_is_none_is_refused(topic, tmp_path, body):
-    with topic.session() as session:
-        for call in (topic.append, session.append):
-            with refused(tmp_path, BadRecord, "bytes-like"):
-                call(body)
-    assert len(topic) == 3
-
-
+@pytest.mark.req("Z5", "ZD15")
 @pytest.mark.parametrize(
     "fields",
     [
-        *({"tag": bad} for bad in (5, b"t", "x" * 128, "\ud800", ["t"])),
-        *({"id": bad} for bad in (5, b"t", "x" * 40, "é" * 20, "\ud800")),
+        *({"tag": bad} for bad in (5, b"t", "x" * 128, "x" * 256, "x" * 259, "\ud800", ["t"])),
+        *({"id": bad} for bad in (5, b"t", "x" * 40, "é" * 20, "x" * 256, "x" * 258, "\ud800")),
         *({"corr_offset": bad} for bad in (1.0, "1", None, True, NAN, 1 << 63, -(1 << 63) - 1)),
         *({"timestamp": bad} for bad in (-1, 1.0, "1", True, NAN, 1 << 63, datetime(2026, 1, 1))),
     ],

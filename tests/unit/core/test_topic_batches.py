@@ -30,7 +30,6 @@ from qewqew_core import (
     Topic,
     inspect_reader,
     manifest,
-    reader,
 )
 from qewqew_core.tags import Filter
 
@@ -416,31 +415,26 @@ def test_seek_leaves_batches_alone(make):
         assert one.lag() == 0
 
 
-def test_a_lease_ends_when_its_time_is_over_unless_it_is_extended(make, monkeypatch):
-    from qewqew_core import leasing, reader_inspection
-
-    clock = reader.now_ms()
-    for module in (reader, reader_inspection, leasing):
-        monkeypatch.setattr(module, "now_ms", lambda: clock)
+def test_a_lease_ends_when_its_time_is_over_unless_it_is_extended(make, clock):
     topic = filled(make(), 4)
     with topic.reader("r") as one:
         batch = one.lease("a", max_records=2, lease_timeout=10)
-        clock += 9_000
+        clock.advance(9)
         assert one.return_expired() == []
         batch.extend()
-        clock += 9_000
+        clock.advance(9)
         assert one.return_expired() == []
         batch.extend(100)
-        clock += 99_000
+        clock.advance(99)
         assert one.lease("a", lease_timeout=1).id == batch.id  # which is as good as extend
-        clock += 2_000
+        clock.advance(2)
         assert one.stats().returned == 1
         assert [(each.id, each.state) for each in one.return_expired()] == [(batch.id, "returned")]
         with pytest.raises(BatchConflict):
             batch.extend()
         again = one.lease("b", lease_timeout=5)
         assert (again.id, again.attempt) == (batch.id, 2)
-        clock += 6_000
+        clock.advance(6)
         third = one.lease("c")  # takes what has expired
         assert (third.id, third.attempt) == (batch.id, 3)
         with pytest.raises(BadArgument, match="without lease_timeout"):
@@ -503,6 +497,7 @@ def damage(topic: Topic, block: int, at: int) -> Path:
     return path
 
 
+@pytest.mark.req("ZD4")
 def test_a_lease_of_damaged_messages_is_refused_and_takes_nothing(tmp_path):
     """Bodies have no checksum in the format; ours stands in the topic's log."""
     with Topic(tmp_path / "orders", block_size=500, _files=NoSync()) as topic:

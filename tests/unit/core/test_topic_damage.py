@@ -1,4 +1,4 @@
-"""Every n-th byte of each file of a small topic damaged, and each file cut at many lengths: a named error, or what is right.
+"""Every byte of each file of a small topic damaged, and each file cut at every length: a named error, or what is right.
 
 Plain reads do not check bodies: what reads get wrong `verify` and leases must not. In a topic that crashed, the end of a log
 passes for commits that were torn; then fewer messages are there, as a power cut may leave them.
@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_damage import in_time, soon  # noqa: F401 - a fixture
-from test_topic_crash import NoSync, set_small_limits
+from damage import Change, Copy, changes, cuts
+from disk import NoSync
+from work import LOG_BYTES, set_small_limits
 
 from qewqew_core import Message, QewQewError, Topic
 from qewqew_core.reader import Reader
 
 MESSAGES = [(b"%d:" % number + b"x" * (number % 5 * 9), ("a", None, "b.c")[number % 3]) for number in range(16)]
 LEASED = {"key a": (4, 5), "key d": (6, 7), "key l": (8, 9)}  # numbers by key
+GIVEN = {"r": {*range(6, 16)}, "f": {*range(0, 16, 3)}}  # by name of the reader: what it still has to give, and what is dead
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def limits(monkeypatch):
 
 def work(path: Path) -> Topic:
     """Four blocks, keys, batches in three states, a session, a reader with messages in flight."""
-    topic = Topic(path, block_size=700, _files=NoSync())
+    topic = Topic(path, block_size=700, log_bytes=LOG_BYTES, _files=NoSync())
     for begin in range(0, 12, 4):
         topic.append_many([Message(*one, timestamp=1000) for one in MESSAGES[begin : begin + 4]], key=f"put {begin}")
     with topic.reader("r") as reader, topic.session() as session:
@@ -46,39 +48,27 @@ def work(path: Path) -> Topic:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, Path]:
-    patch = pytest.MonkeyPatch()
-    set_small_limits(patch, 600)
     kinds = {}
-    for kind in ("closed", "crashed"):
-        live, kept = tmp_path_factory.mktemp("live") / "t", tmp_path_factory.mktemp(kind) / "t"
-        topic = work(live)
-        if kind == "closed":
+    with pytest.MonkeyPatch.context() as patch:
+        set_small_limits(patch, 600)
+        for kind in ("closed", "crashed"):
+            topic = work(tmp_path_factory.mktemp("live") / "t")
+            if kind == "closed":
+                topic.close()
+            kinds[kind] = shutil.copytree(topic.path, tmp_path_factory.mktemp(kind) / "t")
             topic.close()
-        shutil.copytree(live, kept)
-        topic.close()
-    kinds = {kind.name.rstrip("0123456789"): kind / "t" for kind in tmp_path_factory.getbasetemp().iterdir() if "ed" in kind.name}
-    patch.undo()
     return kinds
-
-
-def damages(data: bytes, step: int) -> Iterator[tuple[str, bytes | None]]:
-    for offset in range(0, len(data.rstrip(b"\0")) + 9, step):
-        if offset < len(data):
-            mask = (0x01, 0x10, 0x80, 0xFF)[offset // step % 4]
-            yield f"byte {offset} ^ {mask:#x}", data[:offset] + bytes([data[offset] ^ mask]) + data[offset + 1 :]
-    for size in range(0, len(data.rstrip(b"\0")) + 1, 2 * step + 1):
-        yield f"cut to {size}", data[:size]
-    yield "missing", None
 
 
 def numbers(messages: list[Message]) -> list[int]:
     return [one.number for one in messages]
 
 
-def attempt(path: Path, moved: bool) -> bool:
+def attempt(path: Path, moved: bool, torn: bool) -> bool:
     """Use the topic; whether there was no error. What leases give, and what verify lets pass, is right.
 
-    ``moved``: the damage passes for a zbus server that has moved a reader, so messages may come again.
+    ``moved``: the damage passes for a zbus server that has moved a reader, so messages may come again, or not.
+    ``torn``: it passes for commits that a crash has torn, so messages may be missing.
     """
     fine = True
     try:
@@ -100,17 +90,18 @@ def attempt(path: Path, moved: bool) -> bool:
         for problem in report.problems:
             assert str(path) in problem
         for name in topic.readers():
-            fine &= lease_all(topic, name, moved)
+            fine &= lease_all(topic, name, moved, torn)
     return fine and report.ok
 
 
-def lease_all(topic: Topic, name: str, moved: bool) -> bool:
+def lease_all(topic: Topic, name: str, moved: bool, torn: bool) -> bool:
     try:
         with topic.reader(name) as reader:
             given = [message for batch in kept(reader) for message in batch]
             for message in given:
                 assert (message.body, message.tag) == MESSAGES[message.number], f"reader {name} leases {message}"
             assert moved or len({*numbers(given)}) == len(given), "a message is in two batches"
+            assert moved or torn or {*numbers(given)} == GIVEN[name], f"reader {name} gives {numbers(given)}"
     except QewQewError:
         return False
     return True
@@ -129,47 +120,27 @@ def kept(reader: Reader) -> Iterator[list[Message]]:
     raise AssertionError("there is no end of leases")
 
 
-def files_of(folder: Path) -> list[Path]:
-    names = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
-    assert {path.suffix for path in names} >= {".idx", ".log", ".zbus", ".rdx", ".json"}
-    return names
-
-
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.req("ZD4")
+@pytest.mark.parametrize("what", [changes, cuts])
 @pytest.mark.parametrize("kind", ["closed", "crashed"])
-@pytest.mark.usefixtures("in_time")
-def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, step, tmp_path):
-    folder, outcomes, seen = made[kind], {True: 0, False: 0}, set()
+def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, every):
+    copy = Copy(made[kind], tmp_path / "t")
+    names = [name for name in copy.files if not name.endswith(".lock") and copy.first[name] == name]
+    assert {Path(name).suffix for name in names} >= {".idx", ".log", ".zbus", ".rdx", ".json"}
+    outcomes: list[bool] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for name in files_of(folder):
-        if any(name.name == other.name and other.parent < name.parent for other in files_of(folder)):
-            continue  # another name of a block
-        for how, data in damages((folder / name).read_bytes(), step if name.suffix != ".json" else min(step, 7)):
-            soon()
-            copy = tmp_path / "t"
-            shutil.copytree(folder, copy)
-            relink(copy)
-            if data is None:
-                (copy / name).unlink()
-            else:
-                (copy / name).write_bytes(data)
-            try:
-                fine = attempt(copy, name.suffix == ".rdx")
-            except AssertionError as error:
-                raise AssertionError(f"{kind}: {name}, {how}: {error}") from error
-            except Exception as error:
-                raise AssertionError(f"{kind}: {name}, {how}: {error!r}") from error
-            outcomes[fine] += 1
-            seen.add((name.suffix, fine))
-            shutil.rmtree(copy)
-    assert outcomes[False] > 50
-    assert {(".log", False), (".zbus", False), (".idx", False)} <= seen
+    for name in names:
+        for damage in every(what(copy.files[name]), quick=100, full=20):
+            with copy.damaged(name, damage):
+                torn = kind == "crashed" and name.endswith(".log")
+                outcomes.append(attempt(copy.folder, name.endswith(".rdx"), torn))
+    assert outcomes.count(False) > len(outcomes) / 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "a damaged length was believed"
 
 
-def relink(folder: Path) -> None:
-    """Copying has made files of what were names of one."""
-    for path in folder.glob("state/*/*/*.zbus"):
-        if (folder / "data" / path.name).exists():
-            path.unlink()
-            path.hardlink_to(folder / "data" / path.name)
+@pytest.mark.parametrize(("offset", "mask"), [(11, 0xFF), (1040, 0x80)], ids=["first block", "size of a block"])
+@pytest.mark.parametrize(("kind", "fine"), [("closed", False), ("crashed", True)])
+def test_an_impossible_index_is_an_error_and_made_anew_by_the_log_of_a_crash(made, tmp_path, offset, mask, kind, fine):
+    copy = Copy(made[kind], tmp_path / "t")
+    with copy.damaged("t.idx", Change(offset, mask)):
+        assert attempt(copy.folder, moved=False, torn=False) is fine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -14,8 +15,9 @@ import pytest
 from disk import JournalDisk, image
 
 import qewqew_core.reader_inspection
-from qewqew_core import BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader, journal, topic_log
+from qewqew_core import BadArgument, BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader, topic_log
 from qewqew_core.files import Files
+from qewqew_core.limits import LIMITS
 
 
 class Interrupted(Files):
@@ -200,6 +202,36 @@ def test_readers_that_were_deleted_or_cannot_be_opened_keep_no_descriptors(tmp_p
         assert len(os.listdir("/proc/self/fd")) == before
 
 
+def open_files(below: Path) -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in found if name.startswith(str(below))]
+
+
+@pytest.mark.req("ZD13")
+def test_nothing_is_mapped_and_no_descriptor_stays_open(tmp_path: Path) -> None:
+    with Topic(tmp_path / "t", block_size=500) as topic, topic.reader("r") as reader, topic.session() as session:
+        for _ in range(50):
+            topic.append(b"x" * 200)
+        list(reader)
+        reader.lease("k")
+        session.append(bytes(17 << 20))
+        session.commit()
+        topic.stats()
+        topic.verify()
+        next(iter(topic))
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+        assert len(open_files(tmp_path)) < 30
+        topic.delete_reader("r")
+        assert (tmp_path / "t" / "reader").is_dir()
+    assert open_files(tmp_path) == []
+    with pytest.raises(BadArgument):
+        Topic(tmp_path / "t", dialect="C")
+    assert open_files(tmp_path) == []
+
+
 def test_the_lock_file_of_a_topic_is_not_followed_to_another_file(tmp_path: Path) -> None:
     Topic(tmp_path / "t").close()
     precious = tmp_path / "precious"
@@ -246,5 +278,5 @@ def test_small_commits_are_not_all_applied_again_by_each_opening_however_few_eac
             for _ in range(commits):
                 topic.append(b"x")
         frames.append(topic_log.replay(log.read_bytes(), str(log)).frames)
-    assert max(frames) <= journal.FRAMES_AT_CLOSE + 1  # the checkpoint
+    assert max(frames) <= LIMITS.log_frames_at_close + 1  # the checkpoint
     assert frames[-1] == 1

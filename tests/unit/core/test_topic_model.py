@@ -1,51 +1,33 @@
-"""Any sequence of operations on a topic and its readers does what plain lists and sets do, through kills and power cuts too.
-
-A crash stops the disk after any call of the last operation: that one has happened or not, all before it have.
-"""
+"""Any sequence of operations on a topic and its readers does what plain lists and sets do, through kills and power cuts too."""
 
 from __future__ import annotations
 
 import copy
-import random
-import shutil
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
-from disk import JournalDisk, image
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from test_topic_crash import ReaderView, View, differences, is_between, set_small_limits, view
+from hypothesis.stateful import initialize, precondition, rule
+from machine import KEYS, SIZES, SYNCS, BatchModel, Machine
+from stride import examples
+from views import ReaderView, View, differences, is_between, view
+from work import LOG_BYTES, set_small_limits
 from zbus_cases import reference_matches
 
-from qewqew_core import BatchConflict, BatchNotFound, CommitConflict, Empty, Message, Topic, inspect_reader
+from qewqew_core import Batch, CommitConflict, Empty, Message, Topic, inspect_reader
 from qewqew_core.files import Files
 from qewqew_core.reader import Reader
 from qewqew_core.reader_inspection import look
 from qewqew_core.state import key_hash
 from qewqew_core.topic_session import TopicSession
 
-BLOCK_SIZES = st.sampled_from([210, 500, 1500, 10_000])
-SYNCS = st.sampled_from(["commit", "never"])
 NAMES = st.sampled_from(["r", "s"])
-KEYS = st.sampled_from("abc")
 TAGS = st.sampled_from([None, "a", "a.b", "c"])
 FILTERS = st.sampled_from([None, None, "a", "a.#", "c;a", "zz"])
 COUNTS = st.sampled_from([1, 2, 3, 5, 30])
 MESSAGES = st.lists(st.tuples(st.binary(max_size=90), TAGS).map(lambda one: Message(*one)), max_size=7)
-MAX_ATTEMPTS = 2
 CONSUMERS = (0, 1)  # of each reader
-
-
-@dataclass
-class BatchModel:
-    key: str
-    numbers: list[int]
-    bodies: tuple[bytes, ...]
-    state: str = "leased"
-    attempt: int = 1
 
 
 @dataclass
@@ -73,10 +55,13 @@ class ReaderModel:
         for number in numbers:
             self.flight[number] = None, self.flight[number][1]
 
+    def living(self) -> list[int]:
+        """What is in batches whose messages the reader keeps."""
+        return [number for one in self.batches.values() if one.state in ("leased", "returned") for number in one.numbers]
+
 
 @dataclass
 class Model:
-    sync: str
     first: int = 0
     messages: list[Message] = field(default_factory=list)
     keys: dict[str, int] = field(default_factory=dict)
@@ -87,7 +72,7 @@ class Model:
             name: ReaderView(
                 one.filter,
                 frozenset(number for number in (*one.left, *one.flight) if number >= self.first),
-                {batch_id: (batch.state, batch.attempt, batch.key, batch.bodies) for batch_id, batch in one.batches.items()},
+                {batch_id: batch.view() for batch_id, batch in one.batches.items()},
             )
             for name, one in self.readers.items()
         }
@@ -95,97 +80,65 @@ class Model:
         return View(len(self.messages), self.first, there, {key_hash(key): n for key, n in self.keys.items()}, "", readers)
 
 
-class TopicMachine(RuleBasedStateMachine):
+class TopicMachine(Machine):
+    sizes, names, max_attempts = (210, 500, 1500, 10_000), ("r", "s"), 2
+
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
         set_small_limits(self.patch, 500)
-        self.home = Path(tempfile.mkdtemp())
-        self.folder = self.home / "0"
-        self.folder.mkdir()
-        self.disk = JournalDisk(str(self.folder))
-        self.crashes = self.serial = 0
-        self.model: Model | None = None
-        self.moments: list[tuple[int, Model]] = []
+        self.model = Model()
         self.open_readers: dict[tuple[str, int], Reader] = {}
         self.session: TopicSession | None = None
         self.session_read: list[tuple[str, int, int]] = []  # reader, number, attempt
         self.session_puts: list[Message] = []
 
-    def teardown(self) -> None:
-        self.topic.close()
-        for reader in self.open_readers.values():
-            reader.close()
-        self.patch.undo()
-        shutil.rmtree(self.home)
+    # Opening
 
-    @initialize(block_size=BLOCK_SIZES, sync=SYNCS, slow=st.sampled_from(["hold", "move"]), keep=st.sampled_from([None, 6]))
-    def begin(self, block_size, sync, slow, keep):
+    @initialize(size=SIZES, sync=SYNCS, slow=st.sampled_from(["hold", "move"]), keep=st.sampled_from([None, 6]))
+    def start(self, size, sync, slow, keep):
         self.slow, self.keep = slow, keep
-        self.model = Model(sync)
-        self.open(block_size, sync)
+        self.open(size, sync)
 
-    def open(self, block_size, sync):
-        self.model.sync = sync
-        self.topic = Topic(
-            self.folder / "t",
-            block_size=block_size,
-            sync=sync,
-            max_attempts=MAX_ATTEMPTS,
-            max_records=self.keep,
-            slow_readers=self.slow,
-            _files=self.disk,
-        )
+    def make(self, size: int, sync: str) -> None:
+        settings = {"max_attempts": self.max_attempts, "log_bytes": LOG_BYTES, "_files": self.disk}
+        settings |= {"max_records": self.keep, "slow_readers": self.slow}
+        self.topic = Topic(self.folder / "t", block_size=size, sync=sync, **settings)
 
-    def forget_objects(self):
-        self.open_readers.clear()
-        self.session, self.session_read, self.session_puts = None, [], []
-
-    @rule(block_size=BLOCK_SIZES, sync=SYNCS)
-    def reopen(self, block_size, sync):
+    def close(self, *, orderly: bool) -> None:
+        if not orderly:
+            self.topic.close()
         if self.session is not None:
             self.session.close()
         for reader in self.open_readers.values():
             reader.close()
         self.topic.close()
-        self.forget_objects()
+
+    def forget(self) -> None:
+        self.open_readers.clear()
+        self.session, self.session_read, self.session_puts = None, [], []
         for one in self.model.readers.values():
             one.give_back([*one.flight])
+
+    def agrees_closed(self) -> None:
         self.trimmed()
         for name, one in self.model.readers.items():
-            stats = inspect_reader(self.folder / "t", name)
+            stats = inspect_reader(self.topic.path, name)
             there = [number for number in (*one.left, *one.flight) if number >= self.model.first]
             assert stats.records == len(there)
             assert stats.bytes == sum(len(self.model.messages[number].body) for number in there)
-        self.open(block_size, sync)
-        self.agrees()
 
-    @precondition(lambda self: len(self.moments) > 1)
-    @rule(block_size=BLOCK_SIZES, sync=SYNCS, power=st.booleans(), seed=st.integers(0, 1 << 20), far=st.floats(0, 1))
-    def crash(self, block_size, sync, power, seed, far):
-        (begin, before), (end, after) = self.moments
-        stop = begin + round(far * (end - begin))
-        folder, calls = self.home / str(self.crashes + 1), self.disk.calls[:stop]
-        power = power and before.sync == after.sync == "commit"
-        image(calls, str(self.folder), folder, random.Random(seed) if power else None)
-        self.topic.close()
-        for reader in self.open_readers.values():
-            reader.close()
-        self.forget_objects()
-        shutil.rmtree(self.folder)
-        # After a kill, what was not synced is in the page cache only: a later power cut may still lose it.
-        self.disk = JournalDisk(str(folder), follows=None if power else (calls, str(self.folder)))
-        self.folder = folder
-        self.crashes += 1
-        self.open(block_size, sync)
+    def committed(self) -> Model:
+        return copy.deepcopy(self.model)
+
+    def go_on_from(self, before: Model, after: Model, *, returned: bool) -> None:
         for name in self.topic.readers():
             self.topic.reader(name).close()
         seen, views = view(self.topic), [before.view(), after.view()]
         assert is_between(seen, views[0], views[1]), differences(seen, views)
         happened = seen != views[0]
-        assert happened or stop < end or before.view() == after.view()
+        assert happened or not returned or views[0] == views[1]
         self.model = copy.deepcopy(after if happened else before)
-        self.model.sync, self.model.first = sync, seen.first
+        self.model.first = seen.first
         for name, one in self.model.readers.items():
             state = look(Files(), self.topic.path, name)
             # A power cut may take back deliveries, and with them how often they were tried.
@@ -194,10 +147,8 @@ class TopicMachine(RuleBasedStateMachine):
             with self.topic.reader(name) as reader:
                 one.lost = reader.lost
             one.flight = {number: flight for number, flight in one.flight.items() if number >= seen.first}
-        self.moments.clear()
 
-    @rule()
-    def agrees(self):
+    def agrees(self) -> None:
         seen, right = view(self.topic), self.model.view()
         assert seen == right, differences(seen, [right])
         report = self.topic.verify()
@@ -206,13 +157,10 @@ class TopicMachine(RuleBasedStateMachine):
         assert report.bytes == sum(len(body) for body, _ in right.messages.values())
         assert [one.body for one in self.topic] == [body for body, _ in right.messages.values()]
 
-    @invariant()
-    def counts_agree(self):
-        if self.model is not None:
-            stats = self.topic.stats()
-            assert len(self.topic) == stats.messages == len(self.model.messages) - self.model.first
-            assert (stats.first, stats.next) == (self.model.first, len(self.model.messages))
-            self.moments = [*self.moments[-1:], (len(self.disk.calls), copy.deepcopy(self.model))]
+    def check_counts(self) -> None:
+        stats = self.topic.stats()
+        assert len(self.topic) == stats.messages == len(self.model.messages) - self.model.first
+        assert (stats.first, stats.next) == (self.model.first, len(self.model.messages))
 
     # Appending
 
@@ -234,9 +182,8 @@ class TopicMachine(RuleBasedStateMachine):
         for one in self.model.readers.values():
             gone = [number for number in (*one.left, *one.flight) if number < first]
             assert not gone or self.slow == "move"
-            living = [batch for batch in one.batches.values() if batch.state in ("leased", "returned")]
             if first > self.model.first:
-                assert all(number >= first for batch in living for number in batch.numbers if number >= self.model.first)
+                assert all(number >= first for number in one.living() if number >= self.model.first)
             one.lost += len(gone)
             one.left = {number for number in one.left if number >= first}
             one.flight = {number: flight for number, flight in one.flight.items() if number >= first}
@@ -271,7 +218,7 @@ class TopicMachine(RuleBasedStateMachine):
         if (name, consumer) not in self.open_readers:
             self.open_readers[name, consumer] = self.topic.reader(name)
         if made:  # a crash may come between this and what the rule does then
-            self.moments = [(len(self.disk.calls), copy.deepcopy(self.model))]
+            self.moments = [self.moment()]
         return self.open_readers[name, consumer]
 
     def delivered(self, name: str, consumer: int, taken: list[Message], count: int) -> None:
@@ -350,7 +297,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.moments.clear()  # no crash in here: it may come between the two
 
     @rule(name=NAMES)
-    def looks(self, name):
+    def looks_at_a_reader(self, name):
         reader = self.consumer(name, 0)
         one = self.model.readers[name]
         stats = reader.stats()
@@ -360,9 +307,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert (stats.leased, stats.returned, stats.dead) == tuple(map(states.count, ("leased", "returned", "dead")))
         assert reader.filter == one.filter
         if one.filter is None:
-            living = [
-                number for batch in one.batches.values() if batch.state in ("leased", "returned") for number in batch.numbers
-            ]
+            living = one.living()
             floor = min([*there, *living, len(self.model.messages)])
             if floor >= self.model.first:
                 place = reader.position().number
@@ -438,73 +383,38 @@ class TopicMachine(RuleBasedStateMachine):
 
     # Batches
 
-    @rule(name=NAMES, count=COUNTS)
-    def lease(self, name, count):
-        reader = self.consumer(name, 0)
+    def source(self, name: str) -> Reader:
+        return self.consumer(name, 0)
+
+    def batches_of(self, name: str) -> dict[str, BatchModel]:
+        return self.model.readers[name].batches if name in self.model.readers else {}
+
+    def waiting(self, name: str) -> list[bytes]:
+        return [self.model.messages[number].body for number in self.model.readers[name].take(1 << 30)]
+
+    def leased(self, name: str, batch: Batch) -> list[int]:
         one = self.model.readers[name]
-        self.serial += 1
-        key = f"key {self.serial}"
-        returned = next(((batch_id, batch) for batch_id, batch in one.batches.items() if batch.state == "returned"), None)
-        batch = reader.lease(key, max_records=count)
-        if returned:
-            batch_id, model = returned
-            model.state, model.attempt, model.key = "leased", model.attempt + 1, key
-            assert (batch.id, batch.attempt, tuple(batch)) == (batch_id, model.attempt, model.bodies)
-            return
-        numbers = one.take(count)
-        if not numbers:
-            assert batch is None
-            return
+        numbers = one.take(batch.records)
         assert [message.number for message in batch.messages()] == numbers
-        one.batches[batch.id] = BatchModel(key, numbers, tuple(self.model.messages[number].body for number in numbers))
         one.left -= {*numbers}
         for number in numbers:
             one.flight.pop(number, None)
-        assert reader.lease(key).id == batch.id
+        return numbers
 
-    @rule(
-        name=NAMES, end=st.sampled_from(["ack", "nack", "to_dead_letters", "return_to_queue", "drop", "put_back"]), data=st.data()
-    )
-    def end_batch(self, name, end, data):
-        reader = self.consumer(name, 0)
-        one = self.model.readers[name]
-        states = {"return_to_queue": ["dead"], "drop": ["dead"], "put_back": ["leased", "returned", "dead"]}.get(end, ["leased"])
-        ids = [batch_id for batch_id, batch in one.batches.items() if batch.state in states]
-        if not ids:
-            return
-        batch_id = data.draw(st.sampled_from(ids))
-        batch, model = reader.batch(batch_id), one.batches[batch_id]
-        if end == "put_back" and min(model.numbers) < self.model.first:
-            with pytest.raises(BatchConflict):
-                batch.put_back()
-            return
-        getattr(batch, end)()
-        if end == "put_back":
-            one.left |= {*model.numbers} - one.flight.keys()
-            if one.filter is not None:  # a filter that was set since
-                one.left = {n for n in one.left if reference_matches(one.filter, self.model.messages[n].tag)}
-        if end in ("put_back", "drop"):
-            del one.batches[batch_id]
-            with pytest.raises(BatchNotFound):
-                reader.batch(batch_id)
-        elif end == "nack":
-            model.state = "dead" if model.attempt >= MAX_ATTEMPTS else "returned"
-        else:
-            model.state = {"ack": "acked", "to_dead_letters": "dead", "return_to_queue": "returned"}[end]
+    def is_there(self, one: BatchModel) -> bool:
+        return min(one.numbers) >= self.model.first
+
+    def put_back(self, name: str, one: BatchModel) -> None:
+        reader = self.model.readers[name]
+        reader.left |= {*one.numbers} - reader.flight.keys()
+        if reader.filter is not None:  # one that was set since
+            reader.left = {n for n in reader.left if reference_matches(reader.filter, self.model.messages[n].tag)}
 
 
 TestTopicMachine = TopicMachine.TestCase
 TestTopicMachine.settings = settings(
-    max_examples=250,
+    max_examples=examples(quick=25, full=250, soak=5_000),
     stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-
-
-@pytest.mark.soak
-def test_any_sequence_of_other_operations():
-    run_state_machine_as_test(TopicMachine, settings=settings(TestTopicMachine.settings, max_examples=5_000, derandomize=False))

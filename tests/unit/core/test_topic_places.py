@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import Clock
+from disk import NoSync
 
-from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic
+from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic, zbus
 from qewqew_core.block_sums import pieces_of
 from qewqew_core.files import Files
 from qewqew_core.tags import Filter
@@ -109,6 +113,35 @@ def test_a_reader_is_moved_by_who_knows_where_it_stands(path: str) -> None:
                 reader.move_to(end)
             batch.ack()
             reader.move_to(end)
+
+
+@pytest.mark.req("Z6", "ZD11")
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ({"number": 5}, 5),
+        ({"number": 0}, 0),
+        ({"offset": 3 * 205}, 3),
+        *(({"time": datetime.fromtimestamp(11 + number, UTC)}, number) for number in range(8)),
+        ({"time": datetime.fromtimestamp(12.5, UTC)}, 2),
+    ],
+    ids=str,
+)
+def test_where_a_reader_was_moved_to_is_kept_and_stands_in_its_rdx(
+    tmp_path: Path, clock: Clock, place: dict[str, Any], number: int
+) -> None:
+    """Wherever it stood: the original searched for a time from there."""
+    with Topic(tmp_path / "t", block_size=410, _files=NoSync()) as topic, topic.reader("r") as reader:
+        for second in range(8):
+            clock.ms = 11_000 + 1000 * second
+            topic.append(b"%d" % second)
+        assert reader.commit(*reader.read_many(9)) == 8
+        reader.seek(**place)
+    block, offset = zbus.unpack_position((tmp_path / "t" / "reader" / "r.rdx").read_bytes())
+    entry = zbus.unpack_entry((tmp_path / "t" / "t.idx").read_bytes(), zbus.entry_at(block))
+    assert entry.base + offset == 205 * number, "a server goes on there"
+    with Topic(tmp_path / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
+        assert reader.read().number == number
 
 
 def test_a_reader_whose_place_was_removed_is_no_longer_expected_there(path: str) -> None:

@@ -1,11 +1,14 @@
-"""`repair_topic`: whatever is damaged, the topic opens again, with all that can be read, and says what it has lost."""
+"""What only `repair_topic` mends: index, blocks, logs of readers. What it promises as `repair` does is in test_repair.py."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damage import flip
+from disk import NoSync
 
 from qewqew_core import CorruptQueue, Message, QewQewError, Topic, repair_topic, zbus
 
@@ -30,28 +33,9 @@ def bodies(path: Path) -> list[bytes]:
         return [one.body for one in topic]
 
 
-def blocks(path: Path) -> list[Path]:
-    return sorted((path / "data").glob("*.zbus"))
-
-
-def damage(path: Path, at: int, flip: int = 0xFF) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= flip
-    path.write_bytes(data)
-
-
-def test_a_topic_without_damage_is_left_as_it_is(path: Path) -> None:
-    before = {one: one.read_bytes() for one in path.rglob("*") if one.is_file()}
-    report = repair_topic(path)
-    assert report.ok
-    assert report.aside is None
-    assert report.cut == 0
-    assert {one: one.read_bytes() for one in path.rglob("*") if one.is_file()} == before
-
-
 def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
     log = path / "events.log"
-    damage(log, 30)
+    flip(log, 30)
     with pytest.raises(CorruptQueue, match=r"events\.log"):
         Topic(path)
     report = repair_topic(path)
@@ -64,13 +48,17 @@ def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
         assert reader.read().number == 7
 
 
-def test_keys_before_the_damage_of_the_log_still_count(path: Path) -> None:
+def damage_behind_the_keys(path: Path) -> None:
     with Topic(path, block_size=1500) as topic:
         topic.append(b"20")
         topic.append(b"21")
     data = (path / "events.log").read_bytes()
     place = data.index(b"21", data.rindex(b"20"))  # the body of the last message, in its frame
-    damage(path / "events.log", place)
+    flip(path / "events.log", place)
+
+
+def test_keys_before_the_damage_of_the_log_still_count(path: Path) -> None:
+    damage_behind_the_keys(path)
     repair_topic(path)
     with Topic(path) as topic:
         assert topic.append_many([b"again"], key="first") == 5
@@ -84,7 +72,7 @@ def test_an_index_is_made_anew_from_the_blocks(path: Path, how: str) -> None:
         "missing": index.unlink,
         "empty": lambda: index.write_bytes(b""),
         "garbage": lambda: index.write_bytes(b"\xa5" * zbus.INDEX_SIZE),
-        "version": lambda: damage(index, 3),
+        "version": lambda: flip(index, 3),
     }
     acts[how]()
     with pytest.raises(QewQewError):
@@ -101,10 +89,8 @@ def test_an_index_is_made_anew_from_the_blocks(path: Path, how: str) -> None:
 
 
 def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> None:
-    last = blocks(path)[-1]
-    size = last.stat().st_size
-    with last.open("r+b") as file:
-        file.truncate(size - 1)
+    last = max((path / "data").glob("*.zbus"))
+    os.truncate(last, last.stat().st_size - 1)
     (path / "events.log").unlink()  # a zbus server's topic, after a power cut
     with pytest.raises(CorruptQueue):
         Topic(path)
@@ -119,7 +105,7 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
 
 
 def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: Path) -> None:
-    damage(path / "state" / "middle.log", 40)
+    flip(path / "state" / "middle.log", 40)
     with Topic(path) as topic, pytest.raises(CorruptQueue):
         topic.reader("middle")
     report = repair_topic(path)
@@ -129,7 +115,8 @@ def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: 
 
 
 def test_a_reader_that_stands_where_no_message_begins_goes_back_to_one(path: Path) -> None:
-    (path / "state" / "middle.log").unlink()
+    for suffix in (".log", ".lock"):  # a reader of a zbus server
+        (path / "state" / f"middle{suffix}").unlink()
     rdx = path / "reader" / "middle.rdx"
     data = rdx.read_bytes()
     rdx.write_bytes(zbus.pack_position(0, 300) + data[12:])
@@ -147,3 +134,28 @@ def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
         repair_topic(tmp_path / "none")
     with pytest.raises(QewQewError):
         repair_topic(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("damaged", [lambda path: flip(path / "events.idx", 3), damage_behind_the_keys], ids=["index", "log"])
+def test_keys_outlive_a_repair_that_is_stopped(path: Path, damaged: Callable[[Path], None]) -> None:
+    class Stopped(NoSync):
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith(".idx"):
+                raise OSError("stopped")
+            super().rename(source, target)
+
+    damaged(path)
+    with pytest.raises(OSError, match="stopped"):
+        repair_topic(path, _files=Stopped())
+    repair_topic(path)
+    with Topic(path) as topic:
+        before = len(topic)
+        assert topic.append_many([b"again"], key="first") == 5
+        assert len(topic) == before >= 20
+
+
+@pytest.mark.parametrize("size", [20, 400, 1040])
+def test_messages_behind_an_index_that_was_cut_are_not_lost_in_silence(path: Path, size: int) -> None:
+    os.truncate(path / "events.idx", size)
+    assert not repair_topic(path).ok
+    assert len(bodies(path)) == 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, appending, inspect_reader, topic, zbus
+from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, inspect_reader, zbus
 
 Make = Callable[..., Topic]
 BODY = b"x" * 46  # a message of 250 bytes: two fill a block
@@ -58,6 +58,7 @@ def test_without_a_bound_nothing_is_ever_removed(make):
         assert numbers(one) == list(range(20))
 
 
+@pytest.mark.req("ZD11")
 def test_blocks_beyond_max_records_are_removed_oldest_first_as_blocks_fill(make):
     """At least so many are kept: a block goes when those behind it are enough."""
     with make(max_records=5) as one:
@@ -72,6 +73,7 @@ def test_blocks_beyond_max_records_are_removed_oldest_first_as_blocks_fill(make)
         assert index == (1, 3, 17, 40)
 
 
+@pytest.mark.req("Z10")
 def test_blocks_beyond_max_bytes_are_removed(make):
     with make(max_bytes=1200) as one:
         for number in range(20):
@@ -83,22 +85,21 @@ def test_blocks_beyond_max_bytes_are_removed(make):
         assert numbers(one) == [18, 19]  # the last block stays
 
 
-def test_blocks_that_are_older_than_max_age_are_removed(make, monkeypatch):
-    start = clock = 1_600_000_000_000
+@pytest.mark.req("Z10")
+def test_blocks_that_are_older_than_max_age_are_removed(make, clock):
+    start = clock.ms
     hour = 3_600_000
-    monkeypatch.setattr(appending, "now_ms", lambda: clock)
-    monkeypatch.setattr(topic, "now_ms", lambda: clock)
     with make(max_age=timedelta(hours=1)) as one:
         for number in range(6):
-            clock = start + 600_000 * number
+            clock.ms = start + 600_000 * number
             one.append(BODY, timestamp=5)  # what counts is when it was appended
         for block, written in enumerate([600_000, 1_800_000]):
-            clock = start + written + hour
+            clock.ms = start + written + hour
             assert one.trim() == 0  # an hour old, to the millisecond
-            clock += 1
+            clock.ms += 1
             assert one.trim() == 2
             assert numbers(one)[0] == 2 * block + 2
-        clock += 100 * hour
+        clock.ms += 100 * hour
         assert one.trim() == 0
         assert numbers(one) == [4, 5]  # the last block stays, however old
         assert one.append(BODY) == 6
@@ -112,6 +113,7 @@ def test_each_bound_alone_removes(make):
         assert numbers(one) == [6, 7, 8]
 
 
+@pytest.mark.req("ZD11")
 def test_trim_says_how_many_messages_are_gone_and_close_removes_as_well(make):
     filled(make(), 11).close()
     with make(max_records=3) as one:
@@ -132,6 +134,7 @@ def test_trim_says_how_many_messages_are_gone_and_close_removes_as_well(make):
         assert len(one) == 2
 
 
+@pytest.mark.req("Z15")
 def test_checksums_of_blocks_go_with_them(make):
     for _ in range(3):  # each opening that finds full blocks stores the sums of those
         filled(make(), 4).close()
@@ -194,6 +197,7 @@ def test_a_reader_that_was_never_opened_here_holds_blocks_back_too(make):
             assert numbers(reader) == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.req("Z10")
 def test_slow_readers_are_moved_on_and_what_they_lost_is_counted(make):
     with make(max_records=4, slow_readers="move") as one:
         filled(one, 4)
@@ -261,6 +265,7 @@ def test_filters_do_not_hold_blocks_back_once_they_were_passed(make):
 # What every reader has committed
 
 
+@pytest.mark.req("Z10")
 def test_what_all_readers_have_committed_is_removed(make):
     """A topic with one reader and this is a queue for records of any size."""
     with make(delete_committed=True) as one:

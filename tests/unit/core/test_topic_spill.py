@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from conftest import Clock
 from disk import NoSync
 
-from qewqew_core import DiskFull, Message, Topic, appending, outgoing, zbus
+from qewqew_core import DiskFull, Message, Topic, outgoing, zbus
+from qewqew_core.limits import LIMITS
 from qewqew_core.zbus import HEAD
 
 ODD = Message(b"", "ü" * 63, "i" * 39, 0, 0)
@@ -20,9 +22,9 @@ ODD = Message(b"", "ü" * 63, "i" * 39, 0, 0)
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is needed soon, and read in parts that the largest bodies do not fit in."""
-    for name, value in {"SPILL_BYTES": 2000, "READ_BYTES": 400, "WRITE_BYTES": 300, "PIECE_BYTES": 1500}.items():
-        monkeypatch.setattr(outgoing, name, value)
-    monkeypatch.setattr(appending, "WRITE_BYTES", 300)
+    monkeypatch.setattr(outgoing, "READ_BYTES", 400)
+    for name, value in {"topic_spill_bytes": 2000, "write_bytes": 300, "piece_bytes": 1500}.items():
+        monkeypatch.setattr(LIMITS, name, value)
 
 
 def messages(dialect: str) -> list[Message]:
@@ -50,7 +52,7 @@ def test_the_blocks_are_those_of_one_append(
     inline: int,
     largest: int,
 ) -> None:
-    monkeypatch.setattr(appending, "INLINE_BYTES", {"commit": inline, "never": inline})
+    monkeypatch.setattr(LIMITS, "inline_bytes", {"commit": inline, "never": inline})
     monkeypatch.setattr(zbus, "LARGEST_BLOCK", largest)
     ready = messages(dialect)
     with Topic(tmp_path / "one", dialect=dialect, block_size=20_000, _files=NoSync()) as topic:
@@ -69,19 +71,17 @@ def test_the_blocks_are_those_of_one_append(
         assert [one.body for one in topic] == [one.body for one in ready]
 
 
-def test_messages_without_a_timestamp_get_that_of_the_commit(
-    tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_without_a_timestamp_get_that_of_the_commit(tmp_path: Path, small: None, clock: Clock) -> None:
     with Topic(tmp_path / "t", _files=NoSync()) as topic, topic.session() as session:
         for number in range(20):
             session.append(b"x" * 300, timestamp=number if number % 2 else None)
-        monkeypatch.setattr(appending, "now_ms", lambda: 1_900_000_000_000)
+        clock.ms = 1_900_000_000_000
         session.commit()
         assert [one.timestamp for one in topic] == [number if number % 2 else 1_900_000_000_000 for number in range(20)]
 
 
 def test_memory_does_not_grow_with_what_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "SPILL_BYTES", 1 << 20)
+    monkeypatch.setattr(LIMITS, "topic_spill_bytes", 1 << 20)
 
     with Topic(tmp_path / "t", _files=NoSync()) as topic, topic.session() as session:
         tracemalloc.start()

@@ -354,6 +354,7 @@ def test_a_message_is_read_as_it_was_written(dialect, data):
     assert zbus.crc_is_right(b"\xee" * 7 + stored, 7) is (dialect == "C")
 
 
+@pytest.mark.req("Z5", "ZD9")
 @pytest.mark.parametrize("dialect", ["A", "B", "C"])
 @pytest.mark.parametrize("text", ["größe", "日本語", "🐘", "é" * 19])
 def test_non_ascii_text_is_read_as_it_was_written(dialect, text):
@@ -423,19 +424,24 @@ def test_the_longest_texts_fill_their_slots(dialect, field, text, size):
     assert zbus.unpack_message(packed(dialect, message), 0, 0, dialect) == message
 
 
+@pytest.mark.req("Z5", "ZD15")
 @pytest.mark.parametrize(
     ("field", "text"),
     [
         ("id", "i" * 40),
         ("id", "é" * 20),  # 20 characters
         ("id", "日" * 13 + "i"),
-        ("id", "i" * 258),  # the original stored this as 2 characters: it looked at one byte of the length
+        *(("id", "i" * size) for size in range(256, 260)),  # the original stored 258 as 2: it looked at one byte of the length
+        ("id", "é" * 129),
+        pytest.param("id", "i" * (1 << 20), id="a long id"),
         ("tag", "t" * 128),
         ("tag", "é" * 64),
-        ("tag", "t" * 259),
+        *(("tag", "t" * size) for size in range(256, 260)),
+        ("tag", "é" * 129),
+        pytest.param("tag", "t" * (1 << 20), id="a long tag"),
     ],
 )
-def test_a_text_that_is_one_byte_too_long_is_refused(field, text):
+def test_a_text_that_is_too_long_is_refused_at_any_length(field, text):
     limit = {"id": 39, "tag": 127}[field]
     with pytest.raises(BadArgument, match=rf"{field} has {len(text.encode())} bytes of UTF-8, at most {limit} fit"):
         zbus.check_message(Message(b"")._replace(**{field: text}), "B")
@@ -558,21 +564,29 @@ def test_an_extension_of_another_number_is_refused(number):
         zbus.ext_patch(number, "x")
 
 
-def test_extensions_and_creator_hold_127_bytes_each_and_leave_their_neighbours_alone():
+@pytest.mark.req("ZD9")
+def test_extensions_creator_and_filter_hold_127_bytes_each_and_leave_their_neighbours_alone():
     data = bytearray(zbus.new_reader(5, 2, 3))
     texts = ["a" * 127, "é" * 63 + "b", "日" * 42 + "c", "d" * 127]
     for number, text in enumerate(texts):
         put(data, zbus.ext_patch(number, text))
     put(data, zbus.creator_patch("e" * 127))
+    put(data, zbus.filter_patch("é" * 63 + "f"))
     assert len(data) == zbus.READER_SIZE
     assert zbus.unpack_common(data) == (0, 5, 5, "e" * 127, tuple(texts))
+    assert zbus.unpack_filter(data) == "é" * 63 + "f"
     assert zbus.unpack_position(data) == (2, 3)
     put(data, zbus.ext_patch(1, None))
     put(data, zbus.creator_patch(""))
     assert zbus.unpack_common(data) == (0, 5, 5, "", (texts[0], "", texts[2], texts[3]))
 
 
-@pytest.mark.parametrize("text", ["x" * 128, "é" * 64, 5, b"x", "\ud800"], ids=lambda text: repr(text)[:12])
+@pytest.mark.req("Z5", "ZD9")
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 128, "é" * 64, *("x" * size for size in range(256, 260)), "é" * 129, "x" * (1 << 20), 5, b"x", "\ud800"],
+    ids=lambda text: repr(text)[:12],
+)
 def test_an_extension_creator_or_filter_that_does_not_fit_is_refused(text):
     with pytest.raises(BadArgument, match="extension 3"):
         zbus.ext_patch(3, text)

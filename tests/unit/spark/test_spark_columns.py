@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qewqew_core import zbus
@@ -52,7 +52,6 @@ MESSAGE = st.builds(
 EARLIEST = Message(b"", timestamp=-(1 << 63), number=1)
 
 
-@settings(deadline=None)  # the first call imports half of Arrow
 @given(st.lists(st.tuples(MESSAGE, st.booleans()), min_size=1, max_size=12), st.sampled_from("BC"))
 @example([(EARLIEST, True), (EARLIEST._replace(timestamp=9223372036854775, tag="t" * 127, id="i" * 39), True)], "B")
 def test_columns_have_what_the_messages_have(listed, dialect):

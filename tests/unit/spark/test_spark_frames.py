@@ -18,7 +18,6 @@ def read(run: bytes, records: int) -> list[list[bytes]]:
     return [values.to_pylist() for values, _ in payloads(run, records, path="q.1", offset=100)]
 
 
-@settings(deadline=None)  # a busy machine may stop for longer
 @given(st.lists(st.binary(max_size=300)))
 @example([b""] * 5)
 @example([b"x" * MAX_RECORD, b"", b"y" * MAX_RECORD])
@@ -26,7 +25,6 @@ def test_what_was_framed_comes_back(records):
     assert list(chain.from_iterable(read(frame(records), len(records)))) == records
 
 
-@settings(deadline=None)  # a busy machine may stop for longer
 @given(st.lists(st.binary(max_size=40), min_size=1), st.data())
 def test_a_run_cut_anywhere_is_refused_with_a_place_in_the_file(records, data):
     run = frame(records)
@@ -37,7 +35,6 @@ def test_a_run_cut_anywhere_is_refused_with_a_place_in_the_file(records, data):
     assert 100 <= caught.value.offset <= 100 + cut
 
 
-@settings(deadline=None)  # a busy machine may stop for longer
 @given(st.binary(max_size=400))
 def test_positions_never_lie_outside_of_the_run(run):
     positions = frame_positions(run)
@@ -86,7 +83,7 @@ def always(monkeypatch) -> None:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=10))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pieces_between_boundaries_are_walked_at_once_to_the_same_end(always, records, at):
     run = frame(records)
     assert positions_between(run, len(records), boundaries_of(records, at)).tolist() == frame_positions(run).tolist()
@@ -99,7 +96,7 @@ def test_pieces_between_boundaries_are_walked_at_once_to_the_same_end(always, re
 )
 @example(b"\xff\xff", 1, [])
 @example(b"\x00", 1, [])
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_bytes_and_boundaries_say_nothing_is_found_but_what_the_plain_walk_finds(always, run, records, at):
     found = positions_between(run, records, sorted((min(offset, len(run) - 1), before) for offset, before in at))
     assert found is None or found.tolist() == frame_positions(run).tolist()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stride import swept
 
 from qewqew_core import BadArgument, BadPath, CommitConflict, CorruptQueue, Message, MessagesLost, QueueClosed, Topic
 from qewqew_spark import stream, topics
@@ -401,7 +402,7 @@ def test_a_batch_that_ended_with_its_block_is_followed_by_one_in_the_next(topic:
     assert driver.run() == []
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", swept(range(10), quick=5))
 def test_each_message_comes_once_whatever_happens(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     limits = {"maxRecordsPerTrigger": chance.randint(10, 100), "maxBytesPerTrigger": chance.randint(3000, 30_000)}

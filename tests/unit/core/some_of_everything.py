@@ -1,9 +1,6 @@
-"""Write the files of one version, which every later version must open: see README.md.
+"""Makes a queue and a topic with some of everything, closed or as a kill leaves them.
 
-    python make.py DIRECTORY closed|killed
-
-Runs with the packages of any version. What it does, and what test_earlier_versions.py expects, changes together, with new files
-of all versions, or not at all.
+python some_of_everything.py DIRECTORY closed|killed
 """
 
 from __future__ import annotations
@@ -30,20 +27,7 @@ def queue(path: Path) -> Queue:
     return made
 
 
-def put_back(path: Path) -> Queue:
-    """A batch of 10 records was put back into an emptied queue; 2 of them were taken, and 3 came after."""
-    made = Queue(path, chunk_size=300)
-    made.put_many([b"record %02d" % number for number in range(10)])
-    batch = lease(made, "put back", 10)
-    made.put_many([b"between"])
-    made.get_many(1)
-    batch.put_back()
-    made.get_many(2)
-    made.put_many([b"record %02d" % number for number in range(10, 13)])
-    return made
-
-
-def topic(path: Path) -> object:
+def topic(path: Path) -> tuple[qewqew_core.Topic, qewqew_core.Reader, qewqew_core.Reader]:
     """40 messages, of which reader ``all`` has committed 3, reads 2 and leases 4; reader ``odd`` has committed 4 of its own."""
     made = qewqew_core.Topic(path, block_size=1000)
     every, odd = made.reader("all"), made.reader("odd", filter="odd")
@@ -69,9 +53,7 @@ def lease(source: object, key: str, records: int) -> qewqew_core.Batch:
 
 def main(directory: Path, end: str) -> None:
     directory.mkdir()
-    opened = [queue(directory / "queue"), put_back(directory / "put-back")]
-    if hasattr(qewqew_core, "Topic"):
-        opened += reversed(topic(directory / "topic"))
+    opened = [queue(directory / "queue"), *reversed(topic(directory / "topic"))]
     if end == "killed":
         os._exit(0)  # no close, as if by SIGKILL
     for each in opened:

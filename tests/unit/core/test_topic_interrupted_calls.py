@@ -1,0 +1,119 @@
+"""Ctrl-C at any moment of a call on a topic, a reader or a session: it has happened or not, and nothing is half done."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disk import NoSync
+from interrupting import Interrupt, interrupts
+from views import View, differences, is_between, view
+from work import LOG_BYTES
+from work import kind as kind  # a fixture
+
+from qewqew_core import QueueBroken, QueueClosed, Topic
+from qewqew_core.reader import Reader
+from qewqew_core.topic_session import TopicSession
+
+MODULES = (
+    "topic",
+    "appending",
+    "outgoing",
+    "topic_log",
+    "topic_session",
+    "reader",
+    "reader_log",
+    "journal",
+    "leasing",
+    "batch",
+)
+# Not while an error is handled, or locks are given back: that is what would be interrupted a second time.
+PASSING = ("_break", "__init__", "_enter", "_leave", "_release")
+WHOLE = Interrupt(1 << 30, MODULES, PASSING)
+
+
+def append(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    topic.append(b"new", tag="a")
+
+
+def append_many_with_a_new_block(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    topic.append_many([b"%d" % number * 90 for number in range(9)], key="key")
+
+
+def commit(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.commit()
+
+
+def nack(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.nack()
+
+
+def lease(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.lease("key", max_records=4)
+
+
+def end_leases(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.batches()[0].to_dead_letters("why")
+
+
+def commit_session(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    session.commit(key="key")
+
+
+def trim(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    topic.trim()
+
+
+@pytest.mark.parametrize("kind", ["topic, log carries", "topic, blocks carry"], indirect=True)
+@pytest.mark.parametrize(
+    "operation", [append, append_many_with_a_new_block, commit, nack, lease, end_leases, commit_session, trim]
+)
+def test_a_call_that_was_interrupted_anywhere_has_happened_or_not(tmp_path, kind, every, operation):
+    before, after = interrupted(tmp_path / "whole", operation, WHOLE)
+    assert (before == after) is (operation is nack)
+    for interrupt in interrupts(every, MODULES, quick=30, full=3, passing=PASSING):
+        assert interrupted(tmp_path / "t", operation, interrupt)[0] == before
+        with Topic(tmp_path / "t" / "t", _files=NoSync()) as topic:
+            for name in topic.readers():
+                topic.reader(name).close()
+            seen = view(topic)
+            assert is_between(seen, before, after), f"{interrupt.where}: {differences(seen, [before, after])}"
+            assert topic.verify().problems == []
+            with topic.reader("r") as reader:
+                assert sorted(one.number for one in reader) == sorted(seen.readers["r"].pending)
+        shutil.rmtree(tmp_path / "t")
+
+
+def interrupted(folder: Path, operation: Callable[..., None], interrupt: Interrupt) -> tuple[View, View]:
+    """The topic before and after the operation."""
+    folder.mkdir()
+    topic = Topic(folder / "t", block_size=600, max_records=4, slow_readers="move", log_bytes=LOG_BYTES, _files=NoSync())
+    topic.max_records = None
+    topic.append_many([b"old %d" % number for number in range(6)])
+    topic.append(b"last")
+    reader, other, session = topic.reader("r"), topic.reader("s"), topic.session()
+    if operation is not trim:  # a leased batch keeps its blocks
+        reader.lease("first", max_records=1)
+    reader.read_many(2)
+    session.read_many(reader, 1)
+    session.read_many(other, 2)
+    session.append_many([b"in session", b"spilled" * 30])
+    before = view(topic)
+    if operation is trim:
+        topic.max_records = 1
+        reader.seek(number=6)
+        before = view(topic)
+    try:
+        with interrupt:
+            operation(topic, reader, session)
+    except (KeyboardInterrupt, QueueBroken):
+        pass
+    topic.max_records = None
+    after = view(topic) if interrupt.left > 0 else before
+    for one in (session, reader, other, topic):
+        with contextlib.suppress(QueueBroken, QueueClosed):
+            one.close()
+    return before, after
