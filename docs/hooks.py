@@ -8,9 +8,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-PAGES = {"README.md": "index.md"} | {
-    name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/data/earlier/README.md")
-}
+PAGES = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
