@@ -708,9 +708,10 @@ class Writer(Guard):
             self._log.close()
         if self._lock_file is not None:
             self._lock_file.release()
+        self._released = True
 
     def __del__(self) -> None:
-        if hasattr(self, "_process") and self._process == os.getpid():
+        if not self._released and hasattr(self, "_process") and self._process == os.getpid():
             self._release()
 
     def forked(self) -> None:

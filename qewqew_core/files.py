@@ -166,7 +166,8 @@ class Descriptors(list[int]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self:  # when the interpreter ends there is nothing left to call
+            self.close()
 
 
 def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:

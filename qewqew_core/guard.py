@@ -15,6 +15,7 @@ class Guard:
 
     _what = "queue"
     _refusal: QewQewError | None = QueueClosed("it was never opened")  # what every call raises; None while it is open
+    _released = False  # whether locks and descriptors were given back
 
     def __init__(self, path: str) -> None:
         self.path = path

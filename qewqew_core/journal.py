@@ -328,7 +328,7 @@ class Log:
             close_all(self._owned)
 
     def __del__(self) -> None:
-        if hasattr(self, "_owned"):  # else it was interrupted while it was made
+        if getattr(self, "_owned", None):  # else it was interrupted while it was made, or is closed
             close_all(self._owned)
 
     def replaced(self) -> None:

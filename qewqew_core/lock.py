@@ -109,7 +109,7 @@ class HeaderLock:
         close_all(self._descriptors)
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptors"):  # else it was interrupted while it was made
+        if getattr(self, "_descriptors", None):  # else it was interrupted while it was made, or is closed
             close_all(self._descriptors)
 
     def is_still_at(self, path: str) -> bool:

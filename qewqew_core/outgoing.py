@@ -206,7 +206,7 @@ class Appends:
         self._leaving.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_leaving"):
+        if hasattr(self, "_leaving") and self._fd >= 0:  # the rest `_leaving` closes
             self.close()
 
 

@@ -295,6 +295,7 @@ class Queue(Guard, Leasing):
         if hasattr(self, "_header"):
             self._header.release()
         _open_queues.discard(self)
+        self._released = True
 
     def __enter__(self) -> Self:
         return self
@@ -305,7 +306,7 @@ class Queue(Guard, Leasing):
     def __del__(self) -> None:
         if getattr(self, "_refusal", True) is None:
             warnings.warn(f"queue {self.path} was not closed", ResourceWarning, stacklevel=2)
-        if hasattr(self, "_header"):
+        if not self._released and hasattr(self, "_header"):
             self._release()
 
     def _forked(self) -> None:

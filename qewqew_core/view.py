@@ -119,7 +119,7 @@ class View:
         self._leaving.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_leaving"):
+        if hasattr(self, "_leaving") and (self._fd >= 0 or self._blocks):  # the rest `_leaving` closes
             self.close()
 
     # The index

@@ -10,6 +10,9 @@ import gc
 import random
 import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -147,3 +150,25 @@ def test_real_signals_in_sessions_and_closes(tmp_path):
     finally:
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 15
+
+
+def test_what_is_closed_and_kept_until_the_interpreter_ends_says_nothing(tmp_path):
+    program = """
+        import sys
+        from qewqew_core import Queue, Topic
+
+        with Queue(sys.argv[1] + "/q") as queue, Topic(sys.argv[1] + "/t") as topic, topic.reader("r") as reader:
+            queue.put(b"1")
+            topic.append(b"2")
+            session = queue.session()
+            print(session.get(), reader.read().body)
+            session.commit()
+        # What the interpreter does at its end with modules that are still in use, by a thread or by C.
+        for name, module in list(sys.modules.items()):
+            if name.startswith("qewqew_core."):
+                vars(module).update(dict.fromkeys(vars(module)))
+        del queue, topic, reader, session
+    """
+    run = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b'1' b'2'\n", "")
