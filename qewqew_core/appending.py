@@ -84,6 +84,7 @@ class Writer(Guard):
         self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
         self._lock_file: lock.HeaderLock | None = None
         self._process = os.getpid()
+        self._released = False
         try:
             self._lock_file, _ = lock.acquire(os.path.join(directory, name + ".lock"), lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
@@ -711,7 +712,7 @@ class Writer(Guard):
         self._released = True
 
     def __del__(self) -> None:
-        if not self._released and hasattr(self, "_process") and self._process == os.getpid():
+        if not self._released and self._process == os.getpid():
             self._release()
 
     def forked(self) -> None:

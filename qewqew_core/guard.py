@@ -15,7 +15,7 @@ class Guard:
 
     _what = "queue"
     _refusal: QewQewError | None = QueueClosed("it was never opened")  # what every call raises; None while it is open
-    _released = False  # whether locks and descriptors were given back
+    _released = True  # whether no lock and no descriptor is left to be given back
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -126,6 +126,7 @@ class Queue(Guard, Leasing):
         self._removals = 0  # counts what disturbs an iteration
         self._waiting = 0  # threads in `_wait_until`
         self._in_predicate = False
+        self._released = False
         self._open(lock_timeout)
 
     # Opening and closing
@@ -306,7 +307,7 @@ class Queue(Guard, Leasing):
     def __del__(self) -> None:
         if getattr(self, "_refusal", True) is None:
             warnings.warn(f"queue {self.path} was not closed", ResourceWarning, stacklevel=2)
-        if not self._released and hasattr(self, "_header"):
+        if not self._released:
             self._release()
 
     def _forked(self) -> None:

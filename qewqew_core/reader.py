@@ -1198,7 +1198,7 @@ class Reader(Guard, Leasing):
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_released", True):
+        if not self._released:
             self._refusal = QueueClosed("the reader is closed", path=self.path)
             with contextlib.suppress(OSError):
                 self._release()
