@@ -25,7 +25,7 @@ import logging
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -36,7 +36,8 @@ from qewqew_core.guard import Guard
 from qewqew_core.journal import Log
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.outgoing import Body, Outgoing, pieces, runs
-from qewqew_core.topic_log import Block, Redo, Replayed, TopicState
+from qewqew_core.topic_log import Replayed
+from qewqew_core.topic_state import Append, Block, Extent, NewBlock, Operation, Redo, TopicState, Trim
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD, Entry, Index
 
@@ -450,15 +451,15 @@ class Writer(Guard):
             with self._exclusive():
                 self._publish()
 
-    def _append(self, messages: Iterable[Outgoing], size: int, operations: bytes) -> int:
-        """Commit messages, which take ``size`` bytes, and operations; returns the position of the commit in the log."""
+    def _append(self, messages: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
+        """Commit messages, which take ``size`` bytes, then other operations; returns the position of the commit in the log."""
         state, time = self.state, now_ms()
         self._check_free(size)
         inline = size <= LIMITS.inline_bytes[self.sync]
         number = state.number
         base, at, crc = state.last.base, state.last.end, state.last.crc
         begin = at  # of this commit in the block
-        parts: list[bytes] = []
+        operations: list[Operation] = []
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []
         try:
@@ -475,17 +476,17 @@ class Writer(Guard):
                     base, at, crc, begin = base + at, 0, 0, 0
                     made.append(base)
                     self._make_block(base)
-                    parts.append(topic_log.new_block(time))
+                    operations.append(NewBlock(time))
                 frames = self._frames(run, base + at, number, time)
                 if inline:
                     data = b"".join(frames)
-                    parts.append(topic_log.inline(len(run), data))
+                    operations.append(Append(len(run), data))
                     writes.append((base, at, data))
                     at += len(data)
                 else:
                     start = at
                     at, crc = self._write_run(base, at, frames, crc)
-                    parts.append(topic_log.extent(len(run), at - start, crc, self.sync == "commit"))
+                    operations.append(Extent(len(run), at - start, crc, self.sync == "commit"))
                 number += len(run)
             if not inline and at > begin:
                 self._written(base)
@@ -494,9 +495,7 @@ class Writer(Guard):
             for base, start, data in writes:
                 self._files.write(self._descriptor(base), data, start)
                 self._unsynced.add(base)
-            body_of_commit = topic_log.commit(time, b"".join(parts) + operations)
-            self.log.reserve(len(body_of_commit))
-            position = self._commit(body_of_commit)
+            position = self._commit([*operations, *behind], time, reserve=True)
         except QueueFull:
             self._take_back(made)
             raise
@@ -508,15 +507,18 @@ class Writer(Guard):
             raise full from error
         return position
 
-    def _commit(self, body: bytes) -> int:
+    def _commit(self, operations: Sequence[Operation], time: int, reserve: bool = False) -> int:
+        body = topic_log.commit(time, operations)
+        if reserve:
+            self.log.reserve(len(body))
         if self.sync != "commit" and not self._said_unsynced:
             self.log.sync(self.log.append(topic_log.UNSYNCED, self._files.boot()), refuse=False)
             self._said_unsynced = True
         self._committed = True
         full = len(self.state.full)
         position = self.log.append(topic_log.COMMIT, body)
-        for _ in topic_log.apply(body, self.state):
-            pass
+        for operation in operations:
+            self.state.apply(operation, time)
         self._publications.append((position, self._index_patch(*self.state.full[full:], self.state.last)))
         if self.sync != "commit":
             self._publish()
@@ -580,7 +582,7 @@ class Writer(Guard):
             # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
             # dead or acknowledged have linked is from now on no longer redone from the log.
             self._sync_blocks()
-            position = self._commit(topic_log.commit(now_ms(), topic_log.trim(blocks)))
+            position = self._commit([Trim(blocks)], now_ms())
         self.durable(position, always=True)
         with self._exclusive():
             self._files.sync(self._index_fd)

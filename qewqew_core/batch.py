@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core import chunk, layout, manifest
+from qewqew_core.batch_state import BatchState
 from qewqew_core.errors import BadArgument, BadPath, BatchExpired
 from qewqew_core.files import Files, write_new
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.publishing import publish
 from qewqew_core.reading import crcs_of_unread
-from qewqew_core.state import BatchState
 from qewqew_core.zbus import Message
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from qewqew_core.exchange import json_line
 from qewqew_core.listing import is_topic
 from qewqew_core.reader import Reader
 from qewqew_core.reader_inspection import look
-from qewqew_core.reader_log import ReaderState
+from qewqew_core.reader_state import ReaderState
 from qewqew_core.tags import Filter
 from qewqew_core.terminal import (
     COMMIT_BYTES,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from qewqew_core import chunk, java, layout
 from qewqew_core import log as logs
+from qewqew_core.batch_state import BatchState
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
 from qewqew_core.files import Files, read_whole
 from qewqew_core.found import chain_of, look
 from qewqew_core.limits import now_ms
-from qewqew_core.state import BatchState, Chunk, State
+from qewqew_core.state import Chunk, State
 
 if TYPE_CHECKING:
     import pendulum

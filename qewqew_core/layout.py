@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import chunk
 from qewqew_core.errors import BadArgument, BadKey, BadPath
-from qewqew_core.state import key_hash
+from qewqew_core.keys import key_hash
 
 if TYPE_CHECKING:
     import pendulum

@@ -2,7 +2,7 @@
 
 A batch is leased under a key, and its lease may be extended. Then it is acknowledged (and its records are kept for a
 while), or returned, also when its time is over, or after too many attempts set aside as a dead letter. What changes
-is committed first, as one of `state.CHANGES`; the files follow. What that needs of room on the disk is taken before.
+is committed first, as one of `operations.BatchOperation`; the files follow. What that needs of room on the disk is taken before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from typing import TypeVar
 from qewqew_core import batch as batches
 from qewqew_core import layout
 from qewqew_core.batch import Batch
+from qewqew_core.batch_state import BatchState, Leases
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.files import Files
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import now_ms
 from qewqew_core.manifest import Manifest
-from qewqew_core.state import BatchState, Leases, key_hash
+from qewqew_core.operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -56,8 +58,8 @@ class Leasing(ABC):
         """The batches and expired keys as committed."""
 
     @abstractmethod
-    def _change(self, op: str, **arguments: object) -> None:
-        """Commit one of `state.CHANGES`, and apply it; durable when it returns, as the files follow."""
+    def _change(self, operation: BatchOperation) -> None:
+        """Commit it, and apply it; durable when it returns, as the files follow."""
 
     @abstractmethod
     def _lease_new(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
@@ -131,7 +133,7 @@ class Leasing(ABC):
             elif state.state == "returned":
                 self._lease_again(state, key, lasts)
             elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
-                self._change("extend", id=state.id, lease_timeout=lasts)
+                self._change(Extend(state.id, lasts))
             return self._present(state) if state else None
 
     def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> None:
@@ -139,7 +141,7 @@ class Leasing(ABC):
         coming = self._manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
         self._beforehand(partial(batches.prepare_manifest, self._files, directory, coming))
         try:
-            self._change("lease_again", id=state.id, key=key, attempt=attempt, lease_timeout=lease_timeout)
+            self._change(LeaseAgain(state.id, key, attempt, lease_timeout))
         except DiskFull:
             batches.discard_manifest(self._files, directory)
             raise
@@ -259,7 +261,7 @@ class Leasing(ABC):
         if to == "dead":
             self._beforehand(partial(batches.make_home, self._files, self._stem, layout.DEAD))
             self._keep_room(1)
-        self._change("release", id=state.id, state=to, reason=reason[:1000])
+        self._change(EndLease(state.id, to, reason[:1000]))
         if to == "dead":
             self._move(partial(batches.settle_place, self._files, self._stem, state))
         self._notify()
@@ -270,7 +272,7 @@ class Leasing(ABC):
             lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
             if lasts is None:
                 raise BadArgument(f"batch {state.id} was leased without lease_timeout: it never ends; or give one now")
-            self._change("extend", id=state.id, lease_timeout=lasts)
+            self._change(Extend(state.id, lasts))
             self._refresh(batch, state)
 
     def _expire(self) -> None:
@@ -289,7 +291,7 @@ class Leasing(ABC):
             self._forget(gone, keep_manifest=True)
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
-        self._change("forget", ids=batch_ids, keep_manifest=keep_manifest)
+        self._change(Forget(batch_ids, keep_manifest))
         batches.settle_forget(self._files, self._stem, batch_ids, keep_manifest)
 
     def _remove_expired(self, numbers: Iterable[int]) -> None:
@@ -302,7 +304,7 @@ class Leasing(ABC):
         with self._exclusive():
             state = self._current(batch, "dead")
             self._keep_room(1)
-            self._change("release", id=state.id, state="returned", reason=state.reason)
+            self._change(EndLease(state.id, "returned", state.reason))
             self._move(partial(batches.settle_place, self._files, self._stem, state))
             self._refresh(batch, state)
 

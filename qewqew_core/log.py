@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -30,9 +29,25 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from qewqew_core import chunk, journal
+from qewqew_core.batch_state import BATCH_CHECKS, BATCH_NAMES, BATCH_OPERATIONS, BatchState, batch_operation, checked
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.journal import Frame, frame
-from qewqew_core.state import CHANGES, BatchState, Chunk, Cut, Piece, Span, State, checked
+from qewqew_core.operations import (
+    Append,
+    Believe,
+    Clear,
+    Extent,
+    Lease,
+    NewChunk,
+    Operation,
+    PutBack,
+    PutKey,
+    Rare,
+    Repair,
+    Replace,
+    Take,
+)
+from qewqew_core.state import Chunk, Cut, Piece, Span, State
 
 MAGIC = b"QEWQLOG1"
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = _KINDS = range(1, 8)
@@ -55,36 +70,96 @@ _EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to t
 _TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
 _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
-_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name of a method of State, …}
+_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name, …}, see `_RARE` and `batch_state`
 
 
-def inline(chunk_id: int, records: int, frames: bytes) -> bytes:
+# How JSON calls the rare ones
+_RARE: dict[str, type[Rare]] = {
+    "believe": Believe,
+    "clear": Clear,
+    "lease": Lease,
+    "put_back": PutBack,
+    "repair": Repair,
+    "replace": Replace,
+}
+_NAMES: dict[type[Rare], str] = {kind: name for name, kind in _RARE.items()} | BATCH_NAMES
+
+
+def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
     return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
 
 
-def extent(chunk_id: int, records: int, size: int, crc: int) -> bytes:
-    return _EXTENT.pack(b"X", chunk_id, records, size, crc)
-
-
-def take(chunk_id: int, start: int, end: int, records: int) -> bytes:
+def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
     return _TAKE.pack(b"G", chunk_id, start, end, records)
 
 
-def new_chunk(chunk_id: int, size: int) -> bytes:
-    return _NEW.pack(b"N", chunk_id, size)
+def pack(operation: Operation) -> bytes:
+    match operation:
+        case Append():
+            return pack_append(*operation)
+        case Extent():
+            return _EXTENT.pack(b"X", *operation)
+        case Take():
+            return pack_take(*operation)
+        case NewChunk():
+            return _NEW.pack(b"N", *operation)
+        case PutKey():
+            return _PUT_KEY.pack(b"K", *operation)
+        case _:
+            body = json.dumps({"op": _NAMES[type(operation)], **operation._asdict()}).encode()
+            return _JSON.pack(b"J", len(body)) + body
 
 
-def put_key(key: bytes, records: int) -> bytes:
-    return _PUT_KEY.pack(b"K", key, records)
+def commit(time: int, operations: Iterable[Operation]) -> bytes:
+    """The body of a frame of kind `COMMIT`."""
+    return _TIME.pack(time) + b"".join(map(pack, operations))
 
 
 def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
     return _SEAL.pack(log_inode, header_inode, header_time)
 
 
-def rare(op: str, **arguments: Any) -> bytes:
-    body = json.dumps({"op": op, **arguments}).encode()
-    return _JSON.pack(b"J", len(body)) + body
+def time_of(body: bytes) -> int:
+    """When a commit was made."""
+    (time,) = _TIME.unpack_from(body)
+    return int(time)
+
+
+def unpack(body: bytes) -> Iterator[Operation]:
+    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
+    at = _TIME.size
+    while at < len(body):
+        letter = body[at : at + 1]
+        if letter == b"A":
+            _, chunk_id, records, size = _INLINE.unpack_from(body, at)
+            at += _INLINE.size + size
+            yield Append(chunk_id, records, body[at - size : at])
+        elif letter == b"X":
+            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
+            at += _EXTENT.size
+        elif letter == b"G":
+            yield Take(*_TAKE.unpack_from(body, at)[1:])
+            at += _TAKE.size
+        elif letter == b"N":
+            yield NewChunk(*_NEW.unpack_from(body, at)[1:])
+            at += _NEW.size
+        elif letter == b"K":
+            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
+            at += _PUT_KEY.size
+        elif letter == b"J":
+            _, size = _JSON.unpack_from(body, at)
+            at += _JSON.size + size
+            yield _from_json(body[at - size : at])
+        else:
+            raise ValueError(f"unknown operation {letter!r}")
+
+
+def _from_json(body: bytes) -> Rare:
+    fields = json.loads(body)
+    name = fields.pop("op")
+    if name in BATCH_OPERATIONS:
+        return batch_operation(name, fields)
+    return _RARE[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
 
 
 @dataclass
@@ -102,7 +177,7 @@ class Replayed:
     gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
     seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
-    last_rare: dict[str, Any] | None  # the last commit's rare operation: its file moves may be unfinished
+    last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
 
@@ -159,128 +234,93 @@ def _checkpoint(result: Replayed, last: bool) -> None:
 
 
 def _apply(body: bytes, result: Replayed) -> None:
+    state, time = result.state, time_of(body)
     result.last_rare = None
-    state = result.state
-    for letter, chunk_id, offset, data in apply(body, state):
-        if letter == b"A":
-            result.redo.setdefault(chunk_id, []).append((offset, data))
-        elif letter == b"N":
-            result.gone.discard(chunk_id)
-            result.made.add(chunk_id)
-        elif letter == b"J":
-            result.last_rare = rare = json.loads(data)
-            if rare["op"] == "put_back":
-                result.gone.difference_update(rare["chunks"])
-                result.made.update(rare["chunks"])
-            elif rare["op"] == "lease":  # what a lease moves was written out before it
-                for moved, cut in rare["parts"]:
+    for operation in unpack(body):
+        match operation:
+            case Append(chunk_id, _, frames):
+                result.redo.setdefault(chunk_id, []).append((state.chain[chunk_id].tail, frames))
+            case NewChunk(chunk_id) | Replace(new=chunk_id):
+                result.gone.discard(chunk_id)
+                result.made.add(chunk_id)
+            case PutBack(chunks=chunks):
+                result.gone.difference_update(chunks)
+                result.made.update(chunks)
+            case Lease(parts=parts):  # what a lease moves was written out before it
+                for chunk_id, cut in parts:
                     if cut is None:
-                        result.redo.pop(moved, None)
-            elif rare["op"] == "replace":
-                result.gone.discard(rare["new"])
-                result.made.add(rare["new"])
-            elif rare["op"] == "believe":
-                result.firsts.add(rare["header"])
-                result.gone.update(_numbers(rare["empty"], chunk.MAX_ID))
-                for chunk_id, *pointers in rare["stored"]:
-                    head, tail, following = pointers
+                        result.redo.pop(chunk_id, None)
+            case Believe(header, stored, empty):
+                result.firsts.add(header)
+                result.gone.update(empty)
+                for chunk_id, head, tail, following in stored:
                     state.chain[chunk_id].stored = head, tail, following
+        state.apply(operation, time)
+        if isinstance(operation, Rare):
+            result.last_rare = operation
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
         result.gone.update(state.dropped)
         state.emptied.clear()
         state.dropped.clear()
-    result.firsts.add(result.state.first)
-
-
-def apply(body: bytes, state: State) -> Iterator[tuple[bytes, int, int, bytes]]:
-    """Apply the operations of one commit, and tell each: letter, chunk, offset before it, bytes."""
-    (time,) = _TIME.unpack_from(body)
-    at = _TIME.size
-    while at < len(body):
-        letter = body[at : at + 1]
-        if letter == b"A":
-            _, chunk_id, records, size = _INLINE.unpack_from(body, at)
-            at += _INLINE.size + size
-            one, frames = state.chain[chunk_id], body[at - size : at]
-            offset = one.tail
-            state.append(chunk_id, size, records, zlib.crc32(frames, one.crc), time)
-            yield letter, chunk_id, offset, frames
-        elif letter == b"X":
-            _, chunk_id, records, size, crc = _EXTENT.unpack_from(body, at)
-            at += _EXTENT.size
-            offset = state.chain[chunk_id].tail
-            state.append(chunk_id, size, records, crc, time)
-            yield letter, chunk_id, offset, b""
-        elif letter == b"G":
-            _, chunk_id, start, end, records = _TAKE.unpack_from(body, at)
-            at += _TAKE.size
-            state.take(chunk_id, start, end, records)
-            yield letter, chunk_id, start, b""
-        elif letter == b"N":
-            _, chunk_id, size = _NEW.unpack_from(body, at)
-            at += _NEW.size
-            state.new_chunk(chunk_id, size)
-            yield letter, chunk_id, 0, b""
-        elif letter == b"K":
-            _, key, records = _PUT_KEY.unpack_from(body, at)
-            at += _PUT_KEY.size
-            state.put_keys[key] = (time, records)
-        elif letter == b"J":
-            _, size = _JSON.unpack_from(body, at)
-            at += _JSON.size + size
-            operation = json.loads(body[at - size : at])
-            _RARE[operation["op"]](state, time, operation)
-            state.changes += 1
-            yield letter, 0, 0, body[at - size : at]
-        else:
-            raise ValueError(f"unknown operation {letter!r}")
+    result.firsts.add(state.first)
 
 
 # JSON can say anything, and names of files are made of ids: these raise ValueError for what nothing of ours has written.
 
 
-def _numbers(values: Iterable[Any], most: int) -> list[int]:
-    found = list(values)
-    if any(type(one) is not int or not 0 <= one <= most for one in found):
-        raise ValueError(f"these are not numbers up to {most}: {found!r:.120}")
-    return found
+def _number(value: Any, most: int = (1 << 64) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"this is no number up to {most}: {value!r:.120}")
+    return value
 
 
-def _cut(values: list[Any]) -> Cut:
+def _chunk_id(value: Any) -> int:
+    return _number(value, chunk.MAX_ID)
+
+
+def _numbers(values: Any) -> None:
+    for value in values:
+        _number(value)
+
+
+def _cut(values: Any) -> Cut:
     spans, crc, pieces = values
-    _numbers([crc, *chain(*spans, *pieces)], (1 << 64) - 1)
+    _numbers([crc, *chain(*spans, *pieces)])
     return Cut([Span(*span) for span in spans], crc, [Piece(*piece) for piece in pieces])
 
 
-def _lease(state: State, time: int, op: dict[str, Any]) -> None:
-    batch = BatchState(op["id"], [op["key"]], "leased", 1, op["records"], op["bytes"], time, time)
-    batch.lease_timeout, batch.extended = op["lease_timeout"], time
-    ids = _numbers((chunk_id for chunk_id, _ in op["parts"]), chunk.MAX_ID)
-    cuts = (_cut(cut) if cut else None for _, cut in op["parts"])
-    state.lease(checked(batch), list(zip(ids, cuts, strict=True)))
+def _parts(values: Any) -> list[tuple[int, Cut | None]]:
+    return [(_chunk_id(chunk_id), _cut(cut) if cut else None) for chunk_id, cut in values]
 
 
-def _put_back(state: State, time: int, op: dict[str, Any]) -> None:
-    if any(name != os.path.basename(name) or name in ("", ".", "..") for name in op["files"]):
+def _file(name: Any) -> str:
+    if name != os.path.basename(name) or name in ("", ".", ".."):
         raise ValueError("a segment lies elsewhere")
-    state.put_back(op["id"], _numbers(op["chunks"], chunk.MAX_ID))
+    return str(name)
 
 
-def _replace(state: State, time: int, op: dict[str, Any]) -> None:
-    old, new = _numbers((op["chunk"], op["new"]), chunk.MAX_ID)
-    state.replace(old, _cut(op["cut"]), new, *_numbers([op["size"]], chunk.MAX_CHUNK_SIZE))
+def _each(check: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda values: [check(value) for value in values]
 
 
-_RARE: dict[str, Callable[[State, int, dict[str, Any]], None]] = {
-    **CHANGES,
-    "believe": lambda state, time, op: None,  # what the files were that the snapshot before it was made of
-    "clear": lambda state, time, op: state.clear(),
-    "lease": _lease,
-    "put_back": _put_back,
-    "replace": _replace,
-    "repair": lambda state, time, op: None,  # the last of its log until the repair is finished
+def _as_it_is(value: Any) -> Any:
+    return value  # who uses it looks
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **BATCH_CHECKS,
+    "records": _number,
+    "bytes": _number,
+    "parts": _parts,
+    "chunk": _chunk_id,
+    "new": _chunk_id,
+    "chunks": _each(_chunk_id),
+    "empty": _each(_chunk_id),
+    "files": _each(_file),
+    "cut": _cut,
+    "size": lambda value: _number(value, chunk.MAX_CHUNK_SIZE),
 }
 
 

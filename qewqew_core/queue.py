@@ -21,7 +21,7 @@ import weakref
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import accumulate, count
@@ -30,6 +30,7 @@ from typing import Literal, Self, TypeVar
 from qewqew_core import batch as batches
 from qewqew_core import chunk, java, journal, layout, lock, orphans, recovery, stamp, writing
 from qewqew_core import log as logs
+from qewqew_core.batch_state import BatchState
 from qewqew_core.chunk import Record
 from qewqew_core.errors import (
     BadPath,
@@ -45,13 +46,15 @@ from qewqew_core.errors import (
 from qewqew_core.files import Files, close_each
 from qewqew_core.guard import Guard
 from qewqew_core.inspection import QueueStats, stats_of
+from qewqew_core.keys import key_hash
 from qewqew_core.leasing import Leasing, bound
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.manifest import Manifest
+from qewqew_core.operations import Append, Clear, Extent, Lease, NewChunk, Operation, PutBack, PutKey, Rare, Replace, Take
 from qewqew_core.orphans import Orphan
 from qewqew_core.reading import Run, read_run
 from qewqew_core.session import Session
-from qewqew_core.state import BatchState, Chunk, Cut, Span, State, Step, key_hash
+from qewqew_core.state import Chunk, Cut, Span, State, Step
 from qewqew_core.verification import Report, verify
 from qewqew_core.writing import Spill
 
@@ -278,7 +281,7 @@ class Queue(Guard, Leasing):
         try:
             cut, size = self._copy(one, path, sys.maxsize, sys.maxsize)
             self._files.sync_directory(os.path.dirname(self.path))
-            position = self._commit(logs.rare("replace", chunk=one.id, cut=cut, new=new_id, size=size), now_ms())
+            position = self._commit([Replace(one.id, cut, new_id, size)])
         except OSError as error:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path)
@@ -350,13 +353,16 @@ class Queue(Guard, Leasing):
 
     # Commits
 
-    def _commit(self, operations: bytes, now: int) -> int:
+    def _commit(self, operations: Sequence[Operation], now: int | None = None, reserve: bool = False) -> int:
         """Append one commit to the log and apply it. Raises `DiskFull` (nothing changed) or `QueueBroken`."""
-        body = now.to_bytes(8) + operations
+        now = now_ms() if now is None else now
+        body = logs.commit(now, operations)
+        if reserve:
+            self._log.reserve(len(body))
         self._committed = True
         position = self._log.append(logs.COMMIT, body)
-        for _ in logs.apply(body, self._state):
-            pass
+        for operation in operations:
+            self._state.apply(operation, now)
         self._forget_emptied()
         return position
 
@@ -498,9 +504,9 @@ class Queue(Guard, Leasing):
         if hashed is not None and hashed in self._state.put_keys:
             self._let_go(taken)
             return self._log.position, self._state.put_keys[hashed][1]  # another thread may still be waiting for that commit
-        operations = b"" if hashed is None else logs.put_key(hashed, count)
+        operations: list[Operation] = [] if hashed is None else [PutKey(hashed, count)]
         # Takes come last: they may empty the chunk that the puts were planned for.
-        operations += b"".join(logs.take(one.id, *span) for one, *span in taken)
+        operations += [Take(one.id, *span) for one, *span in taken]
         if spill:
             position = self._adopt(spill, operations)
         elif count or (hashed is not None and not taken):
@@ -553,20 +559,20 @@ class Queue(Guard, Leasing):
         """As `_append`, for what is put most often: a record that the log carries and the last chunk takes."""
         last, size = self._state.last, len(record) + 2
         if last is None or (at := last.tail) + size > last.size or at + size > self.chunk_size or size > self._inline_bytes:
-            return self._append([record], b"")
+            return self._append([record], [])
         self._check_free(0)
         frames, now = chunk.LENGTH.pack(len(record)) + record, now_ms()
-        operation = logs.inline(last.id, 1, frames)
+        operation = logs.pack_append(last.id, 1, frames)
         self._log.reserve(len(operation))
         self._committed = True
         position = self._log.append(logs.COMMIT, now.to_bytes(8) + operation)
-        self._state.append(last.id, size, 1, zlib.crc32(frames, last.crc), now)  # what `logs.apply` makes of it
+        self._state.append(last.id, size, 1, zlib.crc32(frames, last.crc), now)  # as `State.apply` does
         self._pend(last.id, at, frames)
         self._notify()
         self._follow(position)
         return position
 
-    def _append(self, records: list[bytes], operations_behind: bytes) -> int:
+    def _append(self, records: list[bytes], operations_behind: list[Operation]) -> int:
         """Commit records, then other operations; returns the position in the log."""
         last = self._state.last
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
@@ -580,7 +586,7 @@ class Queue(Guard, Leasing):
         new_ids = self._free_ids(len(into_new), last.id if last else chunk.NONE, chunk.successor)
         targets = [(last.id, last.tail, last.crc)] if last else []
         targets += [(chunk_id, chunk.BEGIN, 0) for chunk_id in new_ids]
-        parts: list[bytes] = []
+        operations: list[Operation] = []
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []  # chunk, offset, frames
         try:
@@ -588,14 +594,14 @@ class Queue(Guard, Leasing):
                 if chunk_id in new_ids:
                     self._make_chunk(chunk_id)
                     made.append(chunk_id)
-                    parts.append(logs.new_chunk(chunk_id, self.chunk_size))
+                    operations.append(NewChunk(chunk_id, self.chunk_size))
                 for run, size in runs:
                     frames = chunk.frame(run)
                     if inline:
-                        parts.append(logs.inline(chunk_id, len(run), frames))
+                        operations.append(Append(chunk_id, len(run), frames))
                     else:
                         crc = zlib.crc32(frames, crc)
-                        parts.append(logs.extent(chunk_id, len(run), size, crc))
+                        operations.append(Extent(chunk_id, len(run), size, crc))
                     writes.append((chunk_id, at, frames))
                     at += size
                 if writes and not inline:
@@ -603,9 +609,7 @@ class Queue(Guard, Leasing):
                     writes.clear()
             if made and self.sync == "commit":
                 self._files.sync_directory(os.path.dirname(self.path))
-            operations = b"".join(parts) + operations_behind
-            self._log.reserve(len(operations))
-            position = self._commit(operations, now_ms())
+            position = self._commit(operations + operations_behind, reserve=True)
         except OSError as error:
             full = error if isinstance(error, DiskFull) else self._full(error)
             if full is None and not isinstance(error, FileExistsError):
@@ -631,16 +635,16 @@ class Queue(Guard, Leasing):
         self._follow(position)
         return position
 
-    def _adopt(self, spill: Spill, operations: bytes) -> int:
+    def _adopt(self, spill: Spill, operations_behind: list[Operation]) -> int:
         """Commit what a session has spilled, by moving its files into the chain, then other operations."""
         last = self._state.last
         ids = self._free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
         moves = [(one.path, chunk.chunk_path(self.path, chunk_id)) for one, chunk_id in zip(spill.chunks, ids, strict=True)]
-        parts = []
+        operations: list[Operation] = []
         for one, chunk_id in zip(spill.chunks, ids, strict=True):
-            parts.append(logs.new_chunk(chunk_id, self.chunk_size))
-            parts += [logs.extent(chunk_id, *run) for run in one.runs]
-        operations = b"".join(parts) + operations
+            operations.append(NewChunk(chunk_id, self.chunk_size))
+            operations += [Extent(chunk_id, *run) for run in one.runs]
+        operations += operations_behind
         moved: list[tuple[str, str]] = []
         try:
             self._log.reserve(len(operations))
@@ -887,8 +891,8 @@ class Queue(Guard, Leasing):
         """As `_take_all`, for what is taken most often."""
         one, start, end, records = step
         self._committed = True
-        position = self._log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.take(one.id, start, end, records))
-        self._state.take(one.id, start, end, records)  # what `logs.apply` makes of it
+        position = self._log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.pack_take(one.id, start, end, records))
+        self._state.take(one.id, start, end, records)  # as `State.apply` does
         self._forget_emptied()
         self._removals += 1
         self._notify()
@@ -896,11 +900,11 @@ class Queue(Guard, Leasing):
         return position
 
     def _take_all(self, steps: list[Step]) -> int:
-        return self._take(b"".join(logs.take(one.id, *span) for one, *span in steps))
+        return self._take([Take(one.id, *span) for one, *span in steps])
 
-    def _take(self, operations: bytes) -> int:
+    def _take(self, operations: Sequence[Operation]) -> int:
         """Commit that records are gone. Chunks read to the end are removed."""
-        position = self._commit(operations, now_ms())
+        position = self._commit(operations)
         self._removals += 1
         self._notify()
         self._follow(position)
@@ -940,7 +944,7 @@ class Queue(Guard, Leasing):
             return records
 
     def _clear(self) -> None:
-        position = self._commit(logs.rare("clear"), now_ms())
+        position = self._commit([Clear()])
         self._removals += 1
         self._notify()
         self._follow(position)
@@ -1038,11 +1042,9 @@ class Queue(Guard, Leasing):
                 raise
             return act()
 
-    def _prepare_batch(
-        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None
-    ) -> tuple[str, list[int], bytes, int]:
+    def _prepare_batch(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> tuple[Lease, int]:
         """Make NAME.lease, which is the new batch but for the chunks that it will take whole, and the operation that takes
-        them: (batch id, ids of whole chunks, operation, time). Nothing has changed yet.
+        them, and when. Nothing has changed yet.
         """
         self._flush()
         batch = self._new_batch(key)
@@ -1083,26 +1085,18 @@ class Queue(Guard, Leasing):
             batch.bytes = sum(one.bytes for one in batch.chunks)
             batches.write_manifest(self._files, making, batches.manifest_of(self._files, self.path, batch, paths))
             self._files.sync_directory(os.path.dirname(self.path))
-            operation = logs.rare(
-                "lease",
-                id=batch.id,
-                key=key,
-                records=batch.records,
-                bytes=batch.bytes,
-                parts=parts,
-                lease_timeout=lease_timeout,
-            )
-            return batch.id, [chunk_id for chunk_id, cut in parts if cut is None], operation, batch.created
+            return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
         except (OSError, CorruptQueue) as error:
             batches.remove_tree(self._files, making)
             if isinstance(error, QewQewError):
                 raise
             raise self._full(error) or self._break(error) from error
 
-    def _commit_batch(self, batch_id: str, whole: list[int], operation: bytes, now: int) -> BatchState:
+    def _commit_batch(self, lease: Lease, now: int) -> BatchState:
+        whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]
         try:
-            self._keep_room(len(whole) + 1, len(operation))
-            position = self._commit(operation, now)
+            self._keep_room(len(whole) + 1, len(logs.pack(lease)))
+            position = self._commit([lease], now)
         except DiskFull:
             batches.remove_tree(self._files, self.path + layout.LEASE)
             raise
@@ -1113,7 +1107,7 @@ class Queue(Guard, Leasing):
             self._forget_chunk(chunk_id)
         self._run = None
         recovery.store_header(self._files, self._header.fd, self._state.first)
-        state = self._state.batches[batch_id]
+        state = self._state.batches[lease.id]
         self._move(partial(batches.settle_lease, self._files, self.path, state))
         self._own_ends()
         self._notify()
@@ -1162,8 +1156,8 @@ class Queue(Guard, Leasing):
             self._files.close(fd)
         return Cut(spans, copy.crc, copy.pieces), copy.tail
 
-    def _change(self, op: str, **arguments: object) -> None:
-        self._durable(self._commit(logs.rare(op, **arguments), now_ms()), always=True)
+    def _change(self, operation: Rare) -> None:
+        self._durable(self._commit([operation]), always=True)
         stamp.write(self._files, self.path, self._state.changes)
 
     def _take_back(self, state: BatchState) -> None:
@@ -1174,7 +1168,7 @@ class Queue(Guard, Leasing):
         # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
         self._files.sync_directory(os.path.dirname(self.path))
         self._keep_room(len(ids))
-        self._change("put_back", id=state.id, chunks=ids, files=files)
+        self._change(PutBack(state.id, ids, files))
         self._taken.update(ids)
         self._removals += 1
         self._run = None

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from qewqew_core import batch as batches
 from qewqew_core import journal, layout, lock, manifest, reader_log, zbus
+from qewqew_core.batch_state import BatchState
 from qewqew_core.block_segments import first_segment
 from qewqew_core.block_sums import pieces_of
 from qewqew_core.errors import (
@@ -48,9 +49,29 @@ from qewqew_core.journal import Log
 from qewqew_core.leasing import Leasing
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.manifest import Manifest, Segment
+from qewqew_core.operations import BatchOperation
 from qewqew_core.reader_inspection import add_naks, check_rdx, lost_of, missing_rdx, place_of_rdx, seal_of, stats_of
-from qewqew_core.reader_log import BATCH_OPERATIONS, OPERATION, HandedOut, Range, ReaderState
-from qewqew_core.state import BatchState, Piece
+from qewqew_core.reader_log import OPERATION
+from qewqew_core.reader_state import (
+    Change,
+    Commit,
+    GiveBack,
+    HandedOut,
+    HandOut,
+    Lease,
+    Lose,
+    Move,
+    Operation,
+    Prepare,
+    PutBack,
+    Range,
+    ReaderState,
+    Resolve,
+    SetFilter,
+    Unprepare,
+    evenly,
+)
+from qewqew_core.state import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, WINDOW, Found, Position, Stretch, View, behind
 from qewqew_core.zbus import HEAD, Common, Entry, Message
@@ -220,8 +241,8 @@ class Reader(Guard, Leasing):
         base, end = log.end, log.end
         for frame in journal.frames(data, log.generation, 0):
             end = base + frame.end
-            name = reader_log.replay_frame(frame, self._state, log.path, base)
-            self._unsettled |= name in BATCH_OPERATIONS
+            operation = reader_log.replay_frame(frame, self._state, log.path, base)
+            self._unsettled |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(self._log_fd, end)
@@ -338,7 +359,7 @@ class Reader(Guard, Leasing):
             kept = [Range(one.start, one.stop and min(one.stop, latest)) for one in state.todo if one.start < latest]
             if not kept or kept[-1].stop is not None:
                 kept.append(Range(latest, None))
-            self._append("lose", kept, offsets, 0)
+            self._append(Lose(kept, offsets, 0))
 
     def _begin(self, start: str | int | datetime | Position) -> Position:
         if isinstance(start, Position):
@@ -390,13 +411,13 @@ class Reader(Guard, Leasing):
 
     # Committing
 
-    def _append(self, name: str, *arguments: Any) -> int:
-        """Append an operation to the log and apply it; returns the position that `_durable` takes."""
+    def _append(self, operation: Operation) -> int:
+        """Append it to the log and apply it; returns the position that `_durable` takes."""
         assert self._log is not None
         before = self._state.floor()
         self._committed = True
-        position = self._log.append(OPERATION, reader_log.operation(name, *arguments))
-        reader_log.apply(self._state, name, *arguments)
+        position = self._log.append(OPERATION, reader_log.pack(operation))
+        self._state.apply(operation)
         floor = self._state.floor()
         if floor[:2] != before[:2]:
             # The oldest one may be durable soon, and the newest one says the most.
@@ -557,10 +578,10 @@ class Reader(Guard, Leasing):
                 return []
             if self.auto_commit:
                 again = list({one.offset: None for one in messages if one.offset in self._state.flight})
-                position = self._append("commit", again, todo)
+                position = self._append(Commit(again, todo))
             else:
                 due = None if self.redeliver_after is None else now_ms() + int(self.redeliver_after * 1000)
-                position = self._append("hand_out", self._owner, due, runs, todo)
+                position = self._append(HandOut(self._owner, due, runs, todo))
                 self._due = self._due if due is None else min(self._due, due)
                 self._mine.update(zip((one.offset for one in messages), (one.attempt for one in messages), strict=True))
         if self.auto_commit:
@@ -643,7 +664,7 @@ class Reader(Guard, Leasing):
         if found is not None:
             if lost := found[2]:  # else it has committed all that is gone
                 _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self.name, lost)
-            self._append("lose", *found)
+            self._append(Lose(*found))
             self._refresh_mine()
 
     # Committing
@@ -658,7 +679,7 @@ class Reader(Guard, Leasing):
             offsets = self._check_mine(messages)
             if not offsets:
                 return 0
-            position = self._append("commit", reader_log.evenly(offsets), None)
+            position = self._append(Commit(evenly(offsets), None))
             for offset in offsets:
                 del self._mine[offset]
         self._durable(position)
@@ -703,7 +724,7 @@ class Reader(Guard, Leasing):
             offsets = self._check_mine(messages)
             if offsets:
                 due = now_ms() + int(delay * 1000)
-                self._append("give_back", offsets, due)
+                self._append(GiveBack(offsets, due))
                 self._due = min(self._due, due)
                 self._refresh_mine()
             return len(offsets)
@@ -715,7 +736,7 @@ class Reader(Guard, Leasing):
             offsets = self._check_mine(tuple(messages)) if messages else []
             if len(offsets) < len(messages):
                 raise CommitConflict("a message of the session was committed already. Nothing was changed", path=self.path)
-            position = self._append("prepare", session, offsets)
+            position = self._append(Prepare(session, offsets))
         self._durable(position)
 
     def _resolve(self, session: str) -> bool:
@@ -726,7 +747,7 @@ class Reader(Guard, Leasing):
 
     def _note(self, session: str) -> None:
         if any(one.session == session for one in self._state.flight.values()):
-            self._append("resolve", session, True, now_ms())
+            self._append(Resolve(session, True, now_ms()))
             self._due = 0
             self._refresh_mine()
         self._decided.remove(session)
@@ -742,7 +763,7 @@ class Reader(Guard, Leasing):
         """The session was not committed, and goes on."""
         with self._exclusive():
             if any(one.session == session for one in self._state.flight.values()):
-                self._append("unprepare", session)
+                self._append(Unprepare(session))
                 self._due = 0
 
     def _return(self, messages: list[Message]) -> None:
@@ -750,15 +771,15 @@ class Reader(Guard, Leasing):
         with self._exclusive():
             offsets = [one.offset for one in messages if self._mine.get(one.offset) == one.attempt]
             if offsets:
-                self._append("give_back", offsets, now_ms())
+                self._append(GiveBack(offsets, now_ms()))
                 self._due = 0
                 self._refresh_mine()
 
     def _resolve_all(self, committed: set[str]) -> None:
         """Of those who died in `Session.commit`; who calls has the lock of the topic's writer."""
         with self._exclusive():
-            for session in {one.session for one in self._state.flight.values()} - {None}:
-                self._append("resolve", session, session in committed, now_ms())
+            for session in {one.session for one in self._state.flight.values() if one.session is not None}:
+                self._append(Resolve(session, session in committed, now_ms()))
             assert self._log is not None
             self._durable(self._log.position, always=True)
 
@@ -780,7 +801,7 @@ class Reader(Guard, Leasing):
         """
         with self._exclusive():
             place = self._seek(number, offset, time)
-            position = self._append("move", [Range(place, None)], 0)
+            position = self._append(Move([Range(place, None)], 0))
             self._refresh_mine()
         self._durable(position)
 
@@ -804,7 +825,7 @@ class Reader(Guard, Leasing):
                     f"the reader was moved by somebody else: it stands at message {found.number}, not at {expected.number}",
                     path=self.path,
                 )
-            position = self._append("move", [Range(place, None)], 0)
+            position = self._append(Move([Range(place, None)], 0))
         self._durable(position)
 
     def keep(self) -> None:
@@ -856,7 +877,7 @@ class Reader(Guard, Leasing):
         """
         chosen = Filter(text)
         with self._exclusive():
-            position = self._append("set_filter", chosen.text)
+            position = self._append(SetFilter(chosen.text))
             self._filter = chosen
             self._durable(position, always=True)
             self._write_rdx(*zbus.filter_patch(chosen.text))
@@ -933,8 +954,8 @@ class Reader(Guard, Leasing):
     def _notify(self) -> None:
         pass  # who waits looks again
 
-    def _change(self, op: str, **arguments: object) -> None:
-        self._durable(self._append("change", op, now_ms(), arguments), always=True)
+    def _change(self, operation: BatchOperation) -> None:
+        self._durable(self._append(Change(operation, now_ms())), always=True)
 
     def _beforehand(self, act: Callable[[], T]) -> T:
         try:
@@ -975,7 +996,7 @@ class Reader(Guard, Leasing):
                 path=self.path,
             )
         todo = self._without_flight(_merged([*ranges, *self._state.todo]))
-        self._durable(self._append("put_back", batch.id, todo), always=True)
+        self._durable(self._append(PutBack(batch.id, todo)), always=True)
         batches.settle_forget(self._files, self._stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
@@ -1004,7 +1025,7 @@ class Reader(Guard, Leasing):
             return self._lease_new(key, max_records, max_bytes, lease_timeout)
         if not segments:
             if todo != self._state.todo:
-                self._append("commit", [], todo)
+                self._append(Commit([], todo))
             return None
         batch = self._new_batch(key)
         batch.records = sum(one.records for one, _ in segments)
@@ -1021,7 +1042,7 @@ class Reader(Guard, Leasing):
                 self._sync_topic([os.path.join(directory, name) for name in {one.file for one, _ in segments}])
             batches.write_manifest(self._files, directory, self._manifest(batch, [one for one, _ in segments]))
             self._files.sync_directory(os.path.dirname(directory))
-            position = self._append("lease", reader_log.batch_fields(batch), ranges, offsets, todo)
+            position = self._append(Lease(batch, ranges, offsets, todo))
         except OSError as error:
             batches.remove_tree(self._files, directory)
             if isinstance(error, QewQewError):
@@ -1159,7 +1180,7 @@ class Reader(Guard, Leasing):
     def _leave_to_others(self) -> None:
         assert self._log is not None
         if self._mine:
-            self._append("give_back", self._check_mine(()), now_ms())
+            self._append(GiveBack(self._check_mine(()), now_ms()))
         # Now, so that of two that leave one after the other the second is alone.
         lock.drop(self._lock_fd, self._owner, 1)
         if lock.first_locked(self._lock_fd, 1, 0) is not None:
@@ -1237,7 +1258,7 @@ def _runs(one: Stretch) -> list[HandedOut]:
     """The messages of a stretch, parted where a filter holds others back between them."""
     numbers = [head[zbus.NUMBER] for head in one.heads]
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
-        return [(one.base, one.block, 1, numbers[0], reader_log.evenly(one.places))]
+        return [(one.base, one.block, 1, numbers[0], evenly(one.places))]
     ends = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
     parts = pairwise((0, *ends, len(numbers)))
     return [(one.base, one.block, 1, numbers[begin], one.places[begin:end]) for begin, end in parts]

@@ -10,7 +10,8 @@ from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats, last_lease
 from qewqew_core.limits import now_ms
-from qewqew_core.reader_log import Range, ReaderState, Seal
+from qewqew_core.reader_log import Seal
+from qewqew_core.reader_state import HandedOut, HandOut, Range, ReaderState
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Position, View
 from qewqew_core.zbus import HEAD
@@ -124,12 +125,12 @@ def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[in
     except FileNotFoundError:
         return []
     entries = zbus.unpack_naks(data, view.dialect)
-    entered = []
+    entered: list[HandedOut] = []
     for entry in entries.values():
         place = view.by_offset(entry.offset)
         if place is not None and place < state.todo[0].start:
             entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
-    reader_log.apply(state, "hand_out", 0, 0, entered, state.todo)
+    state.apply(HandOut(0, 0, entered, state.todo))
     return [zbus.nak_entry_at(number, view.dialect) for number in entries]
 
 

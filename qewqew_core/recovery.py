@@ -30,7 +30,6 @@ import random
 import stat
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from qewqew_core import batch as batches
 from qewqew_core import chunk, java, journal, layout, lock, manifest, stamp
@@ -42,6 +41,7 @@ from qewqew_core.java import Believed
 from qewqew_core.journal import Log
 from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
+from qewqew_core.operations import Believe, EndLease, Forget, Lease, LeaseAgain, PutBack, Rare, Repair
 from qewqew_core.reading import BLOCK, read_pointers
 from qewqew_core.state import State
 
@@ -88,8 +88,8 @@ _FOREIGN = (
 
 def _coming_files(found: Found) -> set[int]:
     """Chunk files that the unfinished last commit is about to put back beside the queue."""
-    rare = found.log and found.log.last_rare
-    return set(rare["chunks"]) if rare and rare["op"] == "put_back" else set()
+    last = found.log and found.log.last_rare
+    return set(last.chunks) if isinstance(last, PutBack) else set()
 
 
 @dataclass
@@ -116,7 +116,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
         ends = () if found.log is None else tuple(found.log.state.chain)
         for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
             own_chunk(files, path, owned, chunk_id)
-        if found.log is not None and found.log.last_rare is not None and found.log.last_rare["op"] == "repair":
+        if found.log is not None and isinstance(found.log.last_rare, Repair):
             raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
         if found.log is not None:
             stamp.check(files, path, found.log.state.changes)
@@ -210,21 +210,19 @@ def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int])
     return Log(files, path + layout.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
 
 
-def finish_moves(files: Files, path: str, state: State, rare: dict[str, Any] | None) -> None:
+def finish_moves(files: Files, path: str, state: State, last: Rare | None) -> None:
     """Step 6."""
-    if rare is None:
-        return
-    op = rare["op"]
-    if op == "lease":
-        batches.settle_lease(files, path, state.batches[rare["id"]])
-    elif op == "lease_again":
-        batches.settle_manifest(files, path, state.batches[rare["id"]])
-    elif op == "release":
-        batches.settle_place(files, path, state.batches[rare["id"]])
-    elif op == "put_back":
-        batches.settle_put_back(files, path, rare["id"], list(zip(rare["files"], rare["chunks"], strict=True)))
-    elif op == "forget":
-        batches.settle_forget(files, path, rare["ids"], rare["keep_manifest"])
+    match last:
+        case Lease(batch_id):
+            batches.settle_lease(files, path, state.batches[batch_id])
+        case LeaseAgain(batch_id):
+            batches.settle_manifest(files, path, state.batches[batch_id])
+        case EndLease(batch_id):
+            batches.settle_place(files, path, state.batches[batch_id])
+        case PutBack(batch_id, chunks, names):
+            batches.settle_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))
+        case Forget(batch_ids, keep_manifest):
+            batches.settle_forget(files, path, batch_ids, keep_manifest)
 
 
 def sync_spill(files: Files, path: str) -> None:
@@ -329,8 +327,8 @@ def _begin_log(files: Files, header_fd: int, found: Found, believed: Believed, o
     stored = [(one.id, *one.stored) for one, pointers in state.pointers() if one.stored not in (None, pointers)]
     differs = bool(stored or believed.empty or found.header != state.first)
     if differs:
-        operation = logs.rare("believe", header=found.header, stored=stored, empty=believed.empty)
-        data += journal.frame(logs.COMMIT, now_ms().to_bytes(8) + operation, generation, snapshot_end)
+        body = logs.commit(now_ms(), [Believe(found.header, stored, believed.empty)])
+        data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
     log_fd: list[int] = []
     try:
         _new_log(files, found.path, data, log_fd)

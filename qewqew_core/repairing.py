@@ -27,13 +27,15 @@ from typing import Any, NamedTuple
 from qewqew_core import batch as batches
 from qewqew_core import chunk, java, journal, layout, lock, manifest, orphans, recovery, stamp
 from qewqew_core import log as logs
+from qewqew_core.batch_state import BATCH_ID, BatchState
 from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.found import Found
 from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
+from qewqew_core.operations import Append, Extent, Lease, NewChunk, Operation, PutKey, Repair, Take
 from qewqew_core.reading import OnDisk, read_pointers, scan
-from qewqew_core.state import BATCH_ID, BatchState, Chunk, Cut, State
+from qewqew_core.state import Chunk, Cut, State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
 _UNFIT = (FileNotFoundError, CorruptQueue, BadManifest)
@@ -134,8 +136,8 @@ class _Repair:
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, CorruptQueue):
             replayed = logs.replay(read_whole(self._files, self._path + layout.LOG), self._path + layout.LOG)
-            if replayed.last_rare is not None and replayed.last_rare["op"] == "repair":
-                self._finish(replayed)
+            if isinstance(replayed.last_rare, Repair):
+                self._finish(replayed, replayed.last_rare)
         state = self._decide()
         self._look_into_batches(state)
         try:
@@ -145,13 +147,13 @@ class _Repair:
             if not self._found_damage:
                 self.report.records, self.report.batches = state.records, len(state.batches)
                 return self.report
-            replayed = self._commit(chain, state)
+            replayed, repair = self._commit(chain, state)
         except BaseException:
             for path in self._made:
                 with contextlib.suppress(OSError):
                     self._files.unlink(path)
             raise
-        self._finish(replayed)
+        self._finish(replayed, repair)
         recovery.remove_leftovers(self._files, self._path, replayed.state, self._ids)
         return self.report
 
@@ -309,8 +311,8 @@ class _Repair:
 
     def _stand_in(self, replayed: Replayed) -> None:
         """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
-        files, rare, making = self._files, replayed.last_rare, self._path + layout.LEASE
-        batch = replayed.state.batches.get(rare["id"]) if rare and rare["op"] == "lease" else None
+        files, last, making = self._files, replayed.last_rare, self._path + layout.LEASE
+        batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
         if batch is None or files.is_directory(os.path.join(self._path + layout.BATCHES, batch.id)):
             return
         if not files.is_directory(making):
@@ -693,7 +695,7 @@ class _Repair:
 
     # 3. The commit
 
-    def _commit(self, chain: list[Chunk], state: State) -> Replayed:
+    def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
         files, log_path = self._files, self._path + layout.LOG
         new = State.of({one.id: one for one in chain})
         new.with_batches_of(state)
@@ -730,23 +732,23 @@ class _Repair:
         body["damage"] = [one | {"path": os.path.relpath(one["path"], self._parent)} for one in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
-        operation = now_ms().to_bytes(8) + logs.rare("repair", moves=moves, report=body)
-        data += journal.frame(logs.COMMIT, operation, generation, len(data))
+        data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
         write_new(files, log_path + ".tmp", data)
         files.sync_directory(self._parent)
         self._made.clear()
         files.rename(log_path + ".tmp", log_path)
         files.sync_directory(self._parent)
-        return logs.replay(data, log_path)
+        replayed = logs.replay(data, log_path)
+        assert isinstance(replayed.last_rare, Repair)
+        return replayed, replayed.last_rare
 
     # 4. What follows
 
-    def _finish(self, replayed: Replayed) -> None:
+    def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. Done again from the beginning after an interruption."""
         files, state = self._files, replayed.state
-        assert replayed.last_rare is not None
+        moves, body = repair
         try:
-            moves, body = replayed.last_rare["moves"], replayed.last_rare["report"]
             places = [(self._beside(source), self._beside(target)) for source, target in moves]
             self.report = self._absolute(body)
         except logs.NONSENSE as error:
@@ -801,7 +803,7 @@ class _Behind(State):
     """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
 
     def __init__(self, owner: _Repair, known: State) -> None:
-        super().__init__(known.batches, known.expired_keys, chain=_Anything(), put_keys=known.put_keys)
+        super().__init__(known.batches, known.expired_keys, put_keys=known.put_keys)
         self.owner = owner
         self.real: dict[int, Chunk] = {}
         self.late = True  # not yet in the files
@@ -809,24 +811,29 @@ class _Behind(State):
         self.found: dict[int, bytes] = {}
 
     def hear(self, body: bytes) -> None:
-        before, keys = len(self.heard), len(self.put_keys)
+        before, key, time = len(self.heard), None, logs.time_of(body)
         try:
-            for letter, chunk_id, _, frames in logs.apply(body, self):
-                if letter in (b"A", b"X") and self.late:
-                    self.heard.append(_Extent(chunk_id, *self.said, frames, None))
+            for operation in logs.unpack(body):
+                key = operation.key if isinstance(operation, PutKey) and operation.key not in self.put_keys else key
+                self.apply(operation, time)
         finally:
-            if len(self.put_keys) > keys:
-                key = next(reversed(self.put_keys))
+            if key is not None:
                 self.heard[before:] = [one._replace(key=key) for one in self.heard[before:]]
 
-    def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
-        self.said = records, size, crc, time
+    def apply(self, operation: Operation, time: int) -> None:
+        match operation:
+            case Append(chunk_id, records, frames):
+                self._put(_Extent(chunk_id, records, len(frames), zlib.crc32(frames), time, frames, None))
+            case Extent(chunk_id, records, size, crc):
+                self._put(_Extent(chunk_id, records, size, crc, time, b"", None))
+            case NewChunk() | Take():
+                pass
+            case _:
+                super().apply(operation, time)
 
-    def new_chunk(self, chunk_id: int, size: int) -> None:
-        pass
-
-    def take(self, chunk_id: int, start: int, end: int, records: int) -> None:
-        pass
+    def _put(self, one: _Extent) -> None:
+        if self.late:
+            self.heard.append(one)
 
     def clear(self) -> None:
         pass
@@ -853,13 +860,6 @@ class _Behind(State):
             for one, new_id in zip(batch.chunks, new_ids, strict=True):
                 one.id, one.stored = new_id, None
             self.real = {one.id: one for one in (*batch.chunks, *self.real.values())}
-
-
-class _Anything(dict[int, Chunk]):
-    """A chain that has every chunk."""
-
-    def __missing__(self, chunk_id: int) -> Chunk:
-        return Chunk(chunk_id, 0)
 
 
 def _limited(first: tuple[bytes, int, int], rest: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:

@@ -1,23 +1,36 @@
 """What a queue is at one moment: its chain of chunks, its batches, its keys. No files, no bytes.
 
-A running queue and the replay of its log change the state by the same methods, so that what a crash
-leaves is what was there. Who calls has checked that the change is possible.
+A running queue and the replay of its log change it by the same `State.apply`, so that what a crash leaves is what was there. Who
+calls has checked that the change is possible.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from qewqew_core import chunk
+from qewqew_core.batch_state import BatchState, Leases
+from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
-
-KEYS_KEPT = 1 << 16
-KEYS_KEPT_MS = 30 * 86_400_000
+from qewqew_core.operations import (
+    Append,
+    Believe,
+    Clear,
+    Extent,
+    Lease,
+    NewChunk,
+    Operation,
+    PutBack,
+    PutKey,
+    Rare,
+    Repair,
+    Replace,
+    Take,
+)
 
 
 class Piece(NamedTuple):
@@ -185,134 +198,6 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class BatchState:
-    """A batch that is not forgotten: leased, returned, dead, or acknowledged with its files still there."""
-
-    id: str
-    keys: list[str]  # of all who leased it, the present or last owner at the end
-    state: str  # "leased", "returned", "dead", "acked"
-    attempt: int
-    records: int
-    bytes: int
-    created: int  # milliseconds since the epoch, as are all times here
-    changed: int
-    reason: str = ""
-    lease_timeout: int | None = None  # milliseconds after which anyone may return the batch; None: never
-    extended: int = 0  # when its owner leased or extended it
-    chunks: list[Chunk] = field(default_factory=list)  # of a queue's batch; empty once acknowledged: then the manifest has them
-
-    @property
-    def expires(self) -> int | None:
-        return None if self.state != "leased" or self.lease_timeout is None else self.extended + self.lease_timeout
-
-    def expired(self, now: int) -> bool:
-        return self.expires is not None and self.expires <= now
-
-
-BATCH_ID = re.compile("[A-Za-z0-9_-]+-[0-9a-f]{16}")  # see `layout.numbered_id`
-
-
-def checked(batch: BatchState) -> BatchState:
-    """A batch that a log tells of; raises ValueError for what nothing of ours has written. Its id names a directory."""
-    numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.extended
-    if (
-        type(batch.id) is not str
-        or not BATCH_ID.fullmatch(batch.id)
-        or type(batch.keys) is not list
-        or not batch.keys
-        or any(type(text) is not str for text in (*batch.keys, batch.reason))
-        or batch.state not in ("leased", "returned", "dead", "acked")
-        or any(type(number) is not int for number in numbers)
-        or type(batch.lease_timeout) not in (int, type(None))
-    ):
-        raise ValueError(f"this is no batch: {batch.id!r:.120}")
-    return batch
-
-
-def key_hash(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
-
-
-@dataclass(slots=True, eq=False)
-class Leases:
-    """The batches of a queue, or of a reader of a topic, and the keys of those whose records are no longer kept."""
-
-    batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first
-    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
-
-    def unfinished(self) -> list[BatchState]:
-        """The batches that are leased, returned or dead."""
-        return [batch for batch in self.batches.values() if batch.state != "acked"]
-
-    def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
-        """A returned batch goes to the owner of ``key``."""
-        batch = self.batches[batch_id]
-        batch.keys = [other for other in batch.keys if other != key] + [key]
-        batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, now, ""
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def extend(self, batch_id: str, lease_timeout: int | None, now: int) -> None:
-        """The owner lives."""
-        batch = self.batches[batch_id]
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def release(self, batch_id: str, state: str, reason: str, now: int) -> None:
-        """The batch is returned, dead or acknowledged."""
-        batch = self.batches[batch_id]
-        batch.state, batch.reason, batch.changed = state, reason, now
-        if state == "acked":
-            batch.chunks.clear()
-
-    def forget(self, batch_ids: list[str]) -> None:
-        """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""
-        for batch_id in batch_ids:
-            batch = self.batches.pop(batch_id)
-            if batch.state == "acked":
-                for key in batch.keys:
-                    self.expired_keys[key_hash(key)] = (batch.changed, int(batch_id[-16:], 16))
-
-    def prune_expired(self, now: int) -> set[int]:
-        """Forget keys past their retention; the numbers of the batches whose last key went."""
-        return set(prune(self.expired_keys, now)) - {number for _, number in self.expired_keys.values()}
-
-
-Change = Callable[["Leases", int, dict[str, Any]], None]
-
-
-def _checked(change: Change) -> Change:
-    """The same, of a log that may say anything: raises ValueError if there is no such batch then."""
-
-    def apply(leases: Leases, time: int, op: dict[str, Any]) -> None:
-        change(leases, time, op)
-        batch = leases.batches[op["id"]]
-        checked(replace(batch, keys=batch.keys[-1:]))  # the others were there before
-
-    return apply
-
-
-# What `Leasing._change` commits, by name, with the arguments that it gives.
-CHANGES: dict[str, Change] = {
-    "lease_again": _checked(
-        lambda leases, time, op: leases.lease_again(op["id"], op["key"], op["attempt"], op["lease_timeout"], time)
-    ),
-    "extend": _checked(lambda leases, time, op: leases.extend(op["id"], op["lease_timeout"], time)),
-    "release": _checked(lambda leases, time, op: leases.release(op["id"], op["state"], op["reason"], time)),
-    "forget": lambda leases, time, op: leases.forget(op["ids"]),
-}
-
-
-def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
-    """Forget keys past their retention; what those that went stood for. ``keys``: (time, that) of each, oldest first."""
-    excess, gone = len(keys) - KEYS_KEPT, []
-    for number, (key, (time, value)) in enumerate(list(keys.items())):
-        if number >= excess and time > now - KEYS_KEPT_MS:
-            break
-        del keys[key]
-        gone.append(value)
-    return gone
-
-
-@dataclass(slots=True, eq=False)
 class State(Leases):
     """The whole of a queue."""
 
@@ -349,6 +234,35 @@ class State(Leases):
         chunks = list(self.chain.values())
         nexts = [following.id for following in chunks[1:]] + [chunk.NONE]
         return [(one, (one.head, one.tail, following)) for one, following in zip(chunks, nexts[: len(chunks)], strict=True)]
+
+    def apply(self, operation: Operation, time: int) -> None:
+        """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
+        match operation:
+            case Append(chunk_id, records, frames):
+                self.append(chunk_id, len(frames), records, zlib.crc32(frames, self.chain[chunk_id].crc), time)
+            case Extent(chunk_id, records, size, crc):
+                self.append(chunk_id, size, records, crc, time)
+            case Take():
+                self.take(*operation)
+            case NewChunk():
+                self.new_chunk(*operation)
+            case PutKey(key, records):
+                self.put_keys[key] = (time, records)
+            case Lease(batch_id, key, records, size, parts, lease_timeout):
+                batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
+                self.lease(batch, parts)
+            case PutBack(batch_id, chunks):
+                self.put_back(batch_id, chunks)
+            case Replace():
+                self.replace(*operation)
+            case Clear():
+                self.clear()
+            case Believe() | Repair():
+                pass  # they tell of files
+            case _:
+                self.apply_to_batch(operation, time)
+        if isinstance(operation, Rare):
+            self.changes += 1
 
     # Changes of the chain
 

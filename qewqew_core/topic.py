@@ -25,12 +25,13 @@ from qewqew_core.appending import RECOVERED, Writer
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import now_ms
 from qewqew_core.outgoing import Outgoing, size_of
 from qewqew_core.reader import Reader
-from qewqew_core.reader_log import Range, ReaderState
-from qewqew_core.state import key_hash
+from qewqew_core.reader_state import Move, Range, ReaderState
 from qewqew_core.topic_session import TopicSession
+from qewqew_core.topic_state import PutKey
 from qewqew_core.verification import read_batch
 from qewqew_core.view import Found, Position, View
 from qewqew_core.zbus import HEAD, Common, Message
@@ -281,7 +282,7 @@ class Topic:
             elif not ready and hashed is None:
                 return number, 0
             else:
-                operations = b"" if hashed is None else topic_log.put_key(hashed, len(ready))
+                operations = [] if hashed is None else [PutKey(hashed, len(ready))]
                 position, count = writer._append(ready, size_of(ready), operations), len(ready)
         writer.durable(position)
         if writer.state.last.block != blocks:
@@ -350,7 +351,7 @@ class Topic:
         with self.reader(source) as one:
             place = one.position()
         with self.reader(target, start=place) as other, other._exclusive():
-            other._durable(other._append("move", [Range(place, None)], 0))
+            other._durable(other._append(Move([Range(place, None)], 0)))
 
     def delete_reader(self, name: str) -> None:
         """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""

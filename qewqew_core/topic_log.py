@@ -23,14 +23,13 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from qewqew_core import journal
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.limits import LIMITS
-from qewqew_core.state import KEYS_KEPT, KEYS_KEPT_MS, Piece
+from qewqew_core.state import Piece
+from qewqew_core.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
@@ -49,64 +48,8 @@ _TRIM = struct.Struct(">cI")  # T number of blocks: these, the oldest, are no mo
 _SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": […]}, what was read in the same transaction
 
 
-@dataclass(slots=True, eq=False)
-class Block:
-    """A block, and its checksums; those of messages before its first piece are not known: a zbus server wrote them."""
-
-    block: int  # 0, 1, 2 …
-    base: int
-    created: int
-    end: int = 0
-    messages: int = 0
-    crc: int = 0
-    updated: int = 0
-    pieces: list[Piece] = field(default_factory=list)  # see the module
-
-    def append(self, messages: int, size: int, crc: int, time: int) -> None:
-        if not self.pieces or self.end - self.pieces[-1].offset >= LIMITS.piece_bytes:
-            self.pieces.append(Piece(self.end, self.messages, self.crc, time))
-        self.end += size
-        self.messages += messages
-        self.crc, self.updated = crc, time
-
-    def sums(self) -> list[Piece]:
-        """The pieces, and one that says where the last one ends."""
-        return [*self.pieces, Piece(self.end, self.messages, self.crc, self.updated)] if self.pieces else []
-
-
-@dataclass(slots=True, eq=False)
-class TopicState:
-    """What is committed."""
-
-    dialect: str
-    start: int  # the first block
-    number: int  # of the next message
-    last: Block
-    full: list[Block] = field(default_factory=list)  # before the last, made since the snapshot and not trimmed
-    put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
-
-    @property
-    def count(self) -> int:
-        return self.last.block - self.start + 1
-
-    def prune_keys(self, now: int) -> None:
-        for key, (time, _) in list(self.put_keys.items()):  # oldest first
-            if len(self.put_keys) <= KEYS_KEPT and time > now - KEYS_KEPT_MS:
-                break
-            del self.put_keys[key]
-
-
-class Redo(NamedTuple):
-    """What a commit has put into a block, and may not be there: its bytes, or (None) only their checksum before and after."""
-
-    block: Block
-    offset: int
-    size: int
-    data: bytes | None
-    crc_before: int
-    crc: int
-    synced: bool  # it was on disk before the commit
+# What a body that is not as it was written raises while it is read and applied.
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError)
 
 
 @dataclass
@@ -121,79 +64,62 @@ class Replayed:
     unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
 
-def inline(messages: int, data: bytes) -> bytes:
-    return _INLINE.pack(b"A", messages, len(data)) + data
+def pack(operation: Operation) -> bytes:
+    match operation:
+        case Append(messages, data):
+            return _INLINE.pack(b"A", messages, len(data)) + data
+        case Extent():
+            return _EXTENT.pack(b"X", *operation)
+        case NewBlock():
+            return _BLOCK.pack(b"B", *operation)
+        case PutKey():
+            return _PUT_KEY.pack(b"K", *operation)
+        case Trim():
+            return _TRIM.pack(b"T", *operation)
+        case Session():
+            body = json.dumps(operation._asdict()).encode()
+            return _SESSION.pack(b"S", len(body)) + body
 
 
-def extent(messages: int, size: int, crc: int, synced: bool) -> bytes:
-    return _EXTENT.pack(b"X", messages, size, crc, synced)
+def commit(time: int, operations: Iterable[Operation]) -> bytes:
+    """The body of a frame of kind `COMMIT`."""
+    return _TIME.pack(time) + b"".join(map(pack, operations))
 
 
-def new_block(created: int) -> bytes:
-    return _BLOCK.pack(b"B", created)
-
-
-def put_key(key: bytes, messages: int) -> bytes:
-    return _PUT_KEY.pack(b"K", key, messages)
-
-
-def trim(blocks: int) -> bytes:
-    return _TRIM.pack(b"T", blocks)
-
-
-def session(body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    return _SESSION.pack(b"S", len(data)) + data
-
-
-def commit(now: int, operations: bytes) -> bytes:
-    return _TIME.pack(now) + operations
-
-
-def apply(body: bytes, state: TopicState) -> Iterator[Redo]:
-    """Apply the operations of a commit; tells what it did to blocks."""
+def time_of(body: bytes) -> int:
+    """When a commit was made."""
     (time,) = _TIME.unpack_from(body)
+    return int(time)
+
+
+def unpack(body: bytes) -> Iterator[Operation]:
+    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
     at = _TIME.size
     while at < len(body):
-        letter, last = body[at : at + 1], state.last
+        letter = body[at : at + 1]
         if letter == b"A":
             _, messages, size = _INLINE.unpack_from(body, at)
             at += _INLINE.size + size
-            data = body[at - size : at]
-            if len(data) < size:
+            if at > len(body):
                 raise ValueError("a commit is shorter than its messages")
-            redo = Redo(last, last.end, size, data, last.crc, zlib.crc32(data, last.crc), False)
-            last.append(messages, size, redo.crc, time)
-            state.number += messages
-            yield redo
+            yield Append(messages, body[at - size : at])
         elif letter == b"X":
-            _, messages, size, crc, synced = _EXTENT.unpack_from(body, at)
+            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
             at += _EXTENT.size
-            redo = Redo(last, last.end, size, None, last.crc, crc, synced)
-            last.append(messages, size, crc, time)
-            state.number += messages
-            yield redo
         elif letter == b"B":
-            _, created = _BLOCK.unpack_from(body, at)
+            yield NewBlock(*_BLOCK.unpack_from(body, at)[1:])
             at += _BLOCK.size
-            state.full.append(last)
-            state.last = Block(last.block + 1, last.base + last.end, created, updated=created)
         elif letter == b"K":
-            _, key, messages = _PUT_KEY.unpack_from(body, at)
+            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
             at += _PUT_KEY.size
-            state.put_keys[key] = (time, messages)
         elif letter == b"T":
-            _, blocks = _TRIM.unpack_from(body, at)
+            yield Trim(*_TRIM.unpack_from(body, at)[1:])
             at += _TRIM.size
-            if blocks > last.block - state.start:
-                raise ValueError("more blocks are trimmed than there are")
-            state.start += blocks
-            state.full = [one for one in state.full if one.block >= state.start]
         elif letter == b"S":
             _, size = _SESSION.unpack_from(body, at)
             at += _SESSION.size + size
-            one = json.loads(body[at - size : at])
-            state.sessions[one["id"]] = list(one["readers"])
+            fields = json.loads(body[at - size : at])
+            yield Session(fields["id"], list(fields["readers"]))
         else:
             raise ValueError(f"unknown operation {letter!r}")
 
@@ -215,27 +141,6 @@ def snapshot(state: TopicState, generation: int) -> bytes:
     return b"".join(parts)
 
 
-def _check(state: TopicState) -> None:
-    """Raises `ValueError` for what has no place in index, blocks and .sums: nothing of ours has written that."""
-    small, large, positive = [], [state.start, state.number], [state.start, state.number]
-    for block in (*state.full, state.last):
-        small += [block.end, block.messages, block.crc]
-        large += [block.block, block.base, block.created, block.updated]
-        positive += [block.base, block.updated if block.pieces else 0]
-        for piece in block.pieces:
-            small += piece[:3]
-            positive.append(piece.time)
-    if (
-        any(type(one) is not int or not 0 <= one < 1 << 32 for one in small)
-        or any(type(one) is not int or not -(1 << 63) <= one < 1 << 63 for one in large + positive)
-        or min(positive) < 0
-        or state.start > state.last.block
-        or state.dialect not in ("B", "C")
-        or any(type(key) is not str or any(type(one) is not str for one in names) for key, names in state.sessions.items())
-    ):
-        raise ValueError("a value is out of range")
-
-
 def replay(data: bytes, path: str) -> Replayed:
     """What a log says; raises `CorruptQueue` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
@@ -251,7 +156,7 @@ def replay(data: bytes, path: str) -> Replayed:
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
                 state.last.pieces = [Piece(*piece) for piece in pieces]
-                _check(state)
+                state.check()
             elif state is None:
                 raise ValueError("no snapshot comes first")
             elif kind == _PUT_KEYS and result is None:
@@ -267,12 +172,14 @@ def replay(data: bytes, path: str) -> Replayed:
                 result.clean, result.unsynced = False, body
             elif kind == COMMIT:
                 result.clean = False
-                result.redo += [(start, redo) for redo in apply(body, state)]
+                time = time_of(body)
+                applied = [state.apply(operation, time) for operation in unpack(body)]
+                result.redo += [(start, redo) for redo in applied if redo is not None]
             else:
                 raise ValueError(f"unknown frame kind {kind}")
             if result is not None and kind != _END:
                 result.frames += 1
-        except (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError) as error:
+        except NONSENSE as error:
             # The checksum is right, so this was written so: better no topic than a wrong one.
             raise CorruptQueue(
                 f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start
@@ -281,7 +188,7 @@ def replay(data: bytes, path: str) -> Replayed:
     if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
         raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
     try:
-        _check(result.state)
+        result.state.check()
     except ValueError as error:
         raise CorruptQueue(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
     result.end = at

@@ -24,7 +24,7 @@ from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.limits import now_ms
 from qewqew_core.reader import break_seal
 from qewqew_core.reader_inspection import missing_rdx, seal_of, short_rdx, without_rdx
-from qewqew_core.reader_log import ReaderState
+from qewqew_core.reader_state import ReaderState
 from qewqew_core.topic import Topic
 from qewqew_core.topic_log import Replayed
 from qewqew_core.view import View

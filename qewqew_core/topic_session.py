@@ -14,11 +14,12 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
-from qewqew_core import layout, topic_log
+from qewqew_core import layout
 from qewqew_core.appending import Writer
 from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
+from qewqew_core.keys import key_hash
 from qewqew_core.outgoing import Appends
-from qewqew_core.state import key_hash
+from qewqew_core.topic_state import Operation, PutKey, Session
 from qewqew_core.zbus import Message
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class TopicSession:
             return 0
         writer = topic._write()
         session = os.urandom(16).hex()
-        operations = b"" if hashed is None else topic_log.put_key(hashed, len(self._appends))
+        operations: list[Operation] = [] if hashed is None else [PutKey(hashed, len(self._appends))]
         if read:
-            operations += topic_log.session({"id": session, "readers": [reader.name for reader in read]})
+            operations.append(Session(session, [reader.name for reader in read]))
         self._position = None
         try:
             with writer._exclusive():
@@ -134,7 +135,7 @@ class TopicSession:
             topic._trim_quietly()
         return count
 
-    def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: bytes) -> None:
+    def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: list[Operation]) -> None:
         """Have the readers note what this is about, then commit; ``_position`` is that in the topic's log."""
         try:
             for reader, messages in read.items():

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from qewqew_core import batch as batches
 from qewqew_core import chunk, layout, manifest
 from qewqew_core import log as logs
+from qewqew_core.batch_state import BatchState
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files, read_whole
 from qewqew_core.reading import read_pointers, unread
-from qewqew_core.state import BatchState, Chunk, State
+from qewqew_core.state import Chunk, State
 from qewqew_core.zbus import Message
 
 

@@ -24,12 +24,17 @@ from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Empty, QewQew
 from qewqew_core import log as logs
 from qewqew_core import reader_log as readers
 from qewqew_core import topic_log as topics
+from qewqew_core.batch_state import BATCH_OPERATIONS, BatchState
 from qewqew_core.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.files import Files
-from qewqew_core.reader_log import Range, ReaderState
-from qewqew_core.state import BatchState, State
+from qewqew_core.operations import Append, Extent, NewChunk, PutKey, Take
+from qewqew_core.reader_state import Flight, Flights, Range, ReaderState
+from qewqew_core.state import Piece, State
 from qewqew_core.tags import Filter
-from qewqew_core.topic_log import Block, TopicState
+from qewqew_core.topic_state import Append as TopicAppend
+from qewqew_core.topic_state import Block, NewBlock, TopicState, Trim
+from qewqew_core.topic_state import Extent as TopicExtent
+from qewqew_core.topic_state import PutKey as TopicPutKey
 from qewqew_core.view import Position
 
 # Frames: the first byte says how many records to split off at most (0: all), the rest are the frames.
@@ -236,27 +241,35 @@ _PARTS: list[Any] = [[[1, None]], [[2, None]], [], [[1, _PART[1]]], [[1]], [[7, 
 _ODD: list[Any] = [None, -1, 1 << 40, 1.5, True, [], [[]], {}, "", "q-1", [1], [1, 2], ["q-1"], [None], *_PARTS]
 
 
+RARE = [(name, kind._fields) for kind, name in sorted(logs._NAMES.items(), key=lambda one: one[1])]
+
+
+def json_operation(name: str, fields: tuple[str, ...], arguments: dict[str, Any]) -> bytes:
+    body = json.dumps({"op": name, **{field: arguments.get(field) for field in fields}}).encode()
+    return b"J" + len(body).to_bytes(4) + body
+
+
 def scripted(data: bytes) -> bytes:
     """A log with right checksums whose operations are right, or nearly so."""
     parts, operations = [logs.snapshot(State(), 7)], b""
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         chunk_id, offset = one % 4, BEGIN + two % 64
         if kind % 8 == 0:
-            operations += logs.inline(chunk_id, two % 4, frame([b"x"] * (two % 4)))
+            operations += logs.pack(Append(chunk_id, two % 4, frame([b"x"] * (two % 4))))
         elif kind % 8 == 1:
-            operations += logs.extent(chunk_id, two % 4, three, 0)
+            operations += logs.pack(Extent(chunk_id, two % 4, three, 0))
         elif kind % 8 == 2:
-            operations += logs.take(chunk_id, offset, BEGIN + three % 64, one // 4)
+            operations += logs.pack(Take(chunk_id, offset, BEGIN + three % 64, one // 4))
         elif kind % 8 == 3:
-            operations += logs.new_chunk(chunk_id, offset)
+            operations += logs.pack(NewChunk(chunk_id, offset))
         elif kind % 8 == 4:
-            operations += logs.put_key(bytes([one]) * 16, two)
+            operations += logs.pack(PutKey(bytes([one]) * 16, two))
         elif kind % 8 == 5:
             arguments = dict(_ARGUMENTS, state=("acked", "returned", "dead")[one % 3])
             if two < 128:  # a key is a str, even in nonsense
                 name = list(arguments)[two % len(arguments)]
                 arguments[name] = str(three) if name == "key" else _ODD[three % len(_ODD)]
-            operations += logs.rare(sorted(logs._RARE)[one % len(logs._RARE)], **arguments)
+            operations += json_operation(*RARE[one % len(RARE)], arguments)
         elif kind % 8 == 6:
             parts.append(journal.frame(logs.COMMIT, one.to_bytes(8) + operations, 7, two))
             operations = b""
@@ -316,24 +329,25 @@ def _check_place(error: CorruptQueue, data: bytes, path: str) -> None:
 
 def scripted_topic(data: bytes) -> bytes:
     """A topic's log with right checksums whose operations are right, or nearly so."""
-    state = TopicState("B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [topics.Piece(0, 0, 0, 1)]), put_keys={b"k" * 16: (1, 2)})
+    state = TopicState("B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [Piece(0, 0, 0, 1)]), put_keys={b"k" * 16: (1, 2)})
     parts, operations = [topics.snapshot(state, 7)], b""
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         if kind % 10 == 0:
-            operations += topics.inline(one % 4, bytes([two]) * three)
+            operations += topics.pack(TopicAppend(one % 4, bytes([two]) * three))
         elif kind % 10 == 1:
-            operations += topics.extent(one % 4, two << 10, three, one > 127)
+            operations += topics.pack(TopicExtent(one % 4, two << 10, three, one > 127))
         elif kind % 10 == 2:
-            operations += topics.new_block(one)
+            operations += topics.pack(NewBlock(one))
         elif kind % 10 == 3:
-            operations += topics.put_key(bytes([one]) * 16, two)
+            operations += topics.pack(TopicPutKey(bytes([one]) * 16, two))
         elif kind % 10 == 4:
-            operations += topics.trim(one % 4)
+            operations += topics.pack(Trim(one % 4))
         elif kind % 10 == 5:
             session = {"id": str(one), "readers": [str(two)]} if three < 128 else _ODD[one % len(_ODD)]
-            operations += topics.session(session if three < 192 else {"id": session, "readers": _ODD[two % len(_ODD)]})
+            body = json.dumps(session if three < 192 else {"id": session, "readers": _ODD[two % len(_ODD)]}).encode()
+            operations += b"S" + len(body).to_bytes(4) + body
         elif kind % 10 == 6:
-            parts.append(journal.frame(topics.COMMIT, topics.commit(one, operations), 7, two))
+            parts.append(journal.frame(topics.COMMIT, one.to_bytes(8) + operations, 7, two))
             operations = b""
         elif kind % 10 == 7:
             parts.append(journal.frame((topics.CHECKPOINT, topics.UNSYNCED)[one % 2], bytes(two % 4), 7, three))
@@ -348,7 +362,7 @@ def scripted_topic(data: bytes) -> bytes:
                 fields[list(fields)[two % len(fields)]] = _ODD[three % len(_ODD)]
             body = json.dumps(fields).encode()
             parts = [journal.head(topics.MAGIC, 7), journal.frame(1, body, 7), journal.frame(5, b"", 7)]
-    return b"".join([*parts, journal.frame(topics.COMMIT, topics.commit(0, operations), 7)])
+    return b"".join([*parts, journal.frame(topics.COMMIT, bytes(8) + operations, 7)])
 
 
 def _replay_topic(data: bytes) -> topics.Replayed | None:
@@ -405,22 +419,22 @@ _BATCH |= {"created": 1, "changed": 1}
 
 def scripted_reader(data: bytes) -> bytes:
     """A reader's log with right checksums whose operations are right, or nearly so."""
-    flight = {204 * number: readers.Flight(Position(*_at(number)), 9, 1, 1) for number in range(3)}
-    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=readers.Flights(flight)), 7)]
+    flight = {204 * number: Flight(Position(*_at(number)), 9, 1, 1) for number in range(3)}
+    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=Flights(flight)), 7)]
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         todo: list[Any] = [[_at(three % 16), None]]
         if three % 3 == 0:
             todo = [[_at(two % 16), _at(three % 16)], *todo]
         offsets = [204 * number for number in range(one % 8, one % 8 + two % 4)]
-        entries = [[offset, *_at(offset // 204), 1 + one // 128] for offset in offsets]
         places: Any = {"range": [204 * (one % 4), 816, 204]} if two % 2 else [204 * at for at in range(one % 4, 4)]
         run = [816 * (two % 4), two % 4, 1 + one // 128, two % 4 * 4 + one % 4, places]
         session = str(three % 2)
         change = {"id": _BATCH["id"], "key": "l", "attempt": 2, "lease_timeout": None, "reason": "", "ids": [_BATCH["id"]]}
+        change["keep_manifest"] = True
         change["state"] = ("acked", "returned", "dead")[two % 3]
         op = ("lease_again", "extend", "release", "forget")[one % 4]
         operations: list[list[Any]] = [
-            ["deliver", one, two, entries, todo] if three % 2 else ["hand_out", one, two, [run], todo],
+            ["hand_out", one, two, [run], todo],
             ["commit", offsets, todo if three % 2 else None],
             ["give_back", offsets, three],
             ["move", todo, one],
@@ -431,7 +445,7 @@ def scripted_reader(data: bytes) -> bytes:
             ["resolve", session, one % 2 == 0, two],
             ["lease", _BATCH, todo if one % 2 else [[_at(2), _at(4)]], offsets, todo],
             ["put_back", _BATCH["id"], todo],
-            ["change", op, one, change],
+            ["change", op, one, {field: change[field] for field in BATCH_OPERATIONS[op]._fields}],
         ]
         if kind == 255:
             parts.append(journal.frame(one, b"", 7, two))

@@ -20,7 +20,7 @@ from work import TopicWork, Work
 from work import kind as kind  # a fixture
 
 import qewqew_core.topic_session
-from qewqew_core import CorruptQueue, Empty, Queue, Topic, topic_log
+from qewqew_core import CorruptQueue, Empty, Queue, Topic, topic_state
 
 QUEUES = "queue, log carries", "queue, chunks carry"
 TOPICS = "topic, log carries", "topic, blocks carry"
@@ -321,7 +321,7 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
         if committed:
             writer._rotate_at = 0  # a new log is begun by this very commit
             with writer._exclusive():
-                position = writer._append([], 0, topic_log.session({"id": "0" * 32, "readers": ["r"]}))
+                position = writer._append([], 0, [topic_state.Session("0" * 32, ["r"])])
             writer.durable(position)
         shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
         reader._leave_open("0" * 32)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import reader_log, topic_log, zbus
+from qewqew_core import reader_log, zbus
+from qewqew_core.reader_state import ReaderState
+from qewqew_core.topic_state import Block
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -52,15 +54,13 @@ def frame_end_without_checksum(data: bytes, generation: int, at: int) -> int | N
     return end if end <= len(data) and data[at + 12] else None
 
 
-def append_without_checksum(block: topic_log.Block, messages: int, size: int, crc: int, time: int) -> None:
+def append_without_checksum(block: Block, messages: int, size: int, crc: int, time: int) -> None:
     block.end += size
     block.messages += messages
     block.updated = time
 
 
-def load_without_filter(
-    body: bytes, load: Callable[[bytes], reader_log.ReaderState] = reader_log._load
-) -> reader_log.ReaderState:
+def load_without_filter(body: bytes, load: Callable[[bytes], ReaderState] = reader_log._load) -> ReaderState:
     state = load(body)
     state.filter = None
     return state
@@ -76,7 +76,7 @@ MUTANTS = {
     "chain": ("qewqew_core.found.check_reference", lambda chunk_id, path, offset: None),
     "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
     "manifest": ("qewqew_core.manifest.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
-    "topic_log": ("qewqew_core.topic_log.Block.append", append_without_checksum),
+    "topic_log": ("qewqew_core.topic_state.Block.append", append_without_checksum),
     "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
     "topic": ("qewqew_core.zbus.check_head", check_head_of_any_number),
 }

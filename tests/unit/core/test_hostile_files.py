@@ -69,7 +69,8 @@ def append(log: Path, magic: bytes, kind: int, body: bytes) -> None:
 
 
 def rare(op: str, **arguments: Any) -> Callable[[Path], None]:
-    return lambda log: append(log, logs.MAGIC, logs.COMMIT, bytes(8) + logs.rare(op, **arguments))
+    body = json.dumps({"op": op, **arguments}).encode()
+    return lambda log: append(log, logs.MAGIC, logs.COMMIT, bytes(8) + b"J" + len(body).to_bytes(4) + body)
 
 
 def renamed(**fields: Any) -> Callable[[Path], None]:

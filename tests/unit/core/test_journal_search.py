@@ -12,6 +12,8 @@ import pytest
 
 from qewqew_core import CorruptQueue, Queue, Topic, checksum, journal, log, reader_log, repair, topic_log
 from qewqew_core.journal import BEGIN, Frame
+from qewqew_core.reader_state import HandOut, Range
+from qewqew_core.view import Position
 
 FRAME = struct.Struct(">IIIB")  # docs/format.md: length, crc32, durable, kind
 KINDS = (6, 7)
@@ -206,9 +208,9 @@ def test_no_more_messages_are_in_flight_than_a_window_can_have(tmp_path: Path) -
     path = tmp_path / "t" / "state" / "r.log"
     data = path.read_bytes().rstrip(b"\0")
     generation = journal.generation_of(data, reader_log.MAGIC, str(path))
-    todo = [[[0, 0, 0], None]]
+    todo = [Range(Position(0, 0, 0), None)]
     for number in range(4):
-        run = [number << 21, 0, 0, 0, range(1 << 20)]
-        data += journal.frame(reader_log.OPERATION, reader_log.operation("hand_out", 1, None, [run], todo), generation)
+        run = (number << 21, 0, 0, 0, range(1 << 20))
+        data += journal.frame(reader_log.OPERATION, reader_log.pack(HandOut(1, None, [run], todo)), generation)
     with pytest.raises(CorruptQueue, match="more messages are in flight"):
         reader_log.replay(data, str(path))

@@ -15,8 +15,8 @@ from machine import KEYS, MOST, SIZES, SYNCS, BatchModel, BatchView, Machine, ch
 from stride import examples
 
 from qewqew_core import Batch, Empty, Queue, RecordTooLarge, Session, inspect
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
-from qewqew_core.state import key_hash
 
 records_ = st.binary(max_size=18)  # fits into the smallest chunk
 batches_of_records = st.lists(records_, max_size=25)

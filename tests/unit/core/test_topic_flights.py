@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qewqew_core import CorruptQueue, Message, Topic, journal, reader_log
-from qewqew_core.reader_inspection import look
-from qewqew_core.reader_log import Flight, Flights, Range, ReaderState
+from qewqew_core.reader_state import Commit, Flight, Flights, Range, ReaderState, evenly
 from qewqew_core.view import Position
 
 SIZES = st.lists(st.sampled_from([204, 204, 204, 205, 300]), min_size=1, max_size=6)
@@ -26,14 +25,14 @@ def test_flights_are_those_of_a_plain_dictionary(steps: list[tuple[str, list[int
         some = sorted(plain)[:: sizes[0] % 3 + 1]
         if what == "hand out":
             places = [at + sum(sizes[:count]) for count in range(len(sizes))]
-            flights.hand_out(1, 5, [(1000, 2, 1, number, reader_log.evenly(places))])
+            flights.hand_out(1, 5, [(1000, 2, 1, number, evenly(places))])
             last = [1000 + place for place in places]
             for count, place in enumerate(places):
                 plain[1000 + place] = Flight(Position(2, place, number + count), 1, 5, 1)
             at, number = at + sum(sizes), number + len(sizes)
         elif what in ("commit", "commit last"):
             gone = some if what == "commit" else [offset for offset in last if offset in plain]
-            flights.remove(reader_log.evenly(gone))
+            flights.remove(evenly(gone))
             for offset in gone:
                 del plain[offset]
         elif what == "again" and some:
@@ -54,7 +53,7 @@ def test_flights_are_those_of_a_plain_dictionary(steps: list[tuple[str, list[int
 def test_numbers_are_the_same_as_a_range_in_the_log(numbers: list[int]) -> None:
     state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
     state.flight.hand_out(1, None, [(0, 0, 1, 0, sorted({*numbers, 0}))])
-    body = reader_log.operation("commit", reader_log.evenly(sorted({*numbers})), None)
+    body = reader_log.pack(Commit(evenly(sorted({*numbers})), None))
     reader_log.replay_frame(journal.Frame(0, reader_log.OPERATION, body, len(body)), state, "r.log", 0)
     assert [*state.flight] == ([] if 0 in numbers else [0])
 
@@ -91,26 +90,3 @@ def test_of_messages_that_came_together_any_may_be_committed_and_the_others_come
                 again = reader.read_many(100)
                 assert [one.number for one in again] == [numbers[at] for at in (1, 2, *range(40, len(numbers)))]
                 assert {one.attempt for one in again} == {2}
-
-
-def test_a_log_of_before_runs_is_replayed_and_another_process_follows_it(tmp_path: Path) -> None:
-    """Its frames have an entry for each message."""
-    with Topic(tmp_path / "t") as topic:
-        topic.append_many([b"0", b"1", b"2", b"3"])
-        topic.reader("r").close()
-        path = tmp_path / "t" / "state" / "r.log"
-        state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
-        log = reader_log.snapshot(state, 7)
-        entries = [[205 * number, 0, 205 * number, number, 1] for number in range(3)]
-        for name, *arguments in (
-            ("deliver", 9, None, entries, [[[0, 615, 3], None]]),
-            ("commit", [0, 410], None),
-        ):
-            log += journal.frame(reader_log.OPERATION, reader_log.operation(name, *arguments), 7)
-        path.write_bytes(log)
-        path.with_suffix(".lock").unlink()  # it knew no seal
-        found = look(topic._files, topic.path, "r")
-        assert found is not None
-        assert dict(found.flight) == {205: Flight(Position(0, 205, 1), 9, None, 1)}
-        with topic.reader("r") as reader:  # whoever had message 1 has died
-            assert [(one.number, one.attempt) for one in reader.read_many(9)] == [(1, 2), (3, 1)]

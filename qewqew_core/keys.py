@@ -1,0 +1,23 @@
+"""Idempotency keys: logs have a hash of each, for thirty days, and of the newest 65,536 at most."""
+
+from __future__ import annotations
+
+import hashlib
+
+KEYS_KEPT = 1 << 16
+KEYS_KEPT_MS = 30 * 86_400_000
+
+
+def key_hash(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+
+
+def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
+    """Forget keys past their retention; what those that went stood for. ``keys``: (time, that) of each, oldest first."""
+    excess, gone = len(keys) - KEYS_KEPT, []
+    for number, (key, (time, value)) in enumerate(list(keys.items())):
+        if number >= excess and time > now - KEYS_KEPT_MS:
+            break
+        del keys[key]
+        gone.append(value)
+    return gone
