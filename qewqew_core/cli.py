@@ -19,7 +19,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
-from qewqew_core import chunk, cli_batches, cli_bench, cli_files, cli_live, cli_topic, layout, lock
+from qewqew_core import chunk, cli_batches, cli_files, cli_live, cli_topic, layout, lock
 from qewqew_core.errors import BadManifest, CorruptQueue, Empty
 from qewqew_core.inspection import QueueStats, inspect
 from qewqew_core.listing import queues_in
@@ -87,7 +87,6 @@ app.add_typer(orphans_app, name="orphans", rich_help_panel="Damage")
 app.add_typer(cli_batches.app)
 app.add_typer(cli_files.app)
 app.add_typer(cli_live.app)
-app.add_typer(cli_bench.app)
 app.add_typer(cli_topic.app, name="topic", rich_help_panel="Topics")
 
 

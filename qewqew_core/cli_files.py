@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import sys
@@ -142,11 +141,6 @@ def _said(field: dumping.Field) -> str:
 # Export and import
 
 
-class Format(enum.StrEnum):
-    jsonl = "jsonl"
-    parquet = "parquet"
-
-
 Where = Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="The path of the queue, or of the topic.", show_default=False)]
 
 
@@ -154,36 +148,35 @@ Where = Annotated[str, typer.Argument(metavar="QUEUE|TOPIC", help="The path of t
 def export(
     path: Where,
     to: Annotated[str | None, typer.Option(metavar="FILE", help="A new file; standard output by default.")] = None,
-    form: Annotated[
-        Format | None, typer.Option("--format", help="By default what FILE ends with, .parquet, or else JSON lines.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON; needs --to.")] = False,
 ) -> None:
-    """Write the records that wait in a queue, or the messages of a topic, to a file. They stay.
+    """Write the records that wait in a queue, or the messages of a topic, to a file, as JSON lines. They stay.
 
     As of now, without a lock; records of batches are not written. The file is there when it is complete and on disk.
     """
     if as_json and to is None:
         raise typer.BadParameter("--json needs --to: the records go to standard output")
+    _no_parquet(to or "", 'spark.read.format("qewqew").load(PATH).write.parquet(FILE)')
     topic = os.path.isdir(path)
     if not topic and not exists(path):
         raise nothing(path)
-    parquet = form == Format.parquet or (form is None and (to or "").endswith(".parquet"))
-    if parquet and to is None and sys.stdout.isatty():
-        raise typer.BadParameter("Parquet is not for terminals: say --to FILE")
-    store = exchange.write_parquet if parquet else exchange.write_json_lines
     with progress_bar("exporting") as progress:
         rows = exchange.messages(path, progress) if topic else exchange.records(path, progress)
         if to is None:
             sys.stdout.flush()
-            store(sys.stdout.buffer, rows, topic)
+            exchange.write_json_lines(sys.stdout.buffer, rows, topic)
             sys.stdout.buffer.flush()
             return
-        count = _new_file(to, lambda file: store(file, rows, topic))
+        count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, topic))
     if as_json:
         print_json(_target_json(path, topic, count) | {"file": to})
     else:
         print_line(f"{_counted(count, topic)} exported to {to}")
+
+
+def _no_parquet(file: str, instead: str) -> None:
+    if file.rstrip("/").endswith(".parquet"):  # Spark makes directories
+        raise BadArgument(f"by its name this is Parquet, which is for Spark: {instead}; see docs/spark.md", path=file)
 
 
 def _target_json(path: str, topic: bool, count: int) -> dict[str, Any]:
@@ -215,12 +208,7 @@ def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
 @app.command("import", rich_help_panel="Files")
 def import_command(
     path: Where,
-    source: Annotated[
-        str, typer.Argument(metavar="FILE", help="JSON lines, Parquet, or a directory of DiskQueue; - is standard input.")
-    ],
-    form: Annotated[
-        Format | None, typer.Option("--format", help="By default what FILE ends with, .parquet, or else JSON lines.")
-    ] = None,
+    source: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, or a directory of DiskQueue; - is standard input.")],
     as_topic: Annotated[bool, typer.Option("--topic", help="Make a topic if nothing is there, not a queue.")] = False,
     key: Annotated[
         str | None, typer.Option(help="Import only if this key was not used before; by default it is made of the records.")
@@ -232,6 +220,7 @@ def import_command(
 
     The same records are imported once: after an interruption, do it again.
     """
+    _no_parquet(source, 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)')
     topic = as_topic or os.path.isdir(path)
     (layout.check_topic_path if topic else layout.check_path)(path)
     if key is not None:
@@ -239,7 +228,7 @@ def import_command(
     digest = exchange.Digest()
     more = False
     with contextlib.ExitStack() as stack:
-        rows = _rows(stack, source, form)
+        rows = _rows(stack, source)
         first = list(next(few(rows), []))  # nothing is locked or made before the file is known to be one
         opened: Topic | Queue = Topic(path, lock_timeout=lock_timeout) if topic else Queue(path, lock_timeout=lock_timeout)
         stack.enter_context(opened)
@@ -266,11 +255,9 @@ def import_command(
         print_line(f"{_counted(stored, topic)} imported")
 
 
-def _rows(stack: contextlib.ExitStack, source: str, form: Format | None) -> Iterator[Message]:
+def _rows(stack: contextlib.ExitStack, source: str) -> Iterator[Message]:
     progress = stack.enter_context(progress_bar("importing"))
     if source == "-":
-        if form == Format.parquet:
-            raise typer.BadParameter("Parquet is not read from standard input, but from a file")
         return exchange.read_json_lines(sys.stdin.buffer, source, progress)
     if os.path.isdir(source) and not is_topic(os.path.abspath(source)):
         found = diskqueue.find(source)
@@ -285,7 +272,4 @@ def _rows(stack: contextlib.ExitStack, source: str, form: Format | None) -> Iter
             f"`qewqew export {source} | qewqew import PATH -`",
             path=source,
         )
-    if form == Format.parquet or (form is None and source.endswith(".parquet")):
-        os.stat(source)  # for the error that the system has
-        return exchange.read_parquet(source, progress)
     return exchange.read_json_lines(stack.enter_context(open(source, "rb")), source, progress)

@@ -1,7 +1,7 @@
-"""Records and messages as JSON lines and as Parquet: what ``qewqew export`` writes, and ``qewqew import`` reads.
+"""Records and messages as JSON lines: what ``qewqew export`` writes, and ``qewqew import`` reads.
 
-A record is any bytes. In JSON it is ``{"record": "text"}`` or, where it is no UTF-8, ``{"base64": "…"}``; in Parquet the column
-``record`` is binary. Messages of topics have number, tag, id, timestamp and (unless it is 0) corr_offset beside it.
+A record is any bytes: ``{"record": "text"}`` or, where it is no UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
+id, timestamp and (unless it is 0) corr_offset beside it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import chain
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from qewqew_core import chunk, inspection, layout
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost, RecordsTaken
@@ -24,14 +23,10 @@ from qewqew_core.state import Chunk
 from qewqew_core.view import SCAN, Found, View
 from qewqew_core.zbus import HEAD, Message
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
 _GIVEN = ("number", "offset", "attempt")  # what the topic gives it anew
-_ROWS, _ROW_GROUP_BYTES = 1000, 64 << 20  # that are held in memory
 
 Progress = Callable[[int, int], None]
 
@@ -152,7 +147,7 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
         except (ValueError, RecursionError) as error:
             raise BadArgument(f"line {number}: {error}. Nothing was imported", path=path) from error
         done += len(line)
-        if number % _ROWS == 0:
+        if number % 1000 == 0:
             progress(done, total)
 
 
@@ -168,11 +163,6 @@ def _of_json(line: bytes) -> Message:
         record = body.encode() if coded is None else base64.b64decode(coded, validate=True)
     except binascii.Error as error:
         raise ValueError(f"this is not base64: {error}") from error
-    return _message(record, found)
-
-
-def _message(record: bytes, found: dict[str, Any]) -> Message:
-    """With what else was found; the topic checks it."""
     if unknown := found.keys() - {*_MESSAGE, *_GIVEN}:
         raise ValueError(f"{min(unknown)!r} is not known of a record; what is: {', '.join(_MESSAGE)}")
     time = found.get("timestamp")
@@ -180,101 +170,8 @@ def _message(record: bytes, found: dict[str, Any]) -> Message:
         moment = datetime.fromisoformat(time)
         time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         time //= _MILLISECOND
+    # The topic checks what they are.
     return Message(record, found.get("tag"), found.get("id"), found.get("corr_offset") or 0, time)
-
-
-# Parquet
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet  # late: only Parquet needs it
-
-        return pyarrow
-    except ModuleNotFoundError as error:
-        raise BadArgument("Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
-
-
-def _schema(pa: Any, topic: bool) -> pa.Schema:
-    record = [("record", pa.binary())]
-    if not topic:
-        return pa.schema(record)
-    text, whole = pa.string(), pa.int64()
-    head = [("number", whole), ("tag", text), ("id", text), ("timestamp", pa.timestamp("ms", "UTC")), ("corr_offset", whole)]
-    return pa.schema(head + record)
-
-
-def write_parquet(file: IO[bytes], rows: Iterable[Message], topic: bool) -> int:
-    """Write them all; returns how many. Raises `BadArgument` without pyarrow."""
-    pa = _pyarrow()
-    schema = _schema(pa, topic)
-    count = size = 0
-    group: list[Message] = []
-    with pa.parquet.ParquetWriter(file, schema) as writer:
-
-        def store() -> None:
-            columns = [[one.body if name == "record" else getattr(one, name) for one in group] for name in schema.names]
-            arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
-            writer.write_table(pa.table(arrays, schema=schema), row_group_size=len(group) or 1)
-
-        for row in rows:
-            group.append(row)
-            count, size = count + 1, size + len(row.body) + 100
-            if size >= _ROW_GROUP_BYTES:
-                store()
-                group, size = [], 0
-        if group:
-            store()
-    return count
-
-
-def read_parquet(path: str, progress: Progress) -> Iterator[Message]:
-    """The rows of a file with a column ``record``. Raises `BadArgument`."""
-    pa = _pyarrow()
-    number = 0
-    try:
-        with open(path, "rb") as opened, pa.parquet.ParquetFile(opened) as file:
-            _check_columns(pa, file.schema_arrow, path)
-            # Group by group: a batch would have a thousand rows of several, however large they are.
-            groups = (file.iter_batches(_ROWS, row_groups=[group]) for group in range(file.num_row_groups))
-            for batch in chain.from_iterable(groups):
-                columns = {name: _plain(pa, name, batch.column(name)) for name in batch.schema.names}
-                bodies = columns.pop("record")
-                for place, body in enumerate(bodies):
-                    number += 1
-                    if body is None:
-                        raise BadArgument(f"row {number} has no record. Nothing was imported", path=path)
-                    yield _message(body, {name: values[place] for name, values in columns.items()})
-                progress(number, file.metadata.num_rows)
-    except pa.ArrowException as error:
-        raise BadArgument(f"this cannot be read as Parquet: {error!s:.200}", path=path) from error
-
-
-def _check_columns(pa: Any, schema: pa.Schema, path: str) -> None:
-    if "record" not in schema.names:
-        raise BadArgument(f'there is no column "record" in this file; it has {", ".join(schema.names)}', path=path)
-    if unknown := set(schema.names) - {"record", *_MESSAGE, *_GIVEN}:
-        raise BadArgument(f"the column {min(unknown)!r} is not known; what is: record, {', '.join(_MESSAGE)}", path=path)
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
-    kinds = {
-        "record": (pa.types.is_binary, pa.types.is_large_binary, *texts),
-        "tag": texts,
-        "id": texts,
-        "timestamp": (pa.types.is_timestamp, pa.types.is_integer, pa.types.is_null),
-        "corr_offset": (pa.types.is_integer, pa.types.is_null),
-    }
-    for name, tests in kinds.items():
-        if name in schema.names and not any(test(schema.field(name).type) for test in tests):
-            raise BadArgument(f"the column {name!r} is of type {schema.field(name).type}", path=path)
-
-
-def _plain(pa: Any, name: str, column: pa.Array) -> list[Any]:
-    if name == "record":
-        column = column.cast(pa.binary())
-    elif pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values
 
 
 # What makes an import happen once

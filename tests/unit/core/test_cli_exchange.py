@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from commands import done, refused, run
 
@@ -48,10 +46,9 @@ def state(directory: Path) -> dict[Path, bytes]:
 # Round trips
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_records_come_back_as_they_were(tmp_path, suffix):
+def test_records_come_back_as_they_were(tmp_path):
     fill(tmp_path / "q", RECORDS)
-    file = tmp_path / f"out.{suffix}"
+    file = tmp_path / "out.jsonl"
     assert done("export", tmp_path / "q", "--to", file) == f"8 records exported to {file}\n".encode()
     assert content(tmp_path / "q") == RECORDS
     assert done("import", tmp_path / "new", file) == b"8 records imported\n"
@@ -59,11 +56,10 @@ def test_records_come_back_as_they_were(tmp_path, suffix):
     assert sorted(one.name for one in tmp_path.iterdir() if "out" in one.name) == [file.name]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_messages_come_back_with_tag_id_timestamp_and_corr_offset(tmp_path, suffix):
+def test_messages_come_back_with_tag_id_timestamp_and_corr_offset(tmp_path):
     with Topic(tmp_path / "t", dialect="B") as t:
         t.append_many(MESSAGES)
-    file = tmp_path / f"out.{suffix}"
+    file = tmp_path / "out.jsonl"
     assert json.loads(done("export", tmp_path / "t", "--to", file, "--json")) == {
         "topic": str(tmp_path / "t"),
         "messages": 4,
@@ -95,32 +91,21 @@ def test_what_get_and_read_print_can_be_imported(tmp_path):
     assert other == one._replace(number=1)
 
 
-def test_a_parquet_file_of_somebody_else_needs_only_a_column_of_records(tmp_path):
-    pq.write_table(pa.table({"record": ["a", "ü"], "tag": [None, "x"]}), tmp_path / "other.parquet")
-    result = run("import", tmp_path / "q", tmp_path / "other.parquet")
+def test_only_the_record_must_be_there_and_a_queue_keeps_nothing_else(tmp_path):
+    lines = b'{"record": "a"}\n{"record": "\xc3\xbc", "tag": "x"}\n'
+    result = run("import", tmp_path / "q", "-", stdin=lines)
     assert "a queue keeps records only: tags, ids and timestamps are left out" in result.stderr
     assert content(tmp_path / "q") == [b"a", "ü".encode()]
-    done("import", tmp_path / "t", tmp_path / "other.parquet", "--topic")
+    done("import", tmp_path / "t", "-", "--topic", stdin=lines)
     assert [(one.body, one.tag) for one in topic_content(tmp_path / "t")] == [(b"a", None), ("ü".encode(), "x")]
 
 
-def test_a_parquet_file_of_many_row_groups_is_read_and_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("qewqew_core.exchange._ROW_GROUP_BYTES", 10_000)
-    records = [b"%d" % number for number in range(5000)]
-    fill(tmp_path / "q", records)
-    done("export", tmp_path / "q", "--to", tmp_path / "out", "--format", "parquet")
-    assert pq.ParquetFile(tmp_path / "out").num_row_groups > 10
-    done("import", tmp_path / "new", tmp_path / "out", "--format", "parquet")
-    assert content(tmp_path / "new") == records
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_an_empty_queue_that_is_there_makes_an_empty_file(tmp_path, suffix):
+def test_an_empty_queue_that_is_there_makes_an_empty_file(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put(b"x")
         q.get()
-        done("export", tmp_path / "q", "--to", tmp_path / f"out.{suffix}")
-    assert done("import", tmp_path / "new", tmp_path / f"out.{suffix}") == b"0 records imported\n"
+        done("export", tmp_path / "q", "--to", tmp_path / "out.jsonl")
+    assert done("import", tmp_path / "new", tmp_path / "out.jsonl") == b"0 records imported\n"
 
 
 # Export: no lock, no change
@@ -156,6 +141,15 @@ def test_export_replaces_no_file_and_leaves_none_behind_when_it_fails(tmp_path):
     before = {one.name for one in tmp_path.iterdir()}
     refused(5, "export", tmp_path / "q", "--to", tmp_path / "out.jsonl", match="CorruptQueue")
     assert {one.name for one in tmp_path.iterdir()} == before
+
+
+def test_parquet_is_not_exported_but_written_by_spark(tmp_path):
+    fill(tmp_path / "q", [b"x"])
+    before = state(tmp_path)
+    instead = 'spark.read.format("qewqew").load(PATH).write.parquet(FILE)'
+    result = refused(2, "export", tmp_path / "q", "--to", tmp_path / "out.parquet", match=instead)
+    assert f"BadArgument: {tmp_path}/out.parquet: " in result.stderr
+    assert state(tmp_path) == before
 
 
 def test_records_that_are_taken_during_an_export_are_an_error(tmp_path, monkeypatch):
@@ -220,27 +214,15 @@ def test_a_record_that_does_not_fit_is_named_and_nothing_is_imported(tmp_path):
     refused(2, "import", tmp_path / "t", "-", "--topic", match="BadArgument", stdin=b'{"record": "", "tag": 5}\n')
 
 
-@pytest.mark.parametrize(
-    ("table", "what"),
-    [
-        ({"value": ["a"]}, 'there is no column "record" in this file; it has value'),
-        ({"record": ["a", None]}, "row 2 has no record"),
-        ({"record": [1]}, "the column 'record' is of type int64"),
-        ({"record": ["a"], "color": ["red"]}, "the column 'color' is not known"),
-        ({"record": ["a"], "tag": [1]}, "the column 'tag' is of type int64"),
-    ],
-)
-def test_a_parquet_file_that_will_not_do_is_refused(tmp_path, table, what):
-    pq.write_table(pa.table(table), tmp_path / "in.parquet")
-    refused(2, "import", tmp_path / "q", tmp_path / "in.parquet", match=what)
-    assert not (tmp_path / "q.30001").exists()
-
-
-def test_what_is_no_parquet_is_refused(tmp_path):
+def test_parquet_is_not_imported_but_read_by_spark(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1" + b"x" * 1000)
-    refused(2, "import", tmp_path / "q", tmp_path / "in.parquet", match="this cannot be read as Parquet")
-    refused(1, "import", tmp_path / "q", tmp_path / "no.parquet", match="No such file")
-    refused(2, "import", tmp_path / "q", "-", "--format", "parquet", match="not read from standard input")
+    (tmp_path / "of-spark.parquet").mkdir()
+    instead = 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)'
+    for source in ("in.parquet", "of-spark.parquet", "of-spark.parquet/"):
+        for more in ([], ["--topic"]):
+            result = refused(2, "import", tmp_path / "new", f"{tmp_path}/{source}", *more, match=instead)
+            assert f"BadArgument: {tmp_path}/{source}: " in result.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["in.parquet", "of-spark.parquet"]
 
 
 def test_a_queue_or_topic_need_not_be_imported(tmp_path):
@@ -252,19 +234,6 @@ def test_a_queue_or_topic_need_not_be_imported(tmp_path):
         )
     (tmp_path / "empty").mkdir()
     refused(1, "import", tmp_path / "new", tmp_path / "empty", match="this is no directory of DiskQueue")
-
-
-def test_without_pyarrow_parquet_says_what_to_install(tmp_path):
-    fill(tmp_path / "q", [b"x"])
-    code = "import sys; sys.modules['pyarrow'] = None; from qewqew_core.cli import main; main()"
-
-    def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=60)
-
-    result = python("export", tmp_path / "q", "--to", tmp_path / "out.parquet")
-    assert result.returncode == 2
-    assert result.stderr.endswith("Parquet needs pyarrow, which is not installed: pip install pyarrow\n")
-    assert python("export", tmp_path / "q").stdout == '{"record": "x"}\n'
 
 
 @pytest.mark.parametrize("topic", [False, True])

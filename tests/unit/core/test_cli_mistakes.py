@@ -33,7 +33,6 @@ COMMANDS: dict[str, list[str]] = {
     "nack": ["PATH", "id"],
     "replay": ["PATH", "key"],
     "publish": ["PATH", "id", "published"],
-    "bench": ["PATH", "--seconds", "0.01"],
     "dump": ["PATH"],
     "export": ["PATH"],
     "import": ["PATH", "-"],
@@ -110,7 +109,7 @@ def test_every_command_that_prints_knows_json():
 
 @every_command
 def test_where_nothing_is(command, tmp_path):
-    code = 0 if command in MAKES else 1 if command in ("dump", "top", "bench") else 3
+    code = 0 if command in MAKES else 1 if command in ("dump", "top") else 3
     check(run(*called(command, tmp_path / "no")), code)
     if command not in MAKES:
         assert not list(tmp_path.iterdir())
@@ -134,7 +133,7 @@ def test_a_path_cannot_paint_the_terminal(tmp_path):
 def test_a_directory_with_other_files(command, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("hello")
-    check(run(*called(command, tmp_path / "mine")), 0 if command in ("ls", "top", "topic ls", "bench") else 1)
+    check(run(*called(command, tmp_path / "mine")), 0 if command in ("ls", "top", "topic ls") else 1)
     assert [one.name for one in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
@@ -168,7 +167,7 @@ def test_bad_numbers(command, tmp_path):
 def without_permission(place: Path) -> dict[str, tuple[int, str, str]]:
     """Exit code, output and errors of each command, run by a user who may read and write nothing there."""
     calls = {command: called(command, place / ("t" if command.startswith(("top", "tail")) else "q")) for command in COMMANDS}
-    calls["dump"], calls["bench"] = ["dump", str(place / "q.30001")], ["bench", str(place)]
+    calls["dump"] = ["dump", str(place / "q.30001")]
     program = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from test_links_in_place import QUEUE, TOPIC, content, unpacked, use_queue, use_topic
 
@@ -28,7 +26,6 @@ from qewqew_core import (
     Queue,
     Topic,
     diskqueue,
-    exchange,
     inspect,
     journal,
     manifest,
@@ -269,14 +266,6 @@ def test_an_item_of_diskqueue_that_says_that_it_has_gibibytes_is_named(tmp_path:
     assert "the file ends before item 1, which has 2,147,483,647 bytes" in answer
 
 
-def test_parquet_with_large_records_is_read_row_group_by_row_group(tmp_path: Path) -> None:
-    table = pa.table({"record": [bytes(4 << 20)] * 10})
-    with pq.ParquetWriter(tmp_path / "records", table.schema, compression="zstd") as writer:
-        for _ in range(15):
-            writer.write_table(table)  # 600 MiB in all
-    assert within_little_memory("parquet", tmp_path / "records") == f"nothing wrong, {150 * (4 << 20)}\n"
-
-
 @pytest.mark.parametrize("depth", [100_000, 10_000_000])
 def test_a_manifest_of_brackets_is_no_manifest_and_takes_no_memory(depth: int, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"[" * depth)
@@ -385,8 +374,6 @@ if __name__ == "__main__":
     kind, where = sys.argv[1], Path(sys.argv[2])
     if kind == "manifest":
         print(told(lambda: manifest.load(where)))
-    elif kind == "parquet":
-        print(told(lambda: sum(len(one.body) for one in exchange.read_parquet(str(where), lambda *_: None))))
     elif kind == "diskqueue":
         print(told(lambda: list(diskqueue.read(str(where), diskqueue.find(str(where)).items, lambda *_: None))))
     else:
