@@ -13,7 +13,7 @@ from qewqew_spark.rows import ddl
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns of rows with the codec "bytes". Rows that were read have more: where they were, which the target gives anew.
+# Columns of rows. Those that were read have more: where they were, which the target gives anew.
 COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     "queue": {"value": (BinaryType, StringType)},
     "topic": {
@@ -25,22 +25,18 @@ COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     },
 }
 PLACE = {"offset", "segment", "number", "topic"}
+AS_JSON = 'whole rows become JSON with df.select(F.to_json(F.struct("*")).alias("value"))'
 
 
 class Encoding:
-    """The codec "bytes" or "json", for rows of one schema; travels from the driver to the executors.
+    """For rows of one schema; travels from the driver to the executors.
 
     ``kind``: "queue" or "topic"; ``largest``: bytes of its largest record. Raises `BadArgument` if the schema does not fit.
     """
 
-    def __init__(self, codec: str, schema: StructType, kind: str, largest: int) -> None:
-        self.codec, self.schema, self.kind, self.largest = codec, schema, kind, largest
-        if codec == "json":
-            from qewqew_spark.tojson import encoder  # late: it needs numpy
-
-            encoder(schema)
-        else:
-            self._check_columns()
+    def __init__(self, schema: StructType, kind: str, largest: int) -> None:
+        self.schema, self.kind, self.largest = schema, kind, largest
+        self._check_columns()
 
     def _check_columns(self) -> None:
         ours, names = COLUMNS[self.kind], self.schema.names
@@ -49,8 +45,8 @@ class Encoding:
         if not fits or "value" not in names or len(set(names)) < len(names):
             there = ", ".join(f"{name} {types[0]().simpleString()}" for name, types in ours.items())
             raise BadArgument(
-                f"a {self.kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(self.schema)}. Select "
-                "these, for example to_json(struct('*')) as value, or write whole rows as JSON with the option codec=json"
+                f"a {self.kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(self.schema)}. "
+                f"Select these; {AS_JSON}"
             )
 
     def records(self) -> pa.Schema:
@@ -77,14 +73,10 @@ class Encoding:
                 raise error(f"row {number + row:,} of partition {partition:,} has {what}. Nothing was stored")
 
         def column(name: str, type: pa.DataType) -> pa.Array:
-            there = self.codec == "bytes" and name in self.schema.names
-            return rows.column(name).cast(type) if there else pa.nulls(rows.num_rows, type)
+            return rows.column(name).cast(type) if name in self.schema.names else pa.nulls(rows.num_rows, type)
 
-        if self.codec == "json":
-            value = pa.array(self._json(rows, partition, number), pa.binary())
-        else:
-            value = column("value", pa.binary())
-            refuse(value.is_null(), BadRecord, "no value (null); filter such rows out")
+        value = column("value", pa.binary())
+        refuse(value.is_null(), BadRecord, "no value (null); filter such rows out")
         instead = "split it, or write to a topic" if self.kind == "queue" else "split it"
         refuse(pc.greater(pc.binary_length(value), self.largest), RecordTooLarge, f"over {self.largest:,} bytes; {instead}")
         if self.kind == "queue":
@@ -96,15 +88,3 @@ class Encoding:
         refuse(pc.less(micros, 0), BadArgument, "a timestamp before 1970")
         corr_offset = column("corr_offset", pa.int64()).fill_null(0)
         return pa.RecordBatch.from_arrays([value, tag, id, corr_offset, pc.divide(micros, 1000)], schema=self.records())
-
-    def _json(self, rows: pa.RecordBatch, partition: int, number: int) -> list[bytes]:
-        from qewqew_spark.tojson import encoder  # late: it needs numpy
-
-        text = encoder(self.schema)
-        try:
-            return [text(row).encode() for row in rows.to_pylist()]
-        except (OverflowError, ValueError) as error:  # Python's dates end with the year 9999
-            raise BadRecord(
-                f"one of the {rows.num_rows:,} rows from {number:,} on of partition {partition:,} cannot be written by the codec "
-                f"'json' ({error}); make the column value with to_json(struct('*')). Nothing was stored"
-            ) from error

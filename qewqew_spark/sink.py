@@ -33,7 +33,7 @@ from qewqew_core.queue import Queue
 from qewqew_core.store import Local, Remote, Store, store_of
 from qewqew_core.topic import Topic
 from qewqew_core.zbus import Message
-from qewqew_spark.encoding import Encoding
+from qewqew_spark.encoding import AS_JSON, Encoding
 from qewqew_spark.options import Options
 from qewqew_spark.source import local_path
 
@@ -46,7 +46,7 @@ else:  # pyspark 4.0 has none: see `stream_writer`
 PIECE_BYTES = 1 << 20  # of a staged file are in memory at a time, unless a single record is larger
 LEFT_OVER = 7 * 86_400  # seconds after which a staging directory that nobody has written to is one of a job that was killed
 QUERY_ID = "sql.streaming.queryId"  # a local property of the tasks of a stream; the same whenever it goes on from its checkpoint
-OPTIONS = {"path", "kind", "codec", "sync", "lockTimeout", "stagingPath"}
+OPTIONS = {"path", "kind", "sync", "lockTimeout", "stagingPath"}
 OPTIONS_OF = {"queue": {"chunkSize"}, "topic": {"blockSize", "dialect"}}
 
 _logger = logging.getLogger(__name__)
@@ -249,6 +249,8 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
     there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + layout.LOG) else None
     kind = options.choice("kind", ("queue", "topic"), there or "queue")
+    if "codec" in options:
+        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is what the column 'value' has; {AS_JSON}")
     options.check(f"{what} to a {kind}", OPTIONS | OPTIONS_OF[kind] | more, ["fs."])
     if kind != (there or kind):
         raise BadArgument(f"{path} is a {there}, not a {kind}")
@@ -267,7 +269,7 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
         largest = zbus.LARGEST_BODY
-    encoding = Encoding(options.choice("codec", ("bytes", "json"), "bytes"), schema, kind, largest)
+    encoding = Encoding(schema, kind, largest)
     home = local_path(options.text("stagingPath") or os.path.dirname(path)).rstrip("/")
     sink = Sink(kind, path, settings, encoding, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
     store = sink.store("")
