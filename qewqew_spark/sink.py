@@ -33,7 +33,7 @@ from qewqew_core.queue import Queue
 from qewqew_core.store import Local, Remote, Store, store_of
 from qewqew_core.topic import Topic
 from qewqew_core.zbus import Message
-from qewqew_spark.encoding import AS_JSON, Encoding
+from qewqew_spark.encoding import AS_JSON, check_columns, encode, records_schema
 from qewqew_spark.options import Options
 from qewqew_spark.source import local_path
 
@@ -76,7 +76,7 @@ class Sink:
     kind: str
     path: str
     settings: Mapping[str, Any]  # of the Queue or Topic
-    encoding: Encoding
+    largest: int  # bytes of its largest record
     staging: str  # what the path or URL of a job's staging directory begins with
     storage: Mapping[str, str] = field(repr=False)  # options of its file system: there may be secrets in them
 
@@ -88,7 +88,7 @@ class Sink:
     def stage(self, batches: Iterable[pa.RecordBatch], job: str, home: str) -> Staged:
         """Write the records of a task's rows to a file. ``home``: the directory that must be there, if it is not on a store.
 
-        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `Encoding.batch`.
+        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `encode`.
         """
         partition = _task().partitionId()
         store, staged = self.store(job), Staged(job, f"{partition}-{uuid.uuid4().hex}", [])
@@ -110,7 +110,7 @@ class Sink:
         """The pieces of a staged file; they are described in ``pieces``."""
         number = 0
         for rows in batches:
-            records = self.encoding.batch(rows, partition, number)
+            records = encode(rows, self.kind, self.largest, partition, number)
             step = max(1, PIECE_BYTES * records.num_rows // max(1, records.nbytes))
             for at in range(0, records.num_rows, step):
                 part = records.slice(at, step).serialize().to_pybytes()
@@ -144,7 +144,7 @@ class Sink:
 
         if not staged.pieces:
             return
-        schema, store, at = self.encoding.records(), self.store(staged.job), 0
+        schema, store, at = records_schema(self.kind), self.store(staged.job), 0
         path = store.locate(staged.file)
         try:
             with store.open(staged.file) as read:
@@ -269,9 +269,9 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
         largest = zbus.LARGEST_BODY
-    encoding = Encoding(schema, kind, largest)
+    check_columns(schema, kind)
     home = local_path(options.text("stagingPath") or os.path.dirname(path)).rstrip("/")
-    sink = Sink(kind, path, settings, encoding, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
+    sink = Sink(kind, path, settings, largest, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
     store = sink.store("")
     store.check()
     if isinstance(store, Local) and not os.path.isdir(home):
