@@ -13,7 +13,7 @@ from qewqew_spark.rows import ddl
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns of rows with the codec "bytes". Rows that were read have more: where they were, which the target gives anew.
+# Columns of rows. Those that were read have more: where they were, which the target gives anew.
 COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     "queue": {"value": (BinaryType, StringType)},
     "topic": {
@@ -25,86 +25,58 @@ COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     },
 }
 PLACE = {"offset", "segment", "number", "topic"}
+AS_JSON = 'whole rows become JSON with df.select(F.to_json(F.struct("*")).alias("value"))'
 
 
-class Encoding:
-    """The codec "bytes" or "json", for rows of one schema; travels from the driver to the executors.
+def check_columns(schema: StructType, kind: str) -> None:
+    """``kind``: of the target, "queue" or "topic". Raises `BadArgument` if it does not take such rows."""
+    ours, names = COLUMNS[kind], schema.names
+    rest = [field for field in schema if field.name not in PLACE]
+    fits = all(isinstance(field.dataType, ours.get(field.name, ())) for field in rest)
+    if not fits or "value" not in names or len(set(names)) < len(names):
+        there = ", ".join(f"{name} {types[0]().simpleString()}" for name, types in ours.items())
+        raise BadArgument(
+            f"a {kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(schema)}. Select these; {AS_JSON}"
+        )
 
-    ``kind``: "queue" or "topic"; ``largest``: bytes of its largest record. Raises `BadArgument` if the schema does not fit.
+
+def records_schema(kind: str) -> pa.Schema:
+    """The columns of what `encode` makes: of a topic in the order of a `Message`, the timestamp in milliseconds."""
+    import pyarrow as pa  # late: the driver plans writes without it
+
+    if kind == "queue":
+        return pa.schema({"value": pa.binary()})
+    texts = {"tag": pa.string(), "id": pa.string()}
+    return pa.schema({"value": pa.binary(), **texts, "corr_offset": pa.int64(), "timestamp": pa.int64()})
+
+
+def encode(rows: pa.RecordBatch, kind: str, largest: int, partition: int, number: int) -> pa.RecordBatch:
+    """A record of at most ``largest`` bytes for each row.
+
+    Raises `BadRecord`, `RecordTooLarge` or `BadArgument`, which name the row: ``number`` is that of the first one in its
+    ``partition``.
     """
+    import pyarrow as pa  # late: the driver plans writes without it
+    import pyarrow.compute as pc
 
-    def __init__(self, codec: str, schema: StructType, kind: str, largest: int) -> None:
-        self.codec, self.schema, self.kind, self.largest = codec, schema, kind, largest
-        if codec == "json":
-            from qewqew_spark.tojson import encoder  # late: it needs numpy
+    def refuse(bad: pa.Array, error: type[QewQewError], what: str) -> None:
+        row = pc.index(bad, True).as_py()
+        if row >= 0:
+            raise error(f"row {number + row:,} of partition {partition:,} has {what}. Nothing was stored")
 
-            encoder(schema)
-        else:
-            self._check_columns()
+    def column(name: str, type: pa.DataType) -> pa.Array:
+        return rows.column(name).cast(type) if name in rows.schema.names else pa.nulls(rows.num_rows, type)
 
-    def _check_columns(self) -> None:
-        ours, names = COLUMNS[self.kind], self.schema.names
-        rest = [field for field in self.schema if field.name not in PLACE]
-        fits = all(isinstance(field.dataType, ours.get(field.name, ())) for field in rest)
-        if not fits or "value" not in names or len(set(names)) < len(names):
-            there = ", ".join(f"{name} {types[0]().simpleString()}" for name, types in ours.items())
-            raise BadArgument(
-                f"a {self.kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(self.schema)}. Select "
-                "these, for example to_json(struct('*')) as value, or write whole rows as JSON with the option codec=json"
-            )
-
-    def records(self) -> pa.Schema:
-        """The columns of what `batch` makes: of a topic in the order of a `Message`, the timestamp in milliseconds."""
-        import pyarrow as pa  # late: the driver plans writes without it
-
-        if self.kind == "queue":
-            return pa.schema({"value": pa.binary()})
-        texts = {"tag": pa.string(), "id": pa.string()}
-        return pa.schema({"value": pa.binary(), **texts, "corr_offset": pa.int64(), "timestamp": pa.int64()})
-
-    def batch(self, rows: pa.RecordBatch, partition: int, number: int) -> pa.RecordBatch:
-        """A record for each row.
-
-        Raises `BadRecord`, `RecordTooLarge` or `BadArgument`, which name the row: ``number`` is that of the first one in its
-        ``partition``.
-        """
-        import pyarrow as pa  # late: the driver plans writes without it
-        import pyarrow.compute as pc
-
-        def refuse(bad: pa.Array, error: type[QewQewError], what: str) -> None:
-            row = pc.index(bad, True).as_py()
-            if row >= 0:
-                raise error(f"row {number + row:,} of partition {partition:,} has {what}. Nothing was stored")
-
-        def column(name: str, type: pa.DataType) -> pa.Array:
-            there = self.codec == "bytes" and name in self.schema.names
-            return rows.column(name).cast(type) if there else pa.nulls(rows.num_rows, type)
-
-        if self.codec == "json":
-            value = pa.array(self._json(rows, partition, number), pa.binary())
-        else:
-            value = column("value", pa.binary())
-            refuse(value.is_null(), BadRecord, "no value (null); filter such rows out")
-        instead = "split it, or write to a topic" if self.kind == "queue" else "split it"
-        refuse(pc.greater(pc.binary_length(value), self.largest), RecordTooLarge, f"over {self.largest:,} bytes; {instead}")
-        if self.kind == "queue":
-            return pa.RecordBatch.from_arrays([value], schema=self.records())
-        tag, id = column("tag", pa.string()), column("id", pa.string())
-        refuse(pc.greater(pc.binary_length(tag), zbus.TAG_BYTES), BadArgument, f"a tag of over {zbus.TAG_BYTES} bytes")
-        refuse(pc.greater(pc.binary_length(id), zbus.ID_BYTES), BadArgument, f"an id of over {zbus.ID_BYTES} bytes")
-        micros = column("timestamp", pa.timestamp("us", "UTC")).cast(pa.int64())
-        refuse(pc.less(micros, 0), BadArgument, "a timestamp before 1970")
-        corr_offset = column("corr_offset", pa.int64()).fill_null(0)
-        return pa.RecordBatch.from_arrays([value, tag, id, corr_offset, pc.divide(micros, 1000)], schema=self.records())
-
-    def _json(self, rows: pa.RecordBatch, partition: int, number: int) -> list[bytes]:
-        from qewqew_spark.tojson import encoder  # late: it needs numpy
-
-        text = encoder(self.schema)
-        try:
-            return [text(row).encode() for row in rows.to_pylist()]
-        except (OverflowError, ValueError) as error:  # Python's dates end with the year 9999
-            raise BadRecord(
-                f"one of the {rows.num_rows:,} rows from {number:,} on of partition {partition:,} cannot be written by the codec "
-                f"'json' ({error}); make the column value with to_json(struct('*')). Nothing was stored"
-            ) from error
+    value = column("value", pa.binary())
+    refuse(value.is_null(), BadRecord, "no value (null); filter such rows out")
+    instead = "split it, or write to a topic" if kind == "queue" else "split it"
+    refuse(pc.greater(pc.binary_length(value), largest), RecordTooLarge, f"over {largest:,} bytes; {instead}")
+    if kind == "queue":
+        return pa.RecordBatch.from_arrays([value], schema=records_schema(kind))
+    tag, id = column("tag", pa.string()), column("id", pa.string())
+    refuse(pc.greater(pc.binary_length(tag), zbus.TAG_BYTES), BadArgument, f"a tag of over {zbus.TAG_BYTES} bytes")
+    refuse(pc.greater(pc.binary_length(id), zbus.ID_BYTES), BadArgument, f"an id of over {zbus.ID_BYTES} bytes")
+    micros = column("timestamp", pa.timestamp("us", "UTC")).cast(pa.int64())
+    refuse(pc.less(micros, 0), BadArgument, "a timestamp before 1970")
+    corr_offset = column("corr_offset", pa.int64()).fill_null(0)
+    return pa.RecordBatch.from_arrays([value, tag, id, corr_offset, pc.divide(micros, 1000)], schema=records_schema(kind))

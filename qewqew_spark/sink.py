@@ -33,7 +33,7 @@ from qewqew_core.queue import Queue
 from qewqew_core.store import Local, Remote, Store, store_of
 from qewqew_core.topic import Topic
 from qewqew_core.zbus import Message
-from qewqew_spark.encoding import Encoding
+from qewqew_spark.encoding import AS_JSON, check_columns, encode, records_schema
 from qewqew_spark.options import Options
 from qewqew_spark.source import local_path
 
@@ -46,7 +46,7 @@ else:  # pyspark 4.0 has none: see `stream_writer`
 PIECE_BYTES = 1 << 20  # of a staged file are in memory at a time, unless a single record is larger
 LEFT_OVER = 7 * 86_400  # seconds after which a staging directory that nobody has written to is one of a job that was killed
 QUERY_ID = "sql.streaming.queryId"  # a local property of the tasks of a stream; the same whenever it goes on from its checkpoint
-OPTIONS = {"path", "kind", "codec", "sync", "lockTimeout", "stagingPath"}
+OPTIONS = {"path", "kind", "sync", "lockTimeout", "stagingPath"}
 OPTIONS_OF = {"queue": {"chunkSize"}, "topic": {"blockSize", "dialect"}}
 
 _logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Sink:
     kind: str
     path: str
     settings: Mapping[str, Any]  # of the Queue or Topic
-    encoding: Encoding
+    largest: int  # bytes of its largest record
     staging: str  # what the path or URL of a job's staging directory begins with
     storage: Mapping[str, str] = field(repr=False)  # options of its file system: there may be secrets in them
 
@@ -88,7 +88,7 @@ class Sink:
     def stage(self, batches: Iterable[pa.RecordBatch], job: str, home: str) -> Staged:
         """Write the records of a task's rows to a file. ``home``: the directory that must be there, if it is not on a store.
 
-        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `Encoding.batch`.
+        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `encode`.
         """
         partition = _task().partitionId()
         store, staged = self.store(job), Staged(job, f"{partition}-{uuid.uuid4().hex}", [])
@@ -110,7 +110,7 @@ class Sink:
         """The pieces of a staged file; they are described in ``pieces``."""
         number = 0
         for rows in batches:
-            records = self.encoding.batch(rows, partition, number)
+            records = encode(rows, self.kind, self.largest, partition, number)
             step = max(1, PIECE_BYTES * records.num_rows // max(1, records.nbytes))
             for at in range(0, records.num_rows, step):
                 part = records.slice(at, step).serialize().to_pybytes()
@@ -144,7 +144,7 @@ class Sink:
 
         if not staged.pieces:
             return
-        schema, store, at = self.encoding.records(), self.store(staged.job), 0
+        schema, store, at = records_schema(self.kind), self.store(staged.job), 0
         path = store.locate(staged.file)
         try:
             with store.open(staged.file) as read:
@@ -249,6 +249,8 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
     there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + layout.LOG) else None
     kind = options.choice("kind", ("queue", "topic"), there or "queue")
+    if "codec" in options:
+        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is what the column 'value' has; {AS_JSON}")
     options.check(f"{what} to a {kind}", OPTIONS | OPTIONS_OF[kind] | more, ["fs."])
     if kind != (there or kind):
         raise BadArgument(f"{path} is a {there}, not a {kind}")
@@ -267,9 +269,9 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
         largest = zbus.LARGEST_BODY
-    encoding = Encoding(options.choice("codec", ("bytes", "json"), "bytes"), schema, kind, largest)
+    check_columns(schema, kind)
     home = local_path(options.text("stagingPath") or os.path.dirname(path)).rstrip("/")
-    sink = Sink(kind, path, settings, encoding, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
+    sink = Sink(kind, path, settings, largest, f"{home}/{os.path.basename(path)}.staging-", options.under("fs."))
     store = sink.store("")
     store.check()
     if isinstance(store, Local) and not os.path.isdir(home):
