@@ -3,7 +3,7 @@
 Batches of 100 records of 200 bytes are put into a queue at a fixed rate: with nobody there, then beside an idle Airflow, then
 while its asset watcher and a deferred sensor wait for more than will come, and ten open pages ask for all numbers as often as
 the page does. Told are the times that putting a batch took, and the CPU time of the triggerer and of the API server.
-It needs the environment of ``./run``: eval "$(.venv/bin/python -m qewqew_airflow.local)"
+It needs the environment of ``./run``: eval "$(.venv/bin/python -m demo.local_airflow)"
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 from qewqew_core import Queue
 
 BATCH, SIZE = 100, 200

@@ -18,7 +18,7 @@ from typing import ClassVar
 import postgres_airflow
 from postgres_airflow import PostgresAirflow
 
-from qewqew_airflow.local import Run
+from demo.local_airflow import Run
 
 HOST = "QEWQEW_TEST_HOST"
 HOSTNAME = f"""\

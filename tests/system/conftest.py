@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 
 DAGS_EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 

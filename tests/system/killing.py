@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from qewqew_airflow.local import BIN, LocalAirflow, Run
+from demo.local_airflow import BIN, LocalAirflow, Run
 from qewqew_core import BatchExpired, Queue, QueueStats, inspect
 from qewqew_core.chunk import OUR_FIRST as FIRST
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from killing import KillableAirflow, until
 
-from qewqew_airflow.local import COMPONENTS, AirflowFailed, private
+from demo.local_airflow import COMPONENTS, AirflowFailed, private
 
 INITDB = shutil.which("initdb") or max(glob.glob("/usr/lib/postgresql/*/bin/initdb"), default=None)  # Debian has it off PATH
 MISSING = [] if INITDB else ["PostgreSQL"]

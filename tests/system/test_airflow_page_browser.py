@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 from qewqew_core import Message, Queue, Topic
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 from qewqew_core import Queue
 
 pytest.importorskip("airflow.providers.fab", reason="the FAB provider is not installed")

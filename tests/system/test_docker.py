@@ -17,8 +17,8 @@ import yaml
 from docker_engine import ROOT, STAND_IN, Docker, docker_compose, docker_engine, provide, why_no_engine
 from killing import FAST, KillableAirflow, nothing_left, until
 
-from qewqew_airflow import demo
-from qewqew_airflow.local import Run, free_ports
+from demo import flights
+from demo.local_airflow import Run, free_ports
 
 DOCKER = ROOT / "docker"
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -194,7 +194,7 @@ def stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Compos
 def test_each_flight_is_in_the_table_once_though_a_worker_is_killed_in_staging_and_one_in_spark(
     stack: ComposeAirflow, tmp_path: Path
 ) -> None:
-    run = stack.trigger(demo.DAG_ID)
+    run = stack.trigger(flights.DAG_ID)
     staging = until(lambda: stack.workers_that_run(run, "stage"), "a worker stages")
     stack.kill_all_in(staging[0])
 
@@ -211,9 +211,9 @@ def test_each_flight_is_in_the_table_once_though_a_worker_is_killed_in_staging_a
     assert (batch["records"], batch["good"], batch["bad"], batch["attempt"]) == (336_776, 336_776, 0, 1)
 
     lake = stack.files("/lake", tmp_path)
-    expected = demo.input_table()
-    demo.compare_rows(expected, demo.parquet_table(lake / "flights", expected.column_names))
-    demo.compare_delays(expected, demo.parquet_table(lake / "delays", ["carrier", "flights", "mean_dep_delay"]))
+    expected = flights.input_table()
+    flights.compare_rows(expected, flights.parquet_table(lake / "flights", expected.column_names))
+    flights.compare_delays(expected, flights.parquet_table(lake / "delays", ["carrier", "flights", "mean_dep_delay"]))
     nothing_left(stack.files("/var/lib/qewqew", tmp_path) / "flights", batch["batch_id"])
     for container in stack.containers():
         state = container["State"]

@@ -17,7 +17,7 @@ import pytest
 from killing import until
 from postgres_airflow import MISSING, PostgresAirflow
 
-from qewqew_airflow.local import COMPONENTS, Run
+from demo.local_airflow import COMPONENTS, Run
 from qewqew_core import Queue, Topic, inspect, inspect_reader
 
 DAGS = """

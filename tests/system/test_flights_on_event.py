@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from killing import counts, rows, until
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 
 
 @pytest.mark.soak  # a minute and a half; test_events.py shows such runs without Spark

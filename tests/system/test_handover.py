@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from postgres_airflow import MISSING, PostgresAirflow
 
-from qewqew_airflow.local import LocalAirflow, Run
+from demo.local_airflow import LocalAirflow, Run
 from qewqew_core import Queue, inspect
 
 DAYS = 4

@@ -31,8 +31,8 @@ from killing import (
     until,
 )
 
-from qewqew_airflow import demo
-from qewqew_airflow.local import Run
+from demo import flights
+from demo.local_airflow import Run
 from qewqew_core import Queue
 from qewqew_core.lock import holder
 
@@ -228,10 +228,10 @@ def test_every_part_is_killed_in_one_run_of_a_year_of_flights(airflow: KillableA
     airflow.succeeded(run)
     assert the_batch(airflow, run) == batch_id
     nothing_left(path, batch_id)
-    expected = demo.input_table()
+    expected = flights.input_table()
     assert len(expected) == FLIGHTS
-    demo.compare_rows(expected, demo.parquet_table(table, expected.column_names))
-    demo.compare_delays(expected, demo.parquet_table(output / "delays", ["carrier", "flights", "mean_dep_delay"]))
+    flights.compare_rows(expected, flights.parquet_table(table, expected.column_names))
+    flights.compare_delays(expected, flights.parquet_table(output / "delays", ["carrier", "flights", "mean_dep_delay"]))
     assert sum(airflow.xcom(run, "stage", map_index=month)["records"] for month in range(12)) == FLIGHTS
     assert airflow.xcom(run, "to_parquet")["attempt"] == 1  # never returned, so it was leased once
 

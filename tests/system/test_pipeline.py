@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from killing import nothing_left
 
-from qewqew_airflow import demo
-from qewqew_airflow.local import LocalAirflow, Run
+from demo import flights
+from demo.local_airflow import LocalAirflow, Run
 from qewqew_core import Topic
 
 FLIGHTS = 336_776
@@ -17,17 +17,17 @@ FLIGHTS = 336_776
 @pytest.fixture(scope="module")
 def finished(airflow: LocalAirflow) -> Run:
     """A run that succeeded; each test leaves it so."""
-    run = airflow.trigger(demo.DAG_ID)
-    assert airflow.wait(run) == "success", demo.what_failed(airflow, run, {"any": airflow.task_instances(run)})
+    run = airflow.trigger(flights.DAG_ID)
+    assert airflow.wait(run) == "success", flights.what_failed(airflow, run, {"any": airflow.task_instances(run)})
     return run
 
 
 def compare_with_csv(output: Path) -> None:
     """Every row of the CSV file is in the table, each once, and the table of delays is what the CSV gives."""
-    expected = demo.input_table()
+    expected = flights.input_table()
     assert len(expected) == FLIGHTS
-    demo.compare_rows(expected, demo.parquet_table(output / "flights", expected.column_names))
-    demo.compare_delays(expected, demo.parquet_table(output / "delays", ["carrier", "flights", "mean_dep_delay"]))
+    flights.compare_rows(expected, flights.parquet_table(output / "flights", expected.column_names))
+    flights.compare_delays(expected, flights.parquet_table(output / "delays", ["carrier", "flights", "mean_dep_delay"]))
 
 
 def batch_ids(output: Path) -> list[list[str]]:
@@ -89,7 +89,7 @@ def test_a_topic_is_staged_by_three_tasks_at_once_and_consumed_by_two_dags_at_on
     consumers = [airflow.trigger("flights_archive"), airflow.trigger("flights_from_jfk")]
     staging = airflow.trigger("flights_topic")
     for run in (staging, *consumers):
-        assert airflow.wait(run) == "success", demo.what_failed(airflow, run, {"any": airflow.task_instances(run)})
+        assert airflow.wait(run) == "success", flights.what_failed(airflow, run, {"any": airflow.task_instances(run)})
     archive, jfk = consumers
     assert airflow.xcom(archive, "check") == {"flights": 80_090}
     assert sum(airflow.xcom(jfk, "check").values()) == 26_728

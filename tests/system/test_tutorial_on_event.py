@@ -9,7 +9,7 @@ import pytest
 from killing import until
 from tutorial import FILES
 
-from qewqew_airflow.local import LocalAirflow
+from demo.local_airflow import LocalAirflow
 from qewqew_core import inspect
 
 

@@ -23,7 +23,7 @@ from airflow.sdk import DAG
 from airflow_version import needs_state_store
 from holding import IMPORTS, Held
 
-from qewqew_airflow.local import free_ports
+from demo.local_airflow import free_ports
 from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
 from qewqew_core import inspect
 

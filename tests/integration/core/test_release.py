@@ -16,6 +16,7 @@ from archive import unpack
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = {"qewqew_core", "qewqew_spark", "qewqew_airflow", "pyspark_qewqew"}
+OF_CHECKOUT = {"run", "demo", "dags_examples", "benchmarks", "docker", "tests", "docs", "constraints.txt"}  # in no wheel
 USE = """
 import importlib.metadata, sys, tempfile
 from qewqew_core import Queue, Topic
@@ -58,11 +59,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_wheel_has_the_packages_and_their_types_and_nothing_else(built: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(built[1]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == PACKAGES
+    demo = {path.name for path in (ROOT / "demo").glob("*.py")}
+    assert demo
+    assert not demo & {name.split("/")[-1] for name in names}  # nor within a package
     assert {f"{each}/py.typed" for each in ("qewqew_core", "qewqew_spark", "qewqew_airflow")} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with tarfile.open(built[0]) as archive:
         content = {name.split("/")[1] for name in archive.getnames() if "/" in name}
-    assert content >= PACKAGES | {"README.md", "LICENSE", "pyproject.toml", "constraints.txt", "run", "tests", "docs"}
+    assert content >= PACKAGES | OF_CHECKOUT | {"README.md", "LICENSE", "pyproject.toml"}
 
 
 def test_version_and_dependencies_of_the_core_come_from_one_place(built: tuple[Path, Path]) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from qewqew_airflow.local import AirflowFailed, LocalAirflow
+from demo.local_airflow import AirflowFailed, LocalAirflow
 
 BUSY = (500, b'{"detail": {"reason": "Database error"}}')  # what Airflow says when SQLite has refused a transaction
 BROKEN = (500, b"Internal Server Error")

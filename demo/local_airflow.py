@@ -4,7 +4,7 @@
 API server; SQLite; the simple auth manager), but each as a process of its own, on free ports, with everything it
 writes below one directory, and stops all of it, down to the last child. It is no way to run Airflow in production.
 
-``python -m qewqew_airflow.local`` prints `spark_environment` as shell commands, for ``./run``.
+``python -m demo.local_airflow`` prints `spark_environment` as shell commands, for ``./run``.
 Standard library only: ``./run`` and pytest's start-up import this module.
 """
 

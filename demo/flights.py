@@ -30,7 +30,7 @@ import pyarrow.dataset
 from rich.console import Console
 from rich.table import Table
 
-from qewqew_airflow.local import AirflowFailed, LocalAirflow, Run, TaskInstance, package
+from demo.local_airflow import AirflowFailed, LocalAirflow, Run, TaskInstance, package
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DAGS = CHECKOUT / "dags_examples"
