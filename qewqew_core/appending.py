@@ -508,25 +508,25 @@ class Writer(Guard):
         return position
 
     def _commit(self, operations: Sequence[Operation], time: int, reserve: bool = False) -> int:
-        body = topic_log.commit(time, operations)
+        log, body = self.log, topic_log.commit(time, operations)
         if reserve:
-            self.log.reserve(len(body))
+            log.reserve(len(body))
         if self.sync != "commit" and not self._said_unsynced:
-            self.log.sync(self.log.append(topic_log.UNSYNCED, self._files.boot()), refuse=False)
+            log.sync(log.append(topic_log.UNSYNCED, self._files.boot()), refuse=False)
             self._said_unsynced = True
         self._committed = True
         full = len(self.state.full)
-        position = self.log.append(topic_log.COMMIT, body)
+        position = log.append(topic_log.COMMIT, body)
         for operation in operations:
             self.state.apply(operation, time)
         self._publications.append((position, self._index_patch(*self.state.full[full:], self.state.last)))
         if self.sync != "commit":
             self._publish()
-        if self.log.end > self._rotate_at:
+        if log.end > self._rotate_at:
             self._rotate()
-        elif self.log.spare < 64 << 10:
+        elif log.spare < 64 << 10:
             with contextlib.suppress(DiskFull):
-                self.log.reserve(0)
+                log.reserve(0)
         return position
 
     def _frames(self, run: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:

@@ -95,12 +95,12 @@ def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
 
 def pack(operation: Operation) -> bytes:
     match operation:
-        case Append():
-            return pack_append(*operation)
+        case Append(chunk_id, records, frames):
+            return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
         case Extent():
             return _EXTENT.pack(b"X", *operation)
         case Take():
-            return pack_take(*operation)
+            return _TAKE.pack(b"G", *operation)
         case NewChunk():
             return _NEW.pack(b"N", *operation)
         case PutKey():

@@ -363,17 +363,18 @@ class Queue(Guard, Leasing):
         position = self._log.append(logs.COMMIT, body)
         for operation in operations:
             self._state.apply(operation, now)
-        self._forget_emptied()
+        if self._state.emptied:
+            self._forget_emptied()
         return position
 
     def _forget_emptied(self) -> None:
         """What is kept of the records of chunks that the commit has emptied is stale."""
-        if emptied := self._state.emptied:
-            if self._run is not None and self._run[0].id in emptied:
-                self._run = None
-            if self._pending_in in emptied:  # what was still to be written to its file is not needed
-                self._pending.clear()
-            emptied.clear()
+        emptied = self._state.emptied
+        if self._run is not None and self._run[0].id in emptied:
+            self._run = None
+        if self._pending_in in emptied:  # what was still to be written to its file is not needed
+            self._pending.clear()
+        emptied.clear()
 
     def _durable(self, position: int, always: bool = False) -> None:
         """Wait until the log is on disk up to ``position``. Threads that wait together share one fsync."""
@@ -548,7 +549,8 @@ class Queue(Guard, Leasing):
 
     def _check_free(self, size: int) -> None:
         """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
-        if self.min_free_bytes and (free := self._files.free(os.path.dirname(self.path))) - size < self.min_free_bytes:
+        free = self._files.free(os.path.dirname(self.path))
+        if free - size < self.min_free_bytes:
             raise DiskFull(
                 f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
                 "was stored; make room, or take records",
@@ -560,7 +562,8 @@ class Queue(Guard, Leasing):
         last, size = self._state.last, len(record) + 2
         if last is None or (at := last.tail) + size > last.size or at + size > self.chunk_size or size > self._inline_bytes:
             return self._append([record], [])
-        self._check_free(0)
+        if self.min_free_bytes:
+            self._check_free(0)
         frames, now = chunk.LENGTH.pack(len(record)) + record, now_ms()
         operation = logs.pack_append(last.id, 1, frames)
         self._log.reserve(len(operation))
@@ -578,7 +581,8 @@ class Queue(Guard, Leasing):
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
         room = min(self.chunk_size, last.size) - last.tail if last else 0
         plan = into_last, *into_new = writing.place(records, room, self.chunk_size - chunk.BEGIN)
-        self._check_free(len(into_new) * self.chunk_size)
+        if self.min_free_bytes:
+            self._check_free(len(into_new) * self.chunk_size)
         inline = sum(size for runs in plan for _, size in runs) <= self._inline_bytes
         if not inline or into_new:
             self._flush()  # these frames lie before what is written now
@@ -799,7 +803,7 @@ class Queue(Guard, Leasing):
             taken, steps = self._pick(max_records, max_bytes)
             if not taken:
                 return []
-            position = self._take_all(steps)
+            position = self._take([Take(one.id, *span) for one, *span in steps])
         self._durable(position)
         return taken
 
@@ -888,19 +892,17 @@ class Queue(Guard, Leasing):
         return run
 
     def _take_one(self, step: Step) -> int:
-        """As `_take_all`, for what is taken most often."""
+        """As `_take`, for what is taken most often."""
         one, start, end, records = step
         self._committed = True
         position = self._log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.pack_take(one.id, start, end, records))
         self._state.take(one.id, start, end, records)  # as `State.apply` does
-        self._forget_emptied()
+        if self._state.emptied:
+            self._forget_emptied()
         self._removals += 1
         self._notify()
         self._follow(position)
         return position
-
-    def _take_all(self, steps: list[Step]) -> int:
-        return self._take([Take(one.id, *span) for one, *span in steps])
 
     def _take(self, operations: Sequence[Operation]) -> int:
         """Commit that records are gone. Chunks read to the end are removed."""

@@ -124,6 +124,8 @@ def unpack(body: bytes) -> Operation:
     kind = _BY_NAME[name]
     if kind is Change:
         change, time, fields = values
+        if type(time) is not int:
+            raise ValueError(f"this is no time: {time!r:.120}")
         return Change(batch_operation(change, fields), time)
     if kind is Lease:
         values[0] = checked(BatchState(**values[0]))
