@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core.keys import key_hash, prune
@@ -62,6 +62,14 @@ def checked(batch: BatchState) -> BatchState:
     ):
         raise ValueError(f"this is no batch: {batch.id!r:.120}")
     return batch
+
+
+_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
+
+
+def batch_fields(batch: BatchState) -> dict[str, Any]:
+    """As logs write it, in JSON; chunks they write otherwise."""
+    return {name: getattr(batch, name) for name in _FIELDS}
 
 
 @dataclass(slots=True, eq=False)
@@ -130,9 +138,9 @@ BATCH_OPERATIONS: dict[str, type[BatchOperation]] = {
 BATCH_NAMES = {kind: name for name, kind in BATCH_OPERATIONS.items()}
 
 
-def batch_operation(name: str, fields: dict[str, Any]) -> BatchOperation:
+def batch_operation(name: str, values: dict[str, Any]) -> BatchOperation:
     """Raises ValueError and the like for what nothing of ours has written."""
-    return BATCH_OPERATIONS[name](**{name: BATCH_CHECKS[name](value) for name, value in fields.items()})
+    return BATCH_OPERATIONS[name](**{name: BATCH_CHECKS[name](value) for name, value in values.items()})
 
 
 def _of(is_right: Callable[[Any], bool]) -> Callable[[Any], Any]:

@@ -50,13 +50,13 @@ _LINES = 1000  # that are written at once
 @app.command(rich_help_panel="Damage")
 def dump(
     path: Annotated[str, typer.Argument(metavar="FILE", help="A file of a queue, topic or batch.", show_default=False)],
-    offset: Annotated[int, typer.Option(min=0, help="Show what lies behind so many bytes of the file …")] = 0,
-    length: Annotated[int | None, typer.Option(min=1, help="… and only so many bytes of it.")] = None,
-    number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each field are shown.")] = 8,
+    offset: Annotated[int, typer.Option(min=0, help="Show what begins at this offset of the file or behind it …")] = 0,
+    length: Annotated[int | None, typer.Option(min=1, help="… and before so many bytes of it.")] = None,
+    number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each record are shown.")] = 40,
     kind: Annotated[dumping.Kind | None, typer.Option("--as", help="What the file is, where its name does not say it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each field.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line.")] = False,
 ) -> None:
-    """Show the bytes of a header, chunk, transaction log, block, index … as a ruler: place, bytes, field, value.
+    """Show what a header, chunk, transaction log, block, index … says: each record, message and frame, with its offset.
 
     Nothing is locked or changed. The exit code is 5 if what is shown is damaged; then the place is marked.
     """
@@ -68,30 +68,20 @@ def dump(
     try:
         what = kind or dumping.kind_of(path)
         if what is None:
-            raise BadArgument("its name does not say what this file is: say it with --as", path=path)
-        source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at))
+            raise BadArgument("its name does not say what this file is: say it with --as (a manifest is JSON itself)", path=path)
+        source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
         if offset and offset >= source.size:
             raise BadArgument(f"the file has only {source.size:,} bytes", path=path)
-        end = source.size if length is None else offset + length
-        width = 3 * min(number, 32) + 1
+        end = source.size if length is None else offset + length - 1
         damaged = 0
-        lines: list[str] = [] if as_json else [f"{'offset':>10}  {'bytes':<{width}}  {'field':<14}  value"]
-        part = ""
-        for field in dumping.fields(source, what):
-            if not _within(field, offset, end):
-                continue
-            damaged += field.damage is not None
-            data = source.read(field.offset, min(field.length, number))
-            if as_json:
-                lines.append(json.dumps(_field_json(field, data), ensure_ascii=False))
-            else:
-                if field.part not in ("", part):
-                    lines.append(visible(field.part))
-                part = field.part
-                lines.append(_line(field, data, width))
-            if len(lines) >= _LINES:
-                _print_lines(lines)
-        _print_lines(lines)
+        shown: list[str] = []
+        for line in dumping.lines(source, what):
+            if offset <= line.offset <= end:
+                damaged += line.damage is not None
+                shown += [json.dumps(_line_json(line), ensure_ascii=False)] if as_json else map(visible, _line_text(line))
+                if len(shown) >= _LINES:
+                    _print_lines(shown)
+        _print_lines(shown)
     finally:
         files.close(fd)
     if damaged:
@@ -99,43 +89,61 @@ def dump(
         raise typer.Exit(DAMAGED)
 
 
-def _within(field: dumping.Field, start: int, end: int) -> bool:
-    if not field.length:
-        return start <= field.offset <= end
-    return field.offset < end and field.offset + field.length > start
-
-
 def _print_lines(lines: list[str]) -> None:
     write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
     lines.clear()
 
 
-def _field_json(field: dumping.Field, data: bytes) -> dict[str, Any]:
-    return {
-        "offset": field.offset,
-        "length": field.length,
-        "hex": data.hex(),
-        "part": field.part,
-        "field": field.name,
-        "value": field.value,
-        "damage": field.damage,
-    }
+def _plain(value: Any) -> Any:
+    """As JSON can say it; bytes are hexadecimal digits."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, range):
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [*map(_plain, value)] if isinstance(value, (list, tuple)) else value
 
 
-def _line(field: dumping.Field, data: bytes, width: int) -> str:
-    shown = data.hex(" ") + (" …" if field.length > len(data) else "")
-    said = [] if field.value is None else [_said(field)]
-    if field.damage:
-        said.append(f"damage: {field.damage}")
-    return f"{field.offset:>10}  {shown:<{width}}  {field.name:<14}  {visible('; '.join(said))}".rstrip()
+def _line_json(line: dumping.Line) -> dict[str, Any]:
+    fields = {**line.fields}
+    if "data" in fields:
+        fields |= _data(fields.pop("data"), fields["bytes"])
+    return {"offset": line.offset, "what": line.what, **_plain(fields), "damage": line.damage}
 
 
-def _said(field: dumping.Field) -> str:
-    if isinstance(field.value, int) and field.name in _TIMES:
+def _data(data: bytes, size: int) -> dict[str, str]:
+    """The beginning of a record: as text, if it is some."""
+    try:
+        return {"text": data.decode()}
+    except UnicodeDecodeError as error:
+        if len(data) < size and error.start > len(data) - 4:  # cut within a character
+            return {"text": data[: error.start].decode()}
+        return {"hex": data.hex()}
+
+
+def _line_text(line: dumping.Line) -> list[str]:
+    fields = {**line.fields}
+    operations = fields.pop("operations", [])
+    more = ""
+    if "data" in fields:
+        ((_, text),) = _data(data := fields.pop("data"), fields["bytes"]).items()
+        more = f"  {text}{' …' if len(data) < fields['bytes'] else ''}"
+    said = _said(fields) + more + (f"  damage: {line.damage}" if line.damage else "")
+    behind = [f"{'':>12}  {one['op']:<12}  {_said({name: one[name] for name in one if name != 'op'})}" for one in operations]
+    return [f"{line.offset:>10}  {line.what:<12}  {said}".rstrip(), *map(str.rstrip, behind)]
+
+
+def _said(fields: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {_value(name, value)}" for name, value in fields.items() if value not in (None, "", [], {}))
+
+
+def _value(name: str, value: Any) -> str:
+    if name in _TIMES and isinstance(value, int):
         with contextlib.suppress(ValueError, OverflowError):
-            return f"{field.value} ({iso(layout.moment(field.value))})"
-    text = str(field.value)
-    return text if len(text) <= 60 else text[:60] + " …"
+            return iso(layout.moment(value)) or ""
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 # Export and import

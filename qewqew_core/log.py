@@ -23,13 +23,21 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 from qewqew_core import chunk, journal
-from qewqew_core.batch_state import BATCH_CHECKS, BATCH_NAMES, BATCH_OPERATIONS, BatchState, batch_operation, checked
+from qewqew_core.batch_state import (
+    BATCH_CHECKS,
+    BATCH_NAMES,
+    BATCH_OPERATIONS,
+    BatchState,
+    batch_fields,
+    batch_operation,
+    checked,
+)
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.journal import Frame, frame
 from qewqew_core.operations import (
@@ -50,9 +58,10 @@ from qewqew_core.operations import (
 from qewqew_core.state import Chunk, Cut, Piece, Span, State
 
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END, COMMIT, CHECKPOINT = _KINDS = range(1, 8)
+_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
+NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
 _APPENDED = (COMMIT, CHECKPOINT)
-_OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, _END)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
 
 _CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
 _COUNT = struct.Struct(">I")
@@ -117,6 +126,16 @@ def commit(time: int, operations: Iterable[Operation]) -> bytes:
 
 def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
     return _SEAL.pack(log_inode, header_inode, header_time)
+
+
+def unpack_checkpoint(body: bytes) -> tuple[int, ...]:
+    return _SEAL.unpack(body)
+
+
+def unpack_end(body: bytes) -> tuple[int, int]:
+    """How many frames are before it, and how often batches had changed."""
+    frames, changes = _SNAPSHOT_END.unpack(body)
+    return frames, changes
 
 
 def time_of(body: bytes) -> int:
@@ -191,7 +210,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
-    marks = [one.start for one in journal.frames(data, generation) if one.kind in (_END, CHECKPOINT)]
+    marks = [one.start for one in journal.frames(data, generation) if one.kind in (END, CHECKPOINT)]
     for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
         result.frames += not snapshot
         try:
@@ -202,15 +221,15 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 _apply(body, result)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
-                result.seal = _SEAL.unpack(body)
-            elif kind == _END:
-                frames, state.changes = _SNAPSHOT_END.unpack(body)
+                result.seal = unpack_checkpoint(body)
+            elif kind == END:
+                frames, state.changes = unpack_end(body)
                 if frames != number or not snapshot:
                     raise ValueError("the snapshot is not whole")
                 snapshot, result.snapshot_end = False, end
                 _checkpoint(result, at == marks[-1])
             else:
-                _load(kind, body, state)
+                load(kind, body, state)
         except NONSENSE as error:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
@@ -338,7 +357,7 @@ class Salvaged(NamedTuple):
 
 def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     """Take apart a log for which `replay` has raised. Raises nothing."""
-    generation = journal.find_generation(data, MAGIC, _OF_SNAPSHOT)
+    generation = journal.find_generation(data, MAGIC, OF_SNAPSHOT)
     if generation is None:
         return Salvaged(None, 0, len(data), [])
     data = journal.head(MAGIC, generation) + data[journal.BEGIN :]
@@ -349,15 +368,9 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     prefix = None
     with contextlib.suppress(CorruptQueue):
         prefix = replay(data[:damaged], path, keep_redo)
-    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, _KINDS))
+    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, NAMES))
     behind = [one.start for one in frames if one.start > damaged]
     return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
-
-
-def load_batch_or_keys(kind: int, body: bytes, state: State) -> None:
-    """Take over a frame of a damaged snapshot, unless it is of a chunk. Raises ValueError and the like."""
-    if kind in (_BATCH, _PUT_KEYS, _EXPIRED_KEYS):
-        _load(kind, body, state)
 
 
 # The snapshot
@@ -368,21 +381,18 @@ def snapshot(state: State, generation: int) -> bytes:
     parts = [journal.head(MAGIC, generation)]
     parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
     for batch in state.batches.values():
-        fields = {name: getattr(batch, name) for name in _BATCH_FIELDS}
-        body = json.dumps(fields).encode()
+        body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
         parts.append(frame(_BATCH, body, generation))
     for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
-    parts.append(frame(_END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
+    parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
     return b"".join(parts)
 
 
-_BATCH_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
-
-
-def _load(kind: int, body: bytes, state: State) -> None:
+def load(kind: int, body: bytes, state: State) -> None:
+    """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
     if kind == _CHUNK_KIND:
         (one,) = _unpack_chunks(body)
         state.chain[one.id] = one

@@ -20,11 +20,10 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from qewqew_core import journal
-from qewqew_core.batch_state import BATCH_NAMES, BatchState, batch_operation, checked
+from qewqew_core.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.reader_state import (
     LONGEST_RANGE,
@@ -50,7 +49,8 @@ from qewqew_core.reader_state import (
 from qewqew_core.view import Position
 
 MAGIC = b"QEWQRDR1"
-_SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
+SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
+NAMES = {SNAPSHOT: "snapshot", OPERATION: "operation", CHECKPOINT: "checkpoint"}
 _SEAL = struct.Struct(">III")
 SEAL = _SEAL.size
 
@@ -132,13 +132,6 @@ def unpack(body: bytes) -> Operation:
     return kind(*(_FIELDS.get(field, _as_it_is)(value) for field, value in zip(kind._fields, values, strict=True)))
 
 
-_BATCH_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
-
-
-def batch_fields(batch: BatchState) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in _BATCH_FIELDS}
-
-
 def snapshot(state: ReaderState, generation: int) -> bytes:
     body = {
         "todo": state.todo,
@@ -150,11 +143,18 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
         "passed": state.passed,
     }
-    return journal.head(MAGIC, generation) + journal.frame(_SNAPSHOT, json.dumps(body).encode(), generation)
+    return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
+
+
+def unpack_snapshot(body: bytes) -> dict[str, Any]:
+    fields = json.loads(body)
+    if type(fields) is not dict:
+        raise ValueError("this is no snapshot")
+    return fields
 
 
 def _load(body: bytes) -> ReaderState:
-    data = json.loads(body)
+    data = unpack_snapshot(body)
     state = ReaderState(
         todo=_ranges(data["todo"]),
         flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
@@ -192,7 +192,7 @@ def replay(data: bytes, path: str) -> Replayed:
             replay_frame(frame, state, path, 0)
             continue
         try:
-            if frame.kind != _SNAPSHOT:
+            if frame.kind != SNAPSHOT:
                 raise ValueError("no snapshot comes first")
             state, snapshot_end = _load(frame.body), end
         except NONSENSE as error:

@@ -394,7 +394,7 @@ class _Repair:
                 if kind == logs.COMMIT:
                     state.hear(body)
                 elif left.prefix is None:
-                    logs.load_batch_or_keys(kind, body, state)
+                    logs.load(kind, body, state)
         self._fetch_from_lease(State(chain=state.real))
         self._rescue(state)
         return State(chain=state.real).with_batches_of(state)

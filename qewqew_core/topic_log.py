@@ -25,6 +25,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from qewqew_core import journal
 from qewqew_core.errors import CorruptQueue
@@ -33,7 +34,15 @@ from qewqew_core.topic_state import Append, Block, Extent, NewBlock, Operation, 
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
-_SNAPSHOT, _PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
+SNAPSHOT, PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
+NAMES = {
+    SNAPSHOT: "snapshot",
+    PUT_KEYS: "put keys",
+    _END: "end",
+    COMMIT: "commit",
+    CHECKPOINT: "checkpoint",
+    UNSYNCED: "unsynced",
+}
 
 _TIME = struct.Struct(">Q")
 _KEY = struct.Struct(">16sQQ")
@@ -133,12 +142,23 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         "sessions": state.sessions,
         "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.pieces],
     }
-    parts = [journal.head(MAGIC, generation), journal.frame(_SNAPSHOT, json.dumps(body).encode(), generation)]
+    parts = [journal.head(MAGIC, generation), journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)]
     if state.put_keys:
         keys = b"".join(_KEY.pack(key, *value) for key, value in state.put_keys.items())
-        parts.append(journal.frame(_PUT_KEYS, keys, generation))
+        parts.append(journal.frame(PUT_KEYS, keys, generation))
     parts.append(journal.frame(_END, b"", generation))
     return b"".join(parts)
+
+
+def unpack_snapshot(body: bytes) -> dict[str, Any]:
+    fields = json.loads(body)
+    if type(fields) is not dict:
+        raise ValueError("this is no snapshot")
+    return fields
+
+
+def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
+    return {key: (time, messages) for key, time, messages in _KEY.iter_unpack(body)}
 
 
 def replay(data: bytes, path: str) -> Replayed:
@@ -149,18 +169,18 @@ def replay(data: bytes, path: str) -> Replayed:
     at = journal.BEGIN
     for start, kind, body, end in journal.frames(data, generation):
         try:
-            if kind == _SNAPSHOT:
+            if kind == SNAPSHOT:
                 if state is not None:
                     raise ValueError("there is a second snapshot")
-                fields = json.loads(body)
+                fields = unpack_snapshot(body)
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
                 state.last.pieces = [Piece(*piece) for piece in pieces]
                 state.check()
             elif state is None:
                 raise ValueError("no snapshot comes first")
-            elif kind == _PUT_KEYS and result is None:
-                state.put_keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
+            elif kind == PUT_KEYS and result is None:
+                state.put_keys |= unpack_keys(body)
             elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:
@@ -200,6 +220,11 @@ def replay(data: bytes, path: str) -> Replayed:
 
 def sums_name(base: int) -> str:
     return f"{base:020d}.sums"
+
+
+def sums_at(number: int) -> int:
+    """Where a piece stands in the file."""
+    return len(SUMS_MAGIC) + number * _PIECE.size
 
 
 def pack_sums(pieces: list[Piece]) -> bytes:
