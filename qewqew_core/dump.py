@@ -223,9 +223,9 @@ def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
 
 
 _LOGS = (
-    _Log(logs.MAGIC, logs.NAMES, logs.OF_SNAPSHOT, logs.replay, _queue_frame),
-    _Log(topic_log.MAGIC, topic_log.NAMES, (topic_log.SNAPSHOT,), topic_log.replay, _topic_frame),
-    _Log(reader_log.MAGIC, reader_log.NAMES, (reader_log.SNAPSHOT,), reader_log.replay, _reader_frame),
+    _Log(logs.MAGIC, logs.KIND_NAMES, logs.OF_SNAPSHOT, logs.replay, _queue_frame),
+    _Log(topic_log.MAGIC, topic_log.KIND_NAMES, (topic_log.SNAPSHOT,), topic_log.replay, _topic_frame),
+    _Log(reader_log.MAGIC, reader_log.KIND_NAMES, (reader_log.SNAPSHOT,), reader_log.replay, _reader_frame),
 )
 
 

@@ -59,7 +59,7 @@ from qewqew_core.state import Chunk, Cut, Piece, Span, State
 
 MAGIC = b"QEWQLOG1"
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
-NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
+KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
 _APPENDED = (COMMIT, CHECKPOINT)
 OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
 
@@ -152,6 +152,8 @@ def unpack(body: bytes) -> Iterator[Operation]:
         if letter == b"A":
             _, chunk_id, records, size = _INLINE.unpack_from(body, at)
             at += _INLINE.size + size
+            if at > len(body):
+                raise ValueError("a commit is shorter than its records")
             yield Append(chunk_id, records, body[at - size : at])
         elif letter == b"X":
             yield Extent(*_EXTENT.unpack_from(body, at)[1:])
@@ -368,7 +370,7 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     prefix = None
     with contextlib.suppress(CorruptQueue):
         prefix = replay(data[:damaged], path, keep_redo)
-    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, NAMES))
+    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, KIND_NAMES))
     behind = [one.start for one in frames if one.start > damaged]
     return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
 

@@ -50,7 +50,7 @@ from qewqew_core.view import Position
 
 MAGIC = b"QEWQRDR1"
 SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
-NAMES = {SNAPSHOT: "snapshot", OPERATION: "operation", CHECKPOINT: "checkpoint"}
+KIND_NAMES = {SNAPSHOT: "snapshot", OPERATION: "operation", CHECKPOINT: "checkpoint"}
 _SEAL = struct.Struct(">III")
 SEAL = _SEAL.size
 

@@ -35,7 +35,7 @@ from qewqew_core.topic_state import Append, Block, Extent, NewBlock, Operation, 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
 SNAPSHOT, PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
-NAMES = {
+KIND_NAMES = {
     SNAPSHOT: "snapshot",
     PUT_KEYS: "put keys",
     _END: "end",

@@ -218,7 +218,7 @@ def repaired(data: bytes, magic: bytes = logs.MAGIC) -> bytes:
         length, _, durable, kind = journal._FRAME.unpack_from(data, at)
         at += journal._FRAME.size
         body = data[at : at + length]
-        if kind == logs._END and magic == logs.MAGIC:
+        if kind == logs.END and magic == logs.MAGIC:
             body = frames.to_bytes(4)
         result.append(journal.frame(kind, body, generation, durable))
         at += len(body)

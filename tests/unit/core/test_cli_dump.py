@@ -85,10 +85,10 @@ def test_all_operations_of_all_logs_are_told(busy):
     names = {name: {one["op"] for one in operations} for name, operations in said.items()}
     queue = {"new chunk", "append", "put key", "take", "lease", "lease again", "end lease", "forget"}
     assert names["q.log"] == queue
-    assert names["t.log"] == {"append", "extent", "new block", "put key", "trim", "session"}
+    assert names["t.log"] == {"append", "extent", "new block", "put key", "session"}
     assert names["r.log"] >= {"hand out", "commit", "prepare", "lease"}
-    (dead,) = (one for one in said["q.log"] if one["op"] == "end lease" and one["state"] == "dead")
-    assert dead["reason"] == "why"
+    dead = [one["reason"] for one in said["q.log"] if one["op"] == "end lease" and one["state"] == "dead"]
+    assert "why" in dead
 
 
 @pytest.mark.parametrize("case", sorted(one.name for one in (DATA / "qewqew").iterdir() if one.is_dir()))
