@@ -45,14 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+APART = {"test_airflow_page_browser", "test_airflow_page_fab", "test_celery", "test_docker", "test_setup"}
+
+
 @pytest.hookimpl(optionalhook=True)  # xdist need not be there
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None]) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            """What one process runs: a file, or all system tests but those that need no part of the Airflow which others share."""
             path = nodeid.split("::")[0]
-            return "tests/system" if path.startswith("tests/system/") else path
+            if not path.startswith("tests/system/"):
+                return path
+            return "tests/system, apart" if Path(path).stem in APART else "tests/system"
 
     config.option.loadscopereorder = False  # in the order of testpaths
     return Scheduling(config, log)
