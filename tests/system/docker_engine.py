@@ -89,7 +89,7 @@ class Docker:
 
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def __call__(self, *words: str, text: str | None = None, timeout: float = 60) -> str:
+    def __call__(self, *words: str, text: str | None = None, timeout: float = 300) -> str:
         """Its standard output; raises `CalledProcessError`, with both outputs in a note, if it fails."""
         done = subprocess.run(
             ["docker", *words], env=self.env, input=text, capture_output=True, text=True, timeout=timeout, check=False

@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
-    sync_api.expect.set_options(timeout=60_000)
+    sync_api.expect.set_options(timeout=180_000)
     with sync_api.sync_playwright() as playwright:
         # Its sandbox does not work as root, and in most containers.
         yield playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.geteuid() == 0 else [])
@@ -77,7 +77,7 @@ def login(browser: Browser, server: ApiServer) -> Iterator[Callable[[str], Brows
     def make(name: str) -> BrowserContext:
         if name not in contexts:
             contexts[name] = context = browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme="light")
-            context.set_default_timeout(60_000)
+            context.set_default_timeout(180_000)
             page = context.new_page()
             page.goto(server.page + "/")
             page.locator("[name=username]").fill(name)

@@ -90,7 +90,7 @@ def ask(server: FabApiServer) -> Callable[..., requests.Response]:
         if role not in cookies:
             answer = server._call("POST", "/auth/token", {"username": role, "password": PASSWORD}, login=False)
             cookies[role] = {"_token": answer["access_token"]}
-        return requests.request(method, f"{server.url}{path}", cookies=cookies[role], timeout=60, **more)
+        return requests.request(method, f"{server.url}{path}", cookies=cookies[role], timeout=300, **more)
 
     return send
 
@@ -123,16 +123,16 @@ def test_airflow_tells_of_the_page_whoever_may_read_plugins(ask: Callable[..., r
 
 def test_whoever_logs_in_by_the_form_acts_on_a_dead_batch(server: FabApiServer, dead: dict[str, Any], directory: Path) -> None:
     with requests.Session() as browser:
-        form = browser.get(f"{server.url}/auth/login/", timeout=60).text
+        form = browser.get(f"{server.url}/auth/login/", timeout=300).text
         token = re.search(r'name="csrf_token"[^>]*value="([^"]+)"', form)
         assert token is not None, form
         answers = {"username": "Op", "password": PASSWORD, "csrf_token": token[1]}
-        browser.post(f"{server.url}/auth/login/", data=answers, timeout=60).raise_for_status()
+        browser.post(f"{server.url}/auth/login/", data=answers, timeout=300).raise_for_status()
         route = f"{server.url}/qewqew/connections/qewqew_default/drop"
-        assert browser.post(route, json=dead, timeout=60).status_code == 403  # as another site could send it
-        dropped = browser.post(route, json=dead, headers={"X-QewQew": "1", "Origin": server.url}, timeout=60)
+        assert browser.post(route, json=dead, timeout=300).status_code == 403  # as another site could send it
+        dropped = browser.post(route, json=dead, headers={"X-QewQew": "1", "Origin": server.url}, timeout=300)
         assert (dropped.status_code, dropped.json()["records"]) == (200, 3)
-        browser.get(f"{server.url}/auth/logout", timeout=60)
-        assert browser.get(f"{server.url}/qewqew/page", timeout=60).status_code == 401
+        browser.get(f"{server.url}/auth/logout", timeout=300)
+        assert browser.get(f"{server.url}/qewqew/page", timeout=300).status_code == 401
     with Queue(directory / "orders") as queue:
         assert queue.dead() == []

@@ -128,7 +128,7 @@ class ComposeAirflow(KillableAirflow):
         with (home / ".env").open("a") as env:
             env.write(f"AIRFLOW_PORT={self.port}\n")
 
-    def compose(self, *words: str, timeout: float = 60) -> str:
+    def compose(self, *words: str, timeout: float = 300) -> str:
         files = "--file", str(DOCKER / "compose.yaml"), "--file", str(self.home / "other.yaml")
         project = "--project-name", f"qewqew-test-{os.getpid()}", "--env-file", str(self.home / ".env")
         return self.docker("compose", *project, *files, *words, timeout=timeout)

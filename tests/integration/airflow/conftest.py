@@ -49,7 +49,7 @@ def keep_api_server() -> None:
     def made() -> Any:
         server = make()
         assert server.transport  # this starts it
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not hasattr(server.app.state, "svcs_registry"):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -330,7 +330,7 @@ def test_a_cleared_task_whose_batch_has_expired_fails_at_once_and_takes_nothing_
 # Leases that end by themselves.
 
 
-def until(condition: Callable[[], Any], timeout: float = 30) -> Any:
+def until(condition: Callable[[], Any], timeout: float = 300) -> Any:
     """What the condition returns once it is true."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
@@ -501,7 +501,7 @@ def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when
     run_and_be_killed(held, "killed_last", lease_timeout=3)
     held.put("c")
     with DAG(held.dag_id("after_killed_last"), schedule=None) as dag:
-        wait = QewQewSensor(task_id="wait", **held.names, min_records=2, poke_interval=0.2, timeout=30)
+        wait = QewQewSensor(task_id="wait", **held.names, min_records=2, poke_interval=0.2, timeout=300)
         wait >> held.operator(lease_timeout=3)
     ran = run(dag)
     assert ran.states() == {"wait": "success", "submit": "success"}

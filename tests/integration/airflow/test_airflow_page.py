@@ -580,7 +580,7 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
     assert not running()
     with viewer:
         assert running()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not (found := viewer.get(f"{PAGE}/data/history").json()["qewqew_default"]):
             assert time.monotonic() < deadline
         ((_, count),) = found["queue orders"]

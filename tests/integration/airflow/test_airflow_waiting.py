@@ -26,7 +26,7 @@ def test_the_sensor_waits_until_enough_was_staged_by_others(run: Any, held: Held
             held.put("x")
 
     with DAG(f"wait_{held.kind}_{mode}", schedule=None) as dag:
-        QewQewSensor(task_id="wait", **held.names, min_records=3, mode=mode, poke_interval=0.2, timeout=60)
+        QewQewSensor(task_id="wait", **held.names, min_records=3, mode=mode, poke_interval=0.2, timeout=300)
     producer = threading.Thread(target=produce)
     producer.start()
     ran = run(dag)
@@ -38,7 +38,7 @@ def test_the_sensor_waits_until_enough_was_staged_by_others(run: Any, held: Held
 
 def test_the_sensor_does_not_take_the_lock(run: Any, held: Held) -> None:
     with DAG(f"wait_{held.kind}_locked", schedule=None) as dag:
-        QewQewSensor(task_id="wait", **held.names, timeout=60)
+        QewQewSensor(task_id="wait", **held.names, timeout=300)
     opened = Queue(held.path) if held.kind == "queue" else Topic(held.path)
     with opened:
         put = opened.put if isinstance(opened, Queue) else opened.append
@@ -55,7 +55,7 @@ def test_a_threshold_may_be_the_result_of_another_task(run: Any, held: Held) -> 
             return 2
 
         stage = QewQewStageOperator.partial(task_id="stage", **held.into).expand(records=[["a"], ["b"]])
-        wait = QewQewSensor(task_id="wait", **held.names, min_records=expected(), timeout=60)
+        wait = QewQewSensor(task_id="wait", **held.names, min_records=expected(), timeout=300)
         template = QewQewSensor(
             task_id="template",
             **held.names,
@@ -115,7 +115,7 @@ def test_the_sensor_waits_for_what_its_reader_is_to_get_and_for_nothing_else(run
         topic.append(b"before", tag="eu")
     names = {"topic": "events", "reader": "eu", "filter": "{{ params.of }}", "start": "latest"}
     with DAG("wait_reader", schedule=None, params={"of": "eu"}) as dag:
-        QewQewSensor(task_id="wait", **names, min_records=2, poke_interval=0.1, timeout=60)
+        QewQewSensor(task_id="wait", **names, min_records=2, poke_interval=0.1, timeout=300)
 
     def produce() -> None:
         while not (directory / "events" / "reader" / "eu.rdx").exists():

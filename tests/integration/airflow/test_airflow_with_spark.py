@@ -43,7 +43,7 @@ def test_staged_rows_become_tables_partitioned_and_aggregated(run: Any, director
         rows = [{"id": str(number), "shop": "a", "price": "1"} for number in range(1, 4)]
         stage = QewQewStageOperator(task_id="stage", queue_name="orders", records=[*rows, "not json"])
         csv = QewQewStageOperator(task_id="csv", queue_name="orders", path=str(tmp_path / "orders.csv"))
-        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=6, timeout=60)
+        wait = QewQewSensor(task_id="wait", queue_name="orders", min_records=6, timeout=300)
         submit = QewQewSparkSubmitOperator(
             task_id="submit", queue_name="orders", schema="id STRING, shop STRING, price STRING", outputs=outputs, conf=CONF
         )
@@ -83,7 +83,7 @@ def test_a_job_that_fails_says_why_at_the_end_and_the_batch_is_returned(
             outputs=[{"path": str(tmp_path / "orders")}],
             max_bad_records=0,
             conf=CONF,
-            execution_timeout=timedelta(minutes=2),
+            execution_timeout=timedelta(minutes=20),  # a hang ends
         )
     assert run(dag).states() == {"stage": "success", "submit": "failed"}
     output = capfd.readouterr().out

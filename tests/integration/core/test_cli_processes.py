@@ -20,7 +20,7 @@ from qewqew_core import Queue, inspect
 ROOT = Path(__file__).parents[3]
 QEWQEW = [sys.executable, "-m", "qewqew_core"]
 RECORDS = [b"%06d " % number + b"x" * 93 for number in range(10_000)]  # together more than any pipe holds
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def start(*arguments: object, **options) -> subprocess.Popen[bytes]:

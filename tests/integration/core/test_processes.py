@@ -84,7 +84,7 @@ def test_a_second_opening_in_the_same_process_waits(tmp_path):
         q.put(b"still mine")
         waiting = pool.submit(Queue, tmp_path / "q", lock_timeout=3600)
         q.close()
-        with waiting.result(60) as mine:
+        with waiting.result(300) as mine:
             assert mine.get() == b"still mine"
 
 

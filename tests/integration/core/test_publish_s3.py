@@ -204,7 +204,7 @@ def test_a_store_that_was_used_is_used_in_a_forked_process_too(s3, batch):
     first = next(manifest.read_records(store, body, body.segments[0]))
     child = os.fork()
     if not child:
-        signal.alarm(30)
+        signal.alarm(300)
         os._exit(0 if next(manifest.read_records(store, body, body.segments[0])) == first else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert next(manifest.read_records(store, body, body.segments[0])) == first

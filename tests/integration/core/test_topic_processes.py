@@ -20,7 +20,7 @@ from qewqew_core import Empty, QueueClosed, QueueLocked, Topic, inspect_reader
 from qewqew_core.journal import Log
 from qewqew_core.tags import Filter
 
-TIMEOUT = 60  # seconds after which something hangs
+TIMEOUT = 300  # seconds after which something hangs
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ import sys
 from qewqew_core import Topic
 path, name, many = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with Topic(path) as topic, topic.reader(name, redeliver_after=None) as reader:
-    messages = [reader.read(timeout=60)]
+    messages = [reader.read(timeout=300)]
     print("first", messages[0].number)
     sys.stdin.readline()
     while True:
@@ -98,14 +98,14 @@ with Topic(path) as topic, topic.reader(name, redeliver_after=None) as reader:
             print(one.number, one.attempt, one.body.decode())
         if len(rest) < len(messages):
             break  # closing gives the end back, to the next consumer
-        messages = reader.read_many(many, timeout=60) or sys.exit("nothing comes")
+        messages = reader.read_many(many, timeout=300) or sys.exit("nothing comes")
 """
 
 HOLD = """
 import sys
 from qewqew_core import Topic
 with Topic(sys.argv[1]) as topic, topic.reader(sys.argv[2], redeliver_after=None) as reader:
-    print(*(one.number for one in reader.read_many(20, timeout=60)))
+    print(*(one.number for one in reader.read_many(20, timeout=300)))
     sys.stdin.read()
 """
 
@@ -185,7 +185,7 @@ import os, sys
 from qewqew_core import Topic
 with Topic(sys.argv[1]) as topic, topic.reader(f"viewer-{os.getpid()}", start="latest", temporary=True) as reader:
     print(reader.name)
-    while (message := reader.read(timeout=60)).body != b"end":
+    while (message := reader.read(timeout=300)).body != b"end":
         print(message.number)
         reader.commit(message)
     print("end")
@@ -291,7 +291,7 @@ path, name, chosen = sys.argv[1:]
 with Topic(path) as topic, topic.reader(name, chosen or None) as reader:
     print("ready")
     while True:
-        messages = reader.read_many(100, timeout=60) or sys.exit("nothing comes")
+        messages = reader.read_many(100, timeout=300) or sys.exit("nothing comes")
         print(*(one.number for one in messages))
         reader.commit(*messages)
         if messages[-1].body == b"end":
@@ -363,7 +363,7 @@ with Topic(sys.argv[1]) as topic, topic.reader("slow") as reader:
     print("ready")
     seen = read = 0
     while True:
-        message = reader.read(timeout=60)
+        message = reader.read(timeout=300)
         assert message.body == (b"%d " % message.number) * 20, message
         assert message.number >= seen
         seen, read = message.number + 1, read + 1
@@ -659,7 +659,7 @@ def test_a_session_killed_while_it_commits_has_happened_or_not(tmp_path, place, 
         happened = b"out of 0" in [one.body for one in topic]
         assert happened == (place != "before the commit"), "a kill loses nothing that was written"
         with topic.reader("r", redeliver_after=None) as reader:
-            found = [reader.read(timeout=60)]
+            found = [reader.read(timeout=300)]
             found += reader.read_many(9)
             reader.commit()
             assert (b"0" in [one.body for one in found]) == (not happened)
@@ -679,7 +679,7 @@ def test_a_session_of_a_killed_process_is_decided_by_a_process_that_writes_alrea
         assert started[0].wait(TIMEOUT) == 9
         with Topic(path) as topic, topic.reader("r", redeliver_after=None) as reader:
             assert topic.append_many([b"2"], key=key) == 1
-            assert [reader.read(timeout=60).body for _ in range(3)] == [b"0", b"1", b"2"]
+            assert [reader.read(timeout=300).body for _ in range(3)] == [b"0", b"1", b"2"]
 
 
 # All together, for long
@@ -708,7 +708,7 @@ from qewqew_core import Topic
 path, name, chosen, out = sys.argv[1:]
 with Topic(path) as topic, topic.reader(name, chosen or None, redeliver_after=None) as reader, open(out, "a") as notes:
     notes.write("\\n")  # behind a line that was cut off
-    while messages := reader.read_many(50, timeout=60):
+    while messages := reader.read_many(50, timeout=300):
         assert all(int(one.body.split()[0]) == one.number for one in messages)
         print("got", *(one.number for one in messages), file=notes, flush=True)
         reader.commit(*messages)

@@ -105,7 +105,7 @@ def test_a_killed_writers_commits_are_read_before_anybody_has_recovered_the_queu
         queue.get()
         os._exit(1)
     """
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60).returncode == 1
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=300).returncode == 1
     assert values(spark, path) == [b"a"] * 999 + [b"b"]
     with Queue(path) as queue:
         assert len(queue) == 1000

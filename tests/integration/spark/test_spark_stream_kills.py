@@ -97,7 +97,7 @@ def run(home: Path, kills: int) -> None:
             finally:
                 kill(process)
         (home / "enough").touch()
-        wrote = json.loads(writer.communicate(timeout=60)[0])
+        wrote = json.loads(writer.communicate(timeout=300)[0])
     finally:
         kill(writer)
     for _ in range(2):

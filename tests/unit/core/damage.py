@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def in_time(seconds: int = 60) -> Iterator[None]:
+def in_time(seconds: int = 300) -> Iterator[None]:
     """What takes longer is a hang, and fails."""
 
     def hang(*_: object) -> None:

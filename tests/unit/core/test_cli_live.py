@@ -18,7 +18,7 @@ from commands import done, run
 
 from qewqew_core import Message, Queue, Topic
 
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def lines(*arguments: object) -> list[bytes]:

@@ -238,5 +238,5 @@ def test_the_completion_of_a_shell_can_be_shown_and_installed(shell, tmp_path, m
 def test_a_shell_completes_commands():
     words = {"COMP_WORDS": "qewqew topic rea", "COMP_CWORD": "2", "_QEWQEW_COMPLETE": "complete_bash"}
     command = [sys.executable, "-m", "qewqew_core"]
-    result = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, timeout=300)
     assert sorted(result.stdout.split()) == ["read", "readers"]

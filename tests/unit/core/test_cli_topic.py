@@ -195,7 +195,7 @@ def test_what_could_not_be_written_was_not_passed(path):
     fill(path, BODIES)
     with open("/dev/full", "wb") as device:
         command = [sys.executable, "-m", "qewqew_core", "topic", "read", path, "-r", "a", "--all"]
-        result = subprocess.run(command, stdout=device, stderr=subprocess.PIPE, timeout=60)
+        result = subprocess.run(command, stdout=device, stderr=subprocess.PIPE, timeout=300)
     assert (result.returncode, b"No space left on device" in result.stderr) == (1, True)
     assert lag(path, "a") == len(BODIES)
     assert done("topic", "read", path, "-r", "a", "--all", "-0") == b"".join(one + b"\0" for one in BODIES)

@@ -420,7 +420,7 @@ os.kill(os.getpid(), 9)
 def test_what_was_stored_outlives_a_process_that_is_killed_and_its_lock_does_not(bench):
     name = next(name for name, (kind, _) in STORES.items() if kind is bench.store_of)
     arguments = (Path(__file__).parent, name, bench.path, bench.size, bench.sync)
-    done = subprocess.run([sys.executable, "-c", DIES, *map(str, arguments)], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", DIES, *map(str, arguments)], check=False, timeout=300)
     assert done.returncode == -9
     store = bench.open()
     store.put(b"d")

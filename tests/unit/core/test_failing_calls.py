@@ -303,7 +303,7 @@ def test_a_failed_fsync_fails_every_commit_that_waited_for_it(tmp_path):
             if self.armed:
                 self.armed = False
                 entered.set()
-                go_on.wait(60)
+                go_on.wait(300)
                 raise OSError(errno.EIO, "made to fail")
 
     disk = FailsOnce(str(tmp_path))
@@ -321,7 +321,7 @@ def test_a_failed_fsync_fails_every_commit_that_waited_for_it(tmp_path):
 
     first = threading.Thread(target=put, args=(b"first",))
     first.start()
-    assert entered.wait(60)
+    assert entered.wait(300)
     second = threading.Thread(target=put, args=(b"second",))
     second.start()
     while len(q) < 3:  # the second put is committed, and waits for its fsync

@@ -32,7 +32,7 @@ def test_the_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         assert (done.stdout.splitlines(), done.stderr) == (expected, ""), example
 
@@ -59,7 +59,7 @@ def test_a_program_that_is_killed_between_write_and_acknowledgement_has_written_
 
     for program, status in ((killed, -signal.SIGKILL), (killed, -signal.SIGKILL), (defined, 0)):
         run = [sys.executable, "-c", f"{program}\nload('run 42')"]
-        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
         assert (done.returncode, done.stderr, rows()) == (status, "", [(1, "eu"), (2, "us")])
     with Queue(tmp_path / "shop.qew") as queue:
         assert [batch.state for batch in queue.acknowledged()] == ["acked"]

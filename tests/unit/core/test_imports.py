@@ -63,5 +63,5 @@ from qewqew_core import manifest
 body = manifest.load({batch.manifest_path!r})
 print(*manifest.read_records({str(Path(batch.manifest_path).parent)!r}, body, body.segments[0]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "[b'one']\n"

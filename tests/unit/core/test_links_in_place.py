@@ -100,5 +100,5 @@ def test_a_pipe_in_the_place_of_ours_stops_nobody(name: str, tmp_path: Path) -> 
     ended: list[None] = []
     user = threading.Thread(target=lambda: ended.append(use(where)), daemon=True)
     user.start()
-    user.join(60)
+    user.join(300)
     assert ended, "it waits for somebody to write into the pipe, or has failed"

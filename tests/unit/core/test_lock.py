@@ -328,7 +328,7 @@ kept.append(kept)  # until nothing can be imported any more
 
 
 def test_a_program_that_ends_without_closing_says_nothing_of_ours(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", FORGETS, tmp_path], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FORGETS, tmp_path], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
     with Queue(tmp_path / "q", lock_timeout=0) as queue:
         assert queue.get() == b"x"

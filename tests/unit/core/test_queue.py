@@ -355,7 +355,7 @@ def test_close_wakes_those_who_wait(tmp_path, monkeypatch):
         q.close()
         for one in waiting:
             with pytest.raises(QueueClosed):
-                one.result(timeout=60)
+                one.result(timeout=300)
 
 
 def test_putting_back_and_returning_wake_those_who_wait(tmp_path):
@@ -365,7 +365,7 @@ def test_putting_back_and_returning_wake_those_who_wait(tmp_path):
         waiting = pool.submit(q.get, 100)
         time.sleep(0.05)
         batch.put_back()
-        assert waiting.result(timeout=60) == b"0"
+        assert waiting.result(timeout=300) == b"0"
 
 
 # get_if

@@ -72,7 +72,7 @@ def test_who_waits_for_a_record_gets_it_when_a_session_lets_go_of_one_or_commits
         else:
             q.put(b"0")  # the one that looks needs one too
             getattr(session, release)()
-        assert future.result(50) == looking.result(50) == expected
+        assert future.result(300) == looking.result(300) == expected
         waiting.close()
 
 
@@ -131,7 +131,7 @@ def test_two_queues_in_one_process_do_not_wait_for_each_other(tmp_path):
         def sync(self, fd: int) -> None:
             if self.armed:
                 entered.set()
-                assert go_on.wait(60)
+                assert go_on.wait(300)
 
     disk = Slow()
     with (
@@ -143,7 +143,7 @@ def test_two_queues_in_one_process_do_not_wait_for_each_other(tmp_path):
         waiting.put(b"0")
         disk.armed = True
         future = pool.submit(waiting.commit)
-        assert entered.wait(60)
+        assert entered.wait(300)
         with q.session() as session:
             for number in range(20):
                 session.put(b"%d" % number)

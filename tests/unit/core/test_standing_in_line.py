@@ -54,7 +54,7 @@ def test_to_a_java_process_a_queue_is_locked_while_somebody_stands_in_line(tmp_p
         assert found_by_java() == "locked"  # although nobody has it open
     finally:
         os.kill(waiting.pid, signal.SIGCONT)
-    assert waiting.communicate(timeout=60)[0] == "open\n"
+    assert waiting.communicate(timeout=300)[0] == "open\n"
     assert found_by_java() == "free"
 
 

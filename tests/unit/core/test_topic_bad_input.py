@@ -319,7 +319,7 @@ def test_bad_calls_in_threads_leave_no_lock_behind(topic):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(300)
         assert not any(thread.is_alive() for thread in threads)
         assert topic.append(b"3") == 3
         assert len(list(one)) == 4

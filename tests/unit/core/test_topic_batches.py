@@ -576,7 +576,7 @@ def test_readers_in_two_processes_lease_different_batches_until_nothing_is_left(
         """
         command = [sys.executable, "-c", textwrap.dedent(work), str(tmp_path / "orders")]
         consumers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in "ab"]
-        found = [output.split("\n")[:-1] for output, _ in (consumer.communicate(timeout=60) for consumer in consumers)]
+        found = [output.split("\n")[:-1] for output, _ in (consumer.communicate(timeout=300) for consumer in consumers)]
         assert [consumer.returncode for consumer in consumers] == [0, 0]
         batches = [tuple(map(int, line.split())) for lines in found for line in lines]
         assert sorted(number for batch in set(batches) for number in batch) == list(range(300))  # whole, however often

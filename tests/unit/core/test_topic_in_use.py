@@ -120,7 +120,7 @@ def test_a_reader_that_races_with_the_writer_loses_nothing(tmp_path: Path) -> No
             writer = threading.Thread(target=work)
             writer.start()
             while len(found) < count:
-                found.append(reader.read(timeout=60).body)
+                found.append(reader.read(timeout=300).body)
                 found += [message.body for message in reader.read_many(20)]
             writer.join()
             assert found == [b"%d" % number for number in range(count)]
