@@ -128,14 +128,8 @@ def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
     return _SEAL.pack(log_inode, header_inode, header_time)
 
 
-def unpack_checkpoint(body: bytes) -> tuple[int, ...]:
-    return _SEAL.unpack(body)
-
-
-def unpack_end(body: bytes) -> tuple[int, int]:
-    """How many frames are before it, and how often batches had changed."""
-    frames, changes = _SNAPSHOT_END.unpack(body)
-    return frames, changes
+unpack_checkpoint = _SEAL.unpack  # inode of the log, inode and time of the header
+unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
 
 
 def time_of(body: bytes) -> int:

@@ -54,7 +54,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            """What one process runs: a file, or all system tests but those that need no part of the Airflow which others share."""
+            """What one process runs: a file, or the system tests that share an Airflow, or those that do not."""
             path = nodeid.split("::")[0]
             if not path.startswith("tests/system/"):
                 return path

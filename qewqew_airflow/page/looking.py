@@ -21,8 +21,8 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks import QewQewHook
 from qewqew_core import QewQewError, inspection, layout, listing, topic
-from qewqew_core.limits import now_ms
 from qewqew_core.batch_state import BatchState, Leases
+from qewqew_core.limits import now_ms
 
 FRESH = 2.0  # seconds: however many people look, a directory is read once in this time
 MOST_BATCHES = 100  # of one queue, the oldest first; it is said how many there are
