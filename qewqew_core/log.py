@@ -104,7 +104,8 @@ def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
 
 def pack(operation: Operation) -> bytes:
     match operation:
-        case Append(chunk_id, records, frames):
+        case Append():
+            chunk_id, records, frames = operation
             return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
         case Extent():
             return _EXTENT.pack(b"X", *operation)

@@ -238,9 +238,11 @@ class State(Leases):
     def apply(self, operation: Operation, time: int) -> None:
         """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
         match operation:
-            case Append(chunk_id, records, frames):
+            case Append():  # taken apart like this, it takes half the time
+                chunk_id, records, frames = operation
                 self.append(chunk_id, len(frames), records, zlib.crc32(frames, self.chain[chunk_id].crc), time)
-            case Extent(chunk_id, records, size, crc):
+            case Extent():
+                chunk_id, records, size, crc = operation
                 self.append(chunk_id, size, records, crc, time)
             case Take():
                 self.take(*operation)

@@ -75,7 +75,8 @@ class Replayed:
 
 def pack(operation: Operation) -> bytes:
     match operation:
-        case Append(messages, data):
+        case Append():
+            messages, data = operation
             return _INLINE.pack(b"A", messages, len(data)) + data
         case Extent():
             return _EXTENT.pack(b"X", *operation)

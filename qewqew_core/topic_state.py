@@ -116,7 +116,8 @@ class TopicState:
         """What a commit of that time says; tells what it puts into a block. Raises ValueError for what cannot be."""
         last = self.last
         match operation:
-            case Append(messages, data):
+            case Append():  # taken apart like this, it takes half the time
+                messages, data = operation
                 return self._append(messages, len(data), data, zlib.crc32(data, last.crc), False, time)
             case Extent(messages, size, crc, synced):
                 return self._append(messages, size, None, crc, synced, time)
