@@ -198,7 +198,7 @@ class Replayed:
 
 
 # What a body that is not as it was written raises while it is read and applied.
-NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError)
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
 
 
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:

@@ -398,6 +398,7 @@ class Queue(Guard, Leasing):
         """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
         self._flush()
         self._durable(self._log.position, always=True)
+        assert self._log.durable >= self._log.position
         for one, pointers in self._state.pointers():
             if one.id in self._unsynced and one.stored == pointers:  # else storing the pointers syncs it
                 self._files.sync(self._descriptor(one.id))

@@ -10,6 +10,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from qewqew_core import chunk
@@ -103,6 +104,15 @@ class Chunk:
     def bytes(self) -> int:
         """Payload bytes that are still to be taken."""
         return self.tail - self.head - sum(span.end - span.start for span in self.gone) - 2 * self.records
+
+    def check(self) -> None:
+        """The invariants of a chunk."""
+        assert chunk.BEGIN <= self.base <= self.head <= self.tail <= self.size, self
+        assert 0 <= self.taken <= self.total, self
+        ends = [self.head, *(offset for span in self.gone for offset in span[:2])]
+        assert all(one < other for one, other in pairwise(ends)), f"what is taken behind the head overlaps, or touches: {self}"
+        assert ends[-1] <= self.tail, self
+        assert all(one.offset < other.offset <= self.tail for one, other in pairwise(self.pieces)), self
 
     def free(self, at: int) -> Region | None:
         """The first region at or behind ``at`` (head <= at <= tail) that can be taken."""
@@ -266,6 +276,21 @@ class State(Leases):
         if isinstance(operation, Rare):
             self.changes += 1
 
+    def check(self) -> None:
+        """The invariants between any two commits. It looks at everything: for tests."""
+        for chunk_id, one in self.chain.items():
+            assert chunk_id == one.id, one
+            one.check()
+            assert one.head < one.tail or len(self.chain) == 1, f"a chunk of several is empty: {one}"
+        assert self.records == sum(one.records for one in self.chain.values())
+        assert self.bytes == sum(one.bytes for one in self.chain.values())
+        for batch in self.batches.values():
+            for one in batch.chunks:
+                one.check()
+            assert not (batch.chunks and batch.state == "acked"), batch
+            assert batch.state == "acked" or batch.records == sum(one.records for one in batch.chunks), batch
+            assert batch.state == "acked" or batch.bytes == sum(one.bytes for one in batch.chunks), batch
+
     # Changes of the chain
 
     def new_chunk(self, chunk_id: int, size: int) -> None:
@@ -276,7 +301,9 @@ class State(Leases):
             self._drop(last)
 
     def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
-        self.chain[chunk_id].append(size, records, crc, time)
+        one = self.chain[chunk_id]
+        one.append(size, records, crc, time)
+        assert one.tail <= one.size, "records end at the end of the file, or before it"
         self.records += records
         self.bytes += size - 2 * records
 

@@ -58,7 +58,7 @@ _SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": [
 
 
 # What a body that is not as it was written raises while it is read and applied.
-NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError)
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
 
 
 @dataclass

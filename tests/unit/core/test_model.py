@@ -107,6 +107,7 @@ class QueueMachine(Machine):
             assert list(self.folder.iterdir()) == []
 
     def agrees(self) -> None:
+        self.q._state.check()
         assert self.seen() == Model(self.records, self.batches, self.put_keys).view()
         report = self.q.verify()
         assert report.problems == []

@@ -52,6 +52,7 @@ def of_queue(records: list[bytes], keys: dict[bytes, int], batches: dict[str, tu
 
 def view_of_queue(q: Queue) -> View:
     """Through the queue itself, which has what only the log has written out for it."""
+    q._state.check()
     chunks = list(q._state.chain.values())
     held = [one.busy for one in chunks]
     for one in chunks:
@@ -75,6 +76,8 @@ def view_of_topic(topic: Topic) -> View:
         readers = {}
         path = f"{topic.path}/{topic.name}.log"
         log = topic_log.replay(Path(path).read_bytes(), path).state
+        if topic._writer is not None:
+            topic._writer.state.check()
         committed = log.sessions.keys()  # their readers may not have been able to note it
         for name in sorted(path.stem for path in Path(topic.path, "reader").glob("*.rdx")):
             state = look(files, topic.path, name)
