@@ -77,6 +77,7 @@ class Interrupt:
         return False
 
     def __enter__(self) -> Interrupt:
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 tells of opcodes only if a frame wanted them before settrace
         sys.settrace(self)
         return self
 
