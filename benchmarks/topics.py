@@ -144,7 +144,7 @@ def index(folder: Path, results: Results) -> None:
     memory, head, entry = bytearray(zbus.INDEX_SIZE), struct.Struct(">iiqq"), struct.Struct(">qqiq")
     with Topic(folder / "index", sync="never") as t:
         t.append(b"x")
-        view, writer = View(t._files, t.path, t.dialect), t._write()
+        view, writer = View(t.files, t.path, t.dialect), t._write()
         at = zbus.entry_at(0)
 
         def pack() -> None:
@@ -160,7 +160,7 @@ def index(folder: Path, results: Results) -> None:
             view.entry(0)
 
         def publish() -> None:
-            writer._publications.append((0, writer._index_patch(writer.state.last)))
+            writer._publications.append((0, writer._blocks.index_patch(writer.engine.state, writer.engine.state.last)))
             writer._publish()
 
         data = bytes(zbus.INDEX_HEAD)
@@ -177,7 +177,7 @@ def index(folder: Path, results: Results) -> None:
             ("topic: write (head and entry)", publish),
             ("topic: read (head and entry)", look),
         ):
-            with writer._exclusive(), timed(results, f"index, {name}", count):
+            with writer.engine.exclusive(), timed(results, f"index, {name}", count):
                 repeat(act, count)
         os.close(fd)
         view.close()

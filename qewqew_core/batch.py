@@ -7,7 +7,7 @@ the commit, `settle` moves them to where the log says, and recovery does the sam
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core import chunk, layout, manifest
@@ -20,7 +20,7 @@ from qewqew_core.reading import crcs_of_unread
 from qewqew_core.zbus import Message
 
 if TYPE_CHECKING:
-    from qewqew_core.leasing import Leasing
+    from qewqew_core.leases import Leases
 
 
 class Batch:
@@ -31,8 +31,13 @@ class Batch:
     whatever ``sync`` is.
     """
 
-    def __init__(self, owner: Leasing, state: BatchState, directory: str) -> None:
-        self._owner = owner
+    def __init__(self, owner: object, leases: Leases, state: BatchState, directory: str) -> None:
+        self._owner = owner  # which stays open as long as the batch is there
+        self._leases = leases
+        self.show(state, directory)
+
+    def show(self, state: BatchState, directory: str) -> None:
+        """The batch as it is now."""
         self.id = state.id
         self.key = state.keys[-1]
         self.made = state.created  # a later batch of the same key has the same id
@@ -93,14 +98,14 @@ class Batch:
 
         Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
         """
-        self._owner._end_lease(self, "acked", "")
+        self._leases.end(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
         """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
 
         After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
         """
-        self._owner._end_lease(self, "returned", reason)
+        self._leases.end(self, "returned", reason)
 
     def extend(self, lease_timeout: float | None = None) -> None:
         """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
@@ -108,15 +113,15 @@ class Batch:
         Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
         if it was leased without a time-out and none is given.
         """
-        self._owner._extend(self, lease_timeout)
+        self._leases.extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
         """Set the batch aside, to be looked at by a person. Raises as `ack`."""
-        self._owner._end_lease(self, "dead", reason)
+        self._leases.end(self, "dead", reason)
 
     def return_to_queue(self) -> None:
         """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
-        self._owner._revive(self)
+        self._leases.revive(self)
 
     def put_back(self) -> None:
         """The records go back to the front of what they were leased from, in their order, and the batch is no more.
@@ -125,11 +130,11 @@ class Batch:
         id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
         raises as `ack`.
         """
-        self._owner._put_back(self)
+        self._leases.put_back(self)
 
     def drop(self) -> None:
         """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
-        self._owner._drop(self)
+        self._leases.drop(self)
 
 
 def directory_of(path: str, batch: BatchState) -> str:
@@ -196,6 +201,12 @@ def _remove(files: Files, path: str) -> None:
         remove_tree(files, path)
     else:
         files.unlink(path)
+
+
+def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> None:
+    """Remove what is left of batches whose last key is forgotten; see `LeaseState.prune_expired`."""
+    for number in numbers:
+        remove_tree(files, os.path.join(stem + layout.BATCHES, layout.numbered_id(name, number)))
 
 
 def make_home(files: Files, path: str, suffix: str) -> str:

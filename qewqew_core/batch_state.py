@@ -73,7 +73,7 @@ def batch_fields(batch: BatchState) -> dict[str, Any]:
 
 
 @dataclass(slots=True, eq=False)
-class Leases:
+class LeaseState:
     """The batches of a queue, or of a reader of a topic, and the keys of those whose records are no longer kept."""
 
     batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any
 
@@ -388,7 +389,7 @@ def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Jso
     They are never delivered. Nobody can say whether their records were taken long ago: look at them.
     """
     with existing_queue(path, lock_timeout) as queue:
-        found = queue.recover()
+        found = queue.orphans()
     if as_json:
         print_json([_orphan_json(one) for one in found])
     elif found:
@@ -417,22 +418,22 @@ def orphans_show(
 @orphans_app.command("adopt")
 def orphans_adopt(path: QueuePath, files: OrphanFiles, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """Append the records of such chunk files to the queue, and remove the files."""
-    _end_orphans(path, files, lock_timeout, as_json, Orphan.adopt, "appended to the queue")
+    _end_orphans(path, files, lock_timeout, as_json, Queue.adopt, "appended to the queue")
 
 
 @orphans_app.command("aside")
 def orphans_aside(path: QueuePath, files: OrphanFiles, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """Move such chunk files to QUEUE.damaged."""
-    _end_orphans(path, files, lock_timeout, as_json, Orphan.set_aside, "set aside")
+    _end_orphans(path, files, lock_timeout, as_json, Queue.set_aside, "set aside")
 
 
 def _end_orphans(
-    path: str, names: list[str], lock_timeout: float, as_json: bool, act: Callable[[Orphan], object], done: str
+    path: str, names: list[str], lock_timeout: float, as_json: bool, act: Callable[[Queue, Orphan], object], done: str
 ) -> None:
     with existing_queue(path, lock_timeout) as queue:
         do_each(
             _orphans(queue, names),
-            act,
+            partial(act, queue),
             as_json,
             _orphan_json,
             lambda one: f"{os.path.basename(one.path)}: {counted(one.records, 'record')} {done}",
@@ -441,7 +442,7 @@ def _end_orphans(
 
 def _orphans(queue: Queue, names: list[str]) -> list[Orphan]:
     """Those with these names: all are there, or nothing is done."""
-    found = {os.path.basename(one.path): one for one in queue.recover()}
+    found = {os.path.basename(one.path): one for one in queue.orphans()}
     wanted = dict.fromkeys(map(os.path.basename, names))
     if missing := [name for name in wanted if name not in found]:
         raise Empty(f"no orphan is called {missing[0]!r}; `qewqew orphans list` names them", path=queue.path)

@@ -13,7 +13,7 @@ import typer
 
 from qewqew_core.batch import Batch
 from qewqew_core.errors import BatchConflict
-from qewqew_core.leasing import Leasing
+from qewqew_core.leases import HasBatches
 from qewqew_core.replaying import find
 from qewqew_core.replaying import replay as replay_batch
 from qewqew_core.terminal import (
@@ -169,7 +169,7 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _end(queue: Leasing, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
+def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
     do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
 
@@ -232,7 +232,7 @@ def dead_drop(
         print_line(f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
 
 
-def _dead(queue: Leasing, batch_id: str) -> Batch:
+def _dead(queue: HasBatches, batch_id: str) -> Batch:
     batch = queue.batch(batch_id)
     if batch.state != "dead":
         raise BatchConflict(f"batch {batch.id} is {batch.state}, not dead", path=queue.path)

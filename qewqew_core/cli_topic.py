@@ -320,7 +320,7 @@ def stat_command(path: TopicPath, dialect: WhichDialect = None, as_json: Json = 
     """Show what a topic holds, and how far its readers are."""
     with existing_topic(path, dialect=dialect and dialect.value) as topic:
         stats = topic.stats()
-        states = [(name, lag, look(topic._files, topic.path, name)) for name, lag in stats.readers.items()]
+        states = [(name, lag, look(topic.files, topic.path, name)) for name, lag in stats.readers.items()]
     owner = lock.holder(os.path.join(topic.path, topic.name + ".lock"))
     if as_json:
         print_json(
@@ -465,7 +465,7 @@ def readers_list(path: TopicPath, as_json: Json = False) -> None:
     """List the readers of a topic, and how many messages lie behind what each has committed."""
     with existing_topic(path) as topic:
         lags = topic.stats().readers
-        rows = [_reader_json(name, lag, look(topic._files, topic.path, name)) for name, lag in lags.items()]
+        rows = [_reader_json(name, lag, look(topic.files, topic.path, name)) for name, lag in lags.items()]
     if as_json:
         print_json(rows)
     elif rows:

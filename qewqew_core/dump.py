@@ -217,7 +217,7 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
 
 
 def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
-    if frame.kind == reader_log.OPERATION:
+    if frame.kind == reader_log.COMMIT:
         return {"operations": [_operation(reader_log.unpack(frame.body))]}
     return reader_log.unpack_snapshot(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
 

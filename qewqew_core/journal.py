@@ -33,7 +33,7 @@ from typing import NamedTuple, NoReturn
 from qewqew_core import lock
 from qewqew_core.checksum import Parts, crc_of_front
 from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
-from qewqew_core.files import Files, close_all, close_first, write_new
+from qewqew_core.files import Descriptors, Files, close_all, close_first, write_new
 from qewqew_core.limits import LIMITS
 
 _HEAD = struct.Struct(">8sII")
@@ -155,6 +155,18 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 # An open log
 
 
+def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Log:
+    """Put a new log into place, whole or not at all, and durably. ``snapshot`` makes all of it, head included, for the
+    generation that it is given.
+    """
+    generation, fds = new_generation(), Descriptors()
+    data = snapshot(generation)
+    write_new(files, path + ".tmp", data, fds)
+    files.rename(path + ".tmp", path)
+    files.sync_directory(parent(path))
+    return Log(files, path, fds, generation, len(data), len(data), owner)
+
+
 class Prepared(NamedTuple):
     """A snapshot that is to become the log."""
 
@@ -184,7 +196,7 @@ class Log:
         self._files = files
         self.path = path
         self._owner = owner
-        (self._fd,) = self._owned = fds  # empty once it is closed
+        (self.fd,) = self._owned = fds  # empty once it is closed
         self.generation = generation
         self.end = end  # offset in the file: where the next frame goes
         self.snapshot_end = snapshot_end
@@ -220,7 +232,7 @@ class Log:
         """
         data = frame(kind, body, self.generation, self.synced)
         try:
-            self._files.write(self._fd, data, self.end)
+            self._files.write(self.fd, data, self.end)
         except OSError as error:
             self._cut(self.end, error)
             self._full_or_broken(error, len(data))
@@ -244,7 +256,7 @@ class Log:
         wanted = self.end + size + RESERVE
         if wanted > self._allocated:
             try:
-                self._files.allocate(self._fd, wanted + RESERVE)
+                self._files.allocate(self.fd, wanted + RESERVE)
             except OSError as error:
                 self._full_or_broken(error, size)
             self._allocated = wanted + RESERVE
@@ -253,7 +265,7 @@ class Log:
         """Make sure that `give_back` can give ``size`` bytes after the next commit; raises `DiskFull`."""
         if self.spare < size:
             try:
-                self._files.allocate(self._fd, self.end + size)
+                self._files.allocate(self.fd, self.end + size)
             except OSError as error:
                 self._full_or_broken(error, size)
             self._allocated = self.end + size
@@ -289,7 +301,7 @@ class Log:
             self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
         end = self.end
         try:
-            self._files.sync(self._fd)
+            self._files.sync(self.fd)
         except OSError as error:
             self._failed = error
             if refuse:
@@ -316,7 +328,7 @@ class Log:
             self.broken(error)
         with self._sync_lock, self._turn:
             self._base += self.end - new.size
-            self._fd, self.generation, self.frames = new.fd, new.generation, 0
+            self.fd, self.generation, self.frames = new.fd, new.generation, 0
             close_first(self._owned)
             self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
 
@@ -344,7 +356,7 @@ class Log:
 
     def _cut(self, end: int, cause: OSError | None) -> None:
         try:
-            self._files.truncate(self._fd, end)
+            self._files.truncate(self.fd, end)
         except OSError as error:
             self.broken(cause or error)
         self._allocated = end

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -171,6 +172,11 @@ def check_whole(name: str, value: object, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise BadArgument(f"{name} must be a whole number from {low:,} to {high:,}, not {value!r:.60}")
     return value
+
+
+def check_bound(name: str, value: int | None) -> int | None:
+    """The most that there may be of something, or None: any number."""
+    return None if value is None else check_whole(name, value, 1, sys.maxsize)
 
 
 def moment(milliseconds: int) -> pendulum.DateTime:

@@ -10,47 +10,52 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from qewqew_core import chunk, layout
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, write_new
 from qewqew_core.reading import OnDisk, read_pointers, scan, unread
-from qewqew_core.state import Chunk
-
-if TYPE_CHECKING:
-    from qewqew_core.queue import Queue
+from qewqew_core.state import Chunk, State
 
 REPORT = "report.json"
 
 
 class Orphan:
-    """A chunk file as it was when `Queue.recover` looked; iterable over the records that can be read.
+    """A chunk file as it was when `Queue.orphans` looked; iterable over the records that can be read.
 
     ``records`` and ``bytes`` (payload) count these; ``problem`` says why it cannot be read to its end, else it is None.
-    The original wrote no checksums: records that step from one to the next are believed.
+    The original wrote no checksums: records that step from one to the next are believed. `Queue.adopt` takes the records
+    over, `Queue.set_aside` moves the file away.
     """
 
-    def __init__(self, queue: Queue, path: str, content: Chunk, problem: str | None) -> None:
-        self._queue = queue
+    def __init__(self, files: Files, path: str, content: Chunk, problem: str | None) -> None:
+        self._files = files
         self._content = content
         self.path = path
+        self.id = content.id  # of the chunk
         self.records = content.records
         self.bytes = content.bytes
         self.problem = problem
 
     def __iter__(self) -> Iterator[bytes]:
         """Raises `CorruptQueue` if the file has changed since, and `BadPath` if it is gone."""
-        files = self._queue._files
         try:
-            fd = files.open_to_read(self.path)
+            fd = self._files.open_to_read(self.path)
         except FileNotFoundError as error:
             raise BadPath("was adopted or set aside since", path=self.path) from error
         try:
-            for _, data in unread(files, fd, self.path, self._content):
+            for _, data in unread(self._files, fd, self.path, self._content):
                 yield from chunk.split(data)[0]
         finally:
-            files.close(fd)
+            self._files.close(fd)
+
+    def key(self) -> str:
+        """The idempotency key under which its records are put: the identity of the file. Raises `BadPath` if it is gone."""
+        try:
+            inode, modified = self._files.identity(self.path)
+        except FileNotFoundError as error:
+            raise BadPath("was adopted or set aside since", path=self.path) from error
+        return f"orphan-{self.id}-{inode}-{modified}-{self._content.crc:08x}"
 
     def __len__(self) -> int:
         return self.records
@@ -58,54 +63,31 @@ class Orphan:
     def __repr__(self) -> str:
         return f"<Orphan {self.path}, {self.records:,} records{f', {self.problem}' if self.problem else ''}>"
 
-    def adopt(self) -> int:
-        """Append the records to the end of the queue, as one commit, and remove the file; returns how many.
 
-        Durable when it returns. If it is interrupted, `Queue.recover` may offer the file again, but adopting it again
-        stores nothing twice: the commit has a key of the file's identity. A file with a ``problem`` is set aside, not
-        removed. Raises as iterating does, and as `Queue.put_many`; then nothing was stored.
-        """
-        queue = self._queue
-        with queue._exclusive():
-            records = list(self)
-            inode, modified = queue._files.identity(self.path)
-            stored = queue.put_many(records, key=f"orphan-{self._content.id}-{inode}-{modified}-{self._content.crc:08x}")
-            queue._durable(queue._log.position, always=True)
-            if self.problem:
-                self.set_aside()
-            else:
-                queue._files.unlink(self.path)
-                queue._files.sync_directory(os.path.dirname(self.path))
-                queue._forget_chunk(self._content.id)
-            return stored
-
-    def set_aside(self) -> str:
-        """Move the file into a directory of NAME.damaged; returns where it is. Durable when it returns."""
-        queue = self._queue
-        with queue._exclusive():
-            if not queue._files.exists(self.path):
-                raise BadPath("was adopted or set aside since", path=self.path)
-            directory = make_aside(queue._files, queue.path)
-            target = place_in(queue._files, directory, os.path.basename(self.path))
-            queue._files.rename(self.path, target)
-            queue._files.sync_directory(directory)
-            queue._files.sync_directory(os.path.dirname(self.path))
-            what = {"set_aside": {os.path.basename(target): "nothing referred to it"}, "records": self.records}
-            write_report(queue._files, directory, what | {"problem": self.problem})
-            queue._forget_chunk(self._content.id)
-            return target
-
-
-def find(queue: Queue, names: list[str]) -> list[Orphan]:
-    """The orphans among these names; files without records are none."""
+def find(files: Files, path: str, state: State) -> list[Orphan]:
+    """The orphans beside the queue at ``path``; files without records are none."""
     found = []
-    for chunk_id in sorted(layout.chunk_ids(queue.path, names) - queue._state.chain.keys()):
-        path = chunk.chunk_path(queue.path, chunk_id)
+    for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
+        chunk_path = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
-            content, problem = readable(queue._files, path, chunk_id)
+            content, problem = readable(files, chunk_path, chunk_id)
             if content.records or problem:
-                found.append(Orphan(queue, path, content, problem))
+                found.append(Orphan(files, chunk_path, content, problem))
     return found
+
+
+def set_aside(files: Files, path: str, orphan: Orphan) -> str:
+    """Move the file of an orphan into a directory of NAME.damaged, durably; returns where it is."""
+    if not files.exists(orphan.path):
+        raise BadPath("was adopted or set aside since", path=orphan.path)
+    directory, name = make_aside(files, path), os.path.basename(orphan.path)
+    target = place_in(files, directory, name)
+    files.rename(orphan.path, target)
+    files.sync_directory(directory)
+    files.sync_directory(os.path.dirname(orphan.path))
+    what = {"set_aside": {os.path.basename(target): "nothing referred to it"}, "records": orphan.records}
+    write_report(files, directory, what | {"problem": orphan.problem})
+    return target
 
 
 def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]:

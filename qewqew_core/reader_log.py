@@ -49,8 +49,8 @@ from qewqew_core.reader_state import (
 from qewqew_core.view import Position
 
 MAGIC = b"QEWQRDR1"
-SNAPSHOT, OPERATION, CHECKPOINT = 1, 6, 7
-KIND_NAMES = {SNAPSHOT: "snapshot", OPERATION: "operation", CHECKPOINT: "checkpoint"}
+SNAPSHOT, COMMIT, CHECKPOINT = 1, 6, 7
+KIND_NAMES = {SNAPSHOT: "snapshot", COMMIT: "operation", CHECKPOINT: "checkpoint"}
 _SEAL = struct.Struct(">III")
 SEAL = _SEAL.size
 
@@ -107,7 +107,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {"todo": _or_none(_ranges), "ranges":
 
 
 def pack(operation: Operation) -> bytes:
-    """The body of a frame of kind `OPERATION`."""
+    """The body of a frame of kind `COMMIT`."""
     match operation:
         case Lease():
             body: list[Any] = [batch_fields(operation.batch), *operation[1:]]
@@ -116,6 +116,12 @@ def pack(operation: Operation) -> bytes:
         case _:
             body = [*operation]
     return _encode([_NAMES[type(operation)], *body]).encode()
+
+
+def commit(time: int, operations: Sequence[Operation]) -> bytes:
+    """The same for the one operation that a commit of a reader is. Those that need a time have their own."""
+    (operation,) = operations
+    return pack(operation)
 
 
 def unpack(body: bytes) -> Operation:
@@ -197,7 +203,7 @@ def replay(data: bytes, path: str) -> Replayed:
             state, snapshot_end = _load(frame.body), end
         except NONSENSE as error:
             raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
-    if state is None or journal.was_durable(data, generation, end, (OPERATION, CHECKPOINT)):
+    if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT)):
         raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
     try:
         state.check()
@@ -215,7 +221,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
         if frame.kind == CHECKPOINT:
             state.clean, state.passed, state.began = True, (0, 0), state.floor().block
             return None
-        if frame.kind != OPERATION:
+        if frame.kind != COMMIT:
             raise ValueError(f"unknown frame kind {frame.kind}")
         operation = unpack(frame.body)
         state.apply(operation)

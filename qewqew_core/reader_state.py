@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count, repeat
 from typing import NamedTuple
 
-from qewqew_core.batch_state import BatchState, Leases
+from qewqew_core.batch_state import BatchState, LeaseState
 from qewqew_core.operations import BatchOperation
 from qewqew_core.view import Position
 
@@ -146,7 +146,7 @@ class Flights(MutableMapping[int, Flight]):
 
 
 @dataclass(slots=True, eq=False)
-class ReaderState(Leases):
+class ReaderState(LeaseState):
     """What a reader has still to deliver (in order), what it has delivered, and its batches."""
 
     todo: list[Range] = field(default_factory=list)  # the last one has no stop
@@ -178,8 +178,8 @@ class ReaderState(Leases):
         """Where the messages begin that were never delivered, or the last one that was."""
         return max((self.todo[-1].start, *(one.at for one in self.flight.values())))
 
-    def apply(self, operation: Operation) -> None:
-        """Raises ValueError, KeyError and the like for what cannot be."""
+    def apply(self, operation: Operation, time: int = 0) -> None:
+        """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
         _METHODS[type(operation)](self, *operation)
         self.clean = False
 

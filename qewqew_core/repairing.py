@@ -245,7 +245,7 @@ class _Repair:
         with contextlib.suppress(OSError):  # no file at all: it is not ours
             content, problem = orphans.readable(self._files, path, chunk_id)
             if content.records or problem:
-                self.report.notes.append(f"{path}: nothing refers to it; Queue.recover offers its records")
+                self.report.notes.append(f"{path}: nothing refers to it; Queue.orphans offers its records")
                 return True
         return False
 

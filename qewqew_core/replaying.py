@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from qewqew_core.batch import Batch
-from qewqew_core.errors import BatchConflict, BatchNotFound
+from qewqew_core.errors import BatchConflict
 from qewqew_core.queue import Queue
 
 
@@ -14,13 +14,7 @@ def find(queue: Queue, key: str) -> Batch:
 
     Raises `BatchNotFound`, `BatchConflict` unless it is acknowledged, `BatchExpired` if its records are no longer kept.
     """
-    with queue._exclusive():
-        try:
-            batch = queue.batch(key)
-        except BatchNotFound:
-            if (state := queue._batch_of(key)) is None:
-                raise BatchNotFound(f"no batch has the key or the id {key!r:.120}", path=queue.path) from None
-            batch = queue._present(state)
+    batch = queue.find_batch(key)
     if batch.state != "acked":
         raise BatchConflict(f"batch {batch.id} is {batch.state}, not acknowledged", path=queue.path)
     return batch

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from qewqew_core import batch as batches
 from qewqew_core import chunk, layout
+from qewqew_core.chain import Chain
 from qewqew_core.chunk import Record
+from qewqew_core.engine import Engine
 from qewqew_core.errors import QueueClosed
+from qewqew_core.holds import Holds
 from qewqew_core.limits import LIMITS
-from qewqew_core.state import Step
+from qewqew_core.records import Records
+from qewqew_core.state import State, Step
 from qewqew_core.writing import Spill
-
-if TYPE_CHECKING:
-    from qewqew_core.queue import Queue
 
 OBJECT_BYTES = 48  # that a record takes in memory beside its own
 
@@ -37,11 +38,13 @@ class Session:
     the queue is closed, and when the process dies.
     """
 
-    def __init__(self, queue: Queue, number: int) -> None:
-        self._queue = queue
-        self._number = number
-        self._taken: list[Step] = []
-        queue._holds[number] = self._taken
+    def __init__(self, queue: object, engine: Engine[State], chain: Chain, holds: Holds, records: Records) -> None:
+        self._queue = queue  # which stays open as long as the session is there
+        self._engine = engine
+        self._chain = chain
+        self._holds = holds
+        self._records = records
+        self._number, self._taken = holds.open()
         self._puts: list[bytes] = []
         self._put_bytes = 0
         self._spill: Spill | None = None
@@ -49,16 +52,16 @@ class Session:
 
     def put(self, record: Record) -> None:
         """Add one record, as part of the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
-        self._add(chunk.checked((record,), self._queue.chunk_size))
+        self._add(chunk.checked((record,), self._chain.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
         """Add all records or, if that raises, none; returns how many. Raises as `put`."""
-        return self._add(chunk.checked_all(records, self._queue.chunk_size))
+        return self._add(chunk.checked_all(records, self._chain.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
         size = sum(map(len, records)) + OBJECT_BYTES * len(records)
-        with self._queue._exclusive():
-            self._usable()
+        with self._engine.exclusive():
+            self._check_open()
             if self._put_bytes + size > LIMITS.spill_bytes and self._puts:
                 self._spill_puts()
             self._puts += records
@@ -66,14 +69,14 @@ class Session:
         return len(records)
 
     def _spill_puts(self) -> None:
-        queue = self._queue
+        chain = self._chain
         try:
             if self._spill is None:
-                home = batches.make_home(queue._files, queue.path, layout.SPILL)
-                self._spill = Spill(queue._files, home, f"{self._number}.", queue.chunk_size, queue._check_free)
+                home = batches.make_home(chain.files, chain.path, layout.SPILL)
+                self._spill = Spill(chain.files, home, f"{self._number}.", chain.chunk_size, chain.check_free)
             self._spill.add(self._puts)
         except OSError as error:
-            if (full := queue._full(error)) is None:
+            if (full := self._engine.full(error)) is None:
                 raise
             raise full from error
         self._puts = []
@@ -84,31 +87,29 @@ class Session:
 
         It is gone for good once the session commits. Raises `CorruptQueue` if it is not what was committed.
         """
-        queue = self._queue
-        with queue._exclusive():
-            self._usable()
-            queue._wait(timeout)
-            record, step = queue._front()
+        with self._engine.exclusive():
+            self._check_open()
+            record, step = self._records.first(timeout)
             self._hold([step])
         return record
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
         """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, at least one; [] if there is none."""
-        with self._queue._exclusive():
-            self._usable()
-            records, steps = self._queue._pick(max_records, max_bytes)
+        with self._engine.exclusive():
+            self._check_open()
+            records, steps = self._records.pick(max_records, max_bytes)
             self._hold(steps)
         return records
 
     def _hold(self, steps: list[Step]) -> None:
         # Noted first: what the session has noted is what it holds, if this is interrupted.
-        for one, start, end, records in steps:
+        for chunk_state, start, end, records in steps:
             before = self._taken[-1] if self._taken else None
-            if before is not None and before[0] is one and before[2] == start:
-                self._taken[-1] = (one, before[1], end, before[3] + records)
+            if before is not None and before[0] is chunk_state and before[2] == start:
+                self._taken[-1] = (chunk_state, before[1], end, before[3] + records)
             else:
-                self._taken.append((one, start, end, records))
-        self._queue._hold(steps)
+                self._taken.append((chunk_state, start, end, records))
+        self._holds.hold(steps)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
         """Make all puts and gets since the last commit happen, as one; returns how many records were put.
@@ -119,20 +120,21 @@ class Session:
 
         Raises `QueueFull`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
         """
-        with self._queue._exclusive():
-            self._usable()
+        with self._engine.exclusive():
+            self._check_open()
             if self._spill is not None and self._spill.chunks and self._puts:
                 self._spill_puts()
-            position, count = self._queue._transact(self._puts, self._spill, self._taken, key, timeout)
+            position, count = self._records.transact(self._puts, self._spill, self._taken, key, timeout)
             self._forget()
-        self._queue._durable(position)
+        self._engine.durable(position)
         return count
 
     def rollback(self) -> None:
         """Undo all puts and gets since the last commit: records that were taken are at their place again, in order."""
-        with self._queue._exclusive():
-            self._usable()
-            self._queue._let_go(self._taken)
+        with self._engine.exclusive():
+            self._check_open()
+            self._holds.release(self._taken)
+            self._engine.notify()
             self._forget()
 
     def _forget(self) -> None:
@@ -143,14 +145,14 @@ class Session:
 
     def close(self) -> None:
         """Roll back what is not committed. A second call does nothing, nor does one after the queue was closed."""
-        if not self._closed and self._queue._refusal is None:
+        if not self._closed and self._engine.is_open:
             self.rollback()
-        self._queue._holds.pop(self._number, None)
+        self._holds.close(self._number)
         self._closed = True
 
-    def _usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
-            raise QueueClosed("the session is closed; open another one with Queue.session()", path=self._queue.path)
+            raise QueueClosed("the session is closed; open another one with Queue.session()", path=self._engine.path)
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +165,7 @@ class Session:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._queue._refusal is None:
-            self._queue._abandoned.append(self._number)  # a lock must not be taken here
+        if not getattr(self, "_closed", True) and self._engine.is_open:
+            self._holds.abandon(self._number)
             if self._taken or self._puts or self._spill:
-                warnings.warn(f"a session of queue {self._queue.path} was not closed", ResourceWarning, stacklevel=2)
+                warnings.warn(f"a session of queue {self._engine.path} was not closed", ResourceWarning, stacklevel=2)

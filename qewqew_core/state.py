@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from qewqew_core import chunk
-from qewqew_core.batch_state import BatchState, Leases
+from qewqew_core.batch_state import BatchState, LeaseState
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
 from qewqew_core.operations import (
@@ -208,7 +208,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class State(Leases):
+class State(LeaseState):
     """The whole of a queue."""
 
     chain: dict[int, Chunk] = field(default_factory=dict)  # first to last, in insertion order
@@ -339,7 +339,7 @@ class State(Leases):
         self.chain.clear()
         self.records = self.bytes = 0
 
-    # Changes of batches that move records; for the others see `Leases`
+    # Changes of batches that move records; for the others see `LeaseState`
 
     def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
         """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""

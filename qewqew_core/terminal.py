@@ -35,7 +35,7 @@ from qewqew_core.errors import (
     QueueLocked,
 )
 from qewqew_core.exchange import as_text
-from qewqew_core.leasing import Leasing
+from qewqew_core.leases import HasBatches
 from qewqew_core.listing import REMAINS
 from qewqew_core.queue import Queue
 from qewqew_core.reader import Reader
@@ -132,7 +132,7 @@ def existing_queue(path: str, lock_timeout: float, **settings: Any) -> Queue:
 
 
 @contextlib.contextmanager
-def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[Leasing]:
+def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[HasBatches]:
     """What has batches: a queue, or a reader of a topic."""
     if reader is None:
         with existing_queue(path, lock_timeout, **settings) as queue:

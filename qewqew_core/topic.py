@@ -1,6 +1,6 @@
 """`Topic`: a retained log of messages, with many readers; the disk queue of zbus, by rushmore.
 
-One process at a time appends (`appending`); any number reads, each reader at its own place (`reader`), while it does.
+One process at a time appends (`writer`); any number reads, each reader at its own place (`reader`), while it does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from qewqew_core import batch as batches
-from qewqew_core import block_sums, journal, layout, leasing, lock, outgoing, reader, reader_inspection, topic_log, zbus
-from qewqew_core.appending import RECOVERED, Writer
+from qewqew_core import block_sums, journal, layout, leases, lock, outgoing, reader_files, reader_inspection, topic_log, zbus
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
 from qewqew_core.inspection import QueueStats
@@ -29,11 +28,12 @@ from qewqew_core.keys import key_hash
 from qewqew_core.limits import now_ms
 from qewqew_core.outgoing import Outgoing, size_of
 from qewqew_core.reader import Reader
-from qewqew_core.reader_state import Move, Range, ReaderState
+from qewqew_core.reader_state import Range, ReaderState
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.topic_state import PutKey
 from qewqew_core.verification import read_batch
 from qewqew_core.view import Found, Position, View
+from qewqew_core.writer import RECOVERED, Writer
 from qewqew_core.zbus import HEAD, Common, Message
 
 if TYPE_CHECKING:
@@ -135,11 +135,11 @@ class Topic:
         self.max_records = None if max_records is None else layout.check_whole("max_records", max_records, 1, sys.maxsize)
         self.delete_committed = delete_committed
         self.slow_readers = layout.check_choice("slow_readers", slow_readers, ("hold", "move"))
-        leasing.check_limits(max_attempts, retention, retention_bytes)
+        leases.check_limits(max_attempts, retention, retention_bytes)
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
         self.path = layout.check_topic_path(path)
         self.name = os.path.basename(self.path)
-        self._files = _files or Files()
+        self.files = _files or Files()
         self._lock = threading.RLock()
         self._wanted = wanted
         self._writer: Writer | None = None
@@ -152,7 +152,7 @@ class Topic:
         _open_topics.add(self)
 
     def _make_directories(self) -> None:
-        files = self._files
+        files = self.files
         lock.check_system(self.path)
         try:
             for directory in (self.path, *(os.path.join(self.path, name) for name in ("data", "reader", "state"))):
@@ -169,7 +169,7 @@ class Topic:
 
     def _open_writer(self, lock_timeout: float) -> Writer:
         return Writer(
-            self._files,
+            self.files,
             self.path,
             self._wanted,
             self.block_size,
@@ -187,11 +187,11 @@ class Topic:
         while True:
             try:
                 with contextlib.closing(self._open_writer(0)) as writer:
-                    return writer.state.dialect
+                    return writer.engine.state.dialect
             except QueueLocked:
                 with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
-                    if read_whole(self._files, path + ".lock") == RECOVERED:
-                        return topic_log.replay(read_whole(self._files, path + ".log"), path + ".log").state.dialect
+                    if read_whole(self.files, path + ".lock") == RECOVERED:
+                        return topic_log.replay(read_whole(self.files, path + ".log"), path + ".log").state.dialect
                 if until is not None and clock.monotonic() >= until:
                     raise
                 clock.sleep(0.002)
@@ -205,7 +205,7 @@ class Topic:
                 self._remove_temporary()
             return self._writer
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Have what a killed writer has left put right, unless a living one has done so."""
         with self._lock:
             if self._writer is None and not self._closed:
@@ -215,25 +215,25 @@ class Topic:
     def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
-        self._files.sync_directory(os.path.join(self.path, "reader"))
-        reader.remove_leftovers(self._files, self.path)
-        for name in self._files.list(os.path.join(self.path, "state")):
+        self.files.sync_directory(os.path.join(self.path, "reader"))
+        reader_files.remove_leftovers(self.files, self.path)
+        for name in self.files.list(os.path.join(self.path, "state")):
             if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
                 with contextlib.suppress(FileNotFoundError):
-                    self._files.unlink(os.path.join(self.path, "state", name))
-        for name in _readers(self._files, self.path):
+                    self.files.unlink(os.path.join(self.path, "state", name))
+        for name in _readers(self.files, self.path):
             try:
-                state = reader_inspection.look(self._files, self.path, name)
+                state = reader_inspection.look(self.files, self.path, name)
             except CorruptQueue:  # who opens the reader is told
                 continue
             if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
                 self.dialect = dialect  # which a topic that is just being opened does not know yet
                 with self.reader(name) as one:
-                    one._resolve_all(committed)
+                    one.participant.resolve_all(committed)
 
     def _is_beyond(self, state: ReaderState) -> bool:
         """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
-        view = View(self._files, self.path, "B")
+        view = View(self.files, self.path, "B")
         try:
             end = view.latest()
         finally:
@@ -274,18 +274,18 @@ class Topic:
         ready = self._ready(messages)
         hashed = None if key is None else key_hash(layout.check_key(key))
         writer = self._write()
-        with writer._exclusive():
-            number, blocks = writer.state.number, writer.state.last.block
-            if hashed is not None and hashed in writer.state.put_keys:
-                ready, position = [], writer.log.position  # another thread may still be waiting for that commit
-                count = writer.state.put_keys[hashed][1]
+        with writer.engine.exclusive():
+            number, blocks = writer.engine.state.number, writer.engine.state.last.block
+            if hashed is not None and hashed in writer.engine.state.put_keys:
+                ready, position = [], writer.engine.log.position  # another thread may still be waiting for that commit
+                count = writer.engine.state.put_keys[hashed][1]
             elif not ready and hashed is None:
                 return number, 0
             else:
                 operations = [] if hashed is None else [PutKey(hashed, len(ready))]
-                position, count = writer._append(ready, size_of(ready), operations), len(ready)
+                position, count = writer.append(ready, size_of(ready), operations), len(ready)
         writer.durable(position)
-        if writer.state.last.block != blocks:
+        if writer.engine.state.last.block != blocks:
             self._trim_quietly()
         return number, count
 
@@ -342,7 +342,7 @@ class Topic:
     def readers(self) -> list[str]:
         """The names of all readers. Of one whose .rdx is missing too: who opens it is told."""
         self._usable()
-        return sorted({*_readers(self._files, self.path), *reader_inspection.without_rdx(self._files, self.path)})
+        return sorted({*_readers(self.files, self.path), *reader_inspection.without_rdx(self.files, self.path)})
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
@@ -350,19 +350,19 @@ class Topic:
             raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
         with self.reader(source) as one:
             place = one.position()
-        with self.reader(target, start=place) as other, other._exclusive():
-            other._durable(other._append(Move([Range(place, None)], 0)))
+        with self.reader(target, start=place) as other:
+            other.move_to(place, force=True)
 
     def delete_reader(self, name: str) -> None:
         """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
-        if name in reader_inspection.without_rdx(self._files, self.path):
-            reader.break_seal(self._files, os.path.join(self.path, "state", name))
-            reader.remove_leftovers(self._files, self.path)
+        if name in reader_inspection.without_rdx(self.files, self.path):
+            reader_files.break_seal(self.files, reader_files.stem_of(self.path, name))
+            reader_files.remove_leftovers(self.files, self.path)
             return
-        with self.reader(name) as one, one._exclusive():
-            reader.delete_files(self._files, self.path, name)
+        with self.reader(name) as one:
+            one.delete()
 
     # What the topic says of itself
 
@@ -374,7 +374,7 @@ class Topic:
     def _look(self) -> Iterator[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
         self._usable()
-        view = View(self._files, self.path, self.dialect)
+        view = View(self.files, self.path, self.dialect)
         try:
             yield view
         finally:
@@ -422,7 +422,7 @@ class Topic:
     def stats(self) -> TopicStats:
         """Counts and sizes, without a lock."""
         with self._look() as view:
-            return _stats_of(self._files, view)[0]
+            return _stats_of(self.files, view)[0]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
         """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
@@ -452,9 +452,9 @@ class Topic:
                 report.problems.append(
                     f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
                 )
-            for name in _readers(self._files, self.path):
+            for name in _readers(self.files, self.path):
                 self._verify_reader(name, report)
-            for name in reader_inspection.without_rdx(self._files, self.path):
+            for name in reader_inspection.without_rdx(self.files, self.path):
                 report.problems.append(str(reader_inspection.missing_rdx(os.path.join(self.path, "reader", name + ".rdx"))))
         return report
 
@@ -477,7 +477,7 @@ class Topic:
             )
         if not entry.end:
             return number
-        pieces = block_sums.pieces_of(self._files, self.path, entry.base)
+        pieces = block_sums.pieces_of(self.files, self.path, entry.base)
         at = 0
         for one, following in pairwise(pieces):
             if one.offset > at:
@@ -496,7 +496,7 @@ class Topic:
     def _verify_reader(self, name: str, report: TopicReport) -> None:
         try:
             with self._look() as view:
-                state = reader_inspection.foresee(self._files, view, name)
+                state = reader_inspection.foresee(self.files, view, name)
         except CorruptQueue as error:
             report.problems.append(str(error))
             return
@@ -533,13 +533,13 @@ class Topic:
 
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
-        for name in _readers(self._files, self.path):
+        for name in _readers(self.files, self.path):
             path = os.path.join(self.path, "reader", name + ".rdx")
             try:
-                data = read_whole(self._files, path)
+                data = read_whole(self.files, path)
             except FileNotFoundError:
                 continue
-            ours = self._files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
+            ours = self.files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()
@@ -574,7 +574,7 @@ class Topic:
         hold = end
         committed, found = end, False
         for name in self.readers():
-            state = reader_inspection.foresee(self._files, view, name) or reader_inspection.look(self._files, self.path, name)
+            state = reader_inspection.foresee(self.files, view, name) or reader_inspection.look(self.files, self.path, name)
             if state is None:  # it was deleted since
                 continue
             found, (block, offset, _) = True, state.floor()
@@ -597,7 +597,7 @@ class Topic:
         """
         with self._lock:
             try:
-                if not self._closed and self._writer is not None and self._writer._refusal is None:
+                if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self._trim_quietly()
             finally:
                 self._closed = True

@@ -22,7 +22,7 @@ from qewqew_core import layout, lock, reader_log, topic_log, zbus
 from qewqew_core.errors import BadArgument, CorruptQueue
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.limits import now_ms
-from qewqew_core.reader import break_seal
+from qewqew_core.reader_files import break_seal
 from qewqew_core.reader_inspection import missing_rdx, seal_of, short_rdx, without_rdx
 from qewqew_core.reader_state import ReaderState
 from qewqew_core.topic import Topic
@@ -309,8 +309,8 @@ class _Repair:
         with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
             writer = topic._write()
             if keys := self._keys():
-                writer.state.put_keys.update(keys)
-                writer._begin_log()
+                writer.engine.state.put_keys.update(keys)
+                writer.rotate()
 
 
 def repair_topic(

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 from qewqew_core import layout
-from qewqew_core.appending import Writer
 from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
 from qewqew_core.keys import key_hash
 from qewqew_core.outgoing import Appends
 from qewqew_core.topic_state import Operation, PutKey, Session
+from qewqew_core.writer import Writer
 from qewqew_core.zbus import Message
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TopicSession:
     def __init__(self, topic: Topic, number: int) -> None:
         self._topic = topic
         self._closed = False
-        self._appends = Appends(topic._files, os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill"))
+        self._appends = Appends(topic.files, os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill"))
         self._read: dict[Reader, list[Message]] = {}
         self._position: int | None = None  # in the log, of the commit that is under way, once it has happened
 
@@ -81,7 +81,7 @@ class TopicSession:
 
     def _check(self, reader: Reader) -> None:
         self._usable()
-        if getattr(reader, "_topic", None) is not self._topic:
+        if getattr(reader, "topic", None) is not self._topic:
             raise BadArgument("a session reads by readers of its own Topic object: two topics have no commit in common")
         if reader.auto_commit:
             raise BadArgument("the reader has auto_commit: what it delivers is committed already")
@@ -109,10 +109,10 @@ class TopicSession:
             operations.append(Session(session, [reader.name for reader in read]))
         self._position = None
         try:
-            with writer._exclusive():
-                blocks = writer.state.last.block
-                if hashed is not None and hashed in writer.state.put_keys:
-                    known, before = writer.state.put_keys[hashed][1], writer.log.position
+            with writer.engine.exclusive():
+                blocks = writer.engine.state.last.block
+                if hashed is not None and hashed in writer.engine.state.put_keys:
+                    known, before = writer.engine.state.put_keys[hashed][1], writer.engine.log.position
                     self.rollback()
                 else:
                     self._commit(writer, session, read, operations)
@@ -131,7 +131,7 @@ class TopicSession:
             raise
         count = len(self._appends)
         self._forget()
-        if writer.state.last.block != blocks:
+        if writer.engine.state.last.block != blocks:
             topic._trim_quietly()
         return count
 
@@ -139,13 +139,13 @@ class TopicSession:
         """Have the readers note what this is about, then commit; ``_position`` is that in the topic's log."""
         try:
             for reader, messages in read.items():
-                reader._prepare(session, messages)
-            self._position = writer._append(self._appends, self._appends.size, operations)
+                reader.participant.prepare(session, messages)
+            self._position = writer.append(self._appends, self._appends.size, operations)
         except BaseException as error:
-            if not writer._committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
+            if not writer.engine.committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
                 for reader in read:
                     with contextlib.suppress(QewQewError):  # what follows, a commit or a rollback, makes up for it
-                        reader._unprepare(session)
+                        reader.participant.unprepare(session)
             else:
                 self._leave_open(session)
             raise
@@ -153,7 +153,7 @@ class TopicSession:
     def _leave_open(self, session: str) -> None:
         """It has happened, or not: the log decides when it is opened again."""
         for reader in self._read:
-            reader._leave_open(session)
+            reader.participant.leave_open(session)
         self._forget()
 
     def rollback(self) -> None:
@@ -164,8 +164,8 @@ class TopicSession:
 
     def _give_back(self) -> None:
         for reader, messages in self._read.items():
-            if messages and reader._refusal is None:
-                reader._return(messages)
+            if messages and reader.participant.engine.is_open:
+                reader.participant.give_back(messages)
 
     def _forget(self) -> None:
         self._appends.clear()
@@ -208,8 +208,8 @@ class TopicSession:
 def _note(reader: Reader, session: str) -> bool:
     """Have the reader note that the session was committed; whether it has. Else the next opening of a writer does it."""
     try:
-        return reader._resolve(session)
+        return reader.participant.resolve(session)
     except QewQewError as error:
         _logger.warning("the session was committed, but reader %s could not note it: %s", reader.name, error)
-        reader._leave_open(session)
+        reader.participant.leave_open(session)
         return False

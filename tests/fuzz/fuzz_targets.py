@@ -454,7 +454,7 @@ def scripted_reader(data: bytes) -> bytes:
         if kind >= 192:
             operation = copy.deepcopy(operation)
             operation[one % len(operation)] = _ODD[two % len(_ODD)]
-        parts.append(journal.frame(readers.OPERATION, json.dumps(operation).encode(), 7, two if kind >= 128 else 0))
+        parts.append(journal.frame(readers.COMMIT, json.dumps(operation).encode(), 7, two if kind >= 128 else 0))
     return b"".join(parts)
 
 
@@ -898,7 +898,7 @@ def target_manifest(data: bytes) -> None:
                 return
             raise
         assert manifest.parse(json.loads(body.to_json()), "again") == body
-        batch = Batch(None, BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0), folder)  # type: ignore[arg-type]
+        batch = Batch(None, None, BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0), folder)  # type: ignore[arg-type]
         found = None
         with contextlib.suppress(BadManifest, CorruptQueue):
             found = list(batch)

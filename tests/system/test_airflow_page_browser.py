@@ -103,7 +103,7 @@ def queues(directory: Path) -> Path:
             batch = queue.lease(KEY.replace("-1", number), records)
             assert batch is not None
         batch.nack("Path /lake/flights already exists")
-        queue.max_attempts = 5
+        queue._leases.max_attempts = 5
         batch = queue.lease(KEY, 500)
         assert batch is not None
         batch.nack("the worker was restarted")

@@ -48,7 +48,7 @@ class Held:
             if isinstance(opened, Queue):
                 yield
             else:
-                with opened._exclusive():  # as a process that is stopped in the middle of a call
+                with opened._engine.exclusive():  # as a process that is stopped in the middle of a call
                     yield
 
     def taken(self) -> list[bytes]:

@@ -625,15 +625,15 @@ def test_a_producer_and_a_transformer_killed_at_random_make_one_message_out_of_e
 
 DIE = """
 import os, sys
-from qewqew_core import Topic, appending, reader
+from qewqew_core import Topic, participant, writer
 path, place = sys.argv[1:]
 die = lambda *arguments, **options: os._exit(9)
 if place == "before the commit":
-    appending.Writer._append = die
+    writer.Writer.append = die
 elif place == "before it is durable":
-    appending.Writer.durable = die
+    writer.Writer.durable = die
 else:
-    reader.Reader._resolve = die
+    participant.Participant.resolve = die
 topic = Topic(path, log_bytes=1 if place == "after it, and the log was cut back" else 4 << 20)
 one = topic.reader("r", redeliver_after=None)
 session = topic.session()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import itertools
 import linecache
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from stride import Every
@@ -47,23 +48,20 @@ class Interrupt:
         self._watched = {str(CORE / f"{name}.py") for name in modules}
         self._passing = passing  # functions and classes that are left alone
 
-    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+    def is_watched(self, frame: FrameType) -> bool:
         outer = frame
         while outer.f_code.co_filename in HELPERS and outer.f_back is not None:
             outer = outer.f_back
-        if outer.f_code.co_filename not in self._watched or self._passes(frame.f_code) or self._is_in_del(frame):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        return self._at
+        return outer.f_code.co_filename in self._watched and not self._passes(frame.f_code) and not self._is_in_del(frame)
 
-    def _at(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode" and frame.f_lasti in _points(frame.f_code):
+    def pass_by(self, frame: FrameType) -> None:
+        """The instruction that comes next may be one before which a signal is looked for."""
+        if frame.f_lasti in _points(frame.f_code):
             self.left -= 1
             if self.left == 0:
                 name, line = frame.f_code.co_filename, frame.f_lineno
                 self.where = f"{os.path.basename(name)}:{line} {linecache.getline(name, line).strip()}"
                 raise KeyboardInterrupt
-        return self._at
 
     def _passes(self, code: CodeType) -> bool:
         return code.co_name in self._passing or code.co_qualname.partition(".")[0] in self._passing
@@ -77,12 +75,63 @@ class Interrupt:
         return False
 
     def __enter__(self) -> Interrupt:
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 tells of opcodes only if a frame wanted them before settrace
-        sys.settrace(self)
+        _watch(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        sys.settrace(None)
+        _watch(None)
+
+
+if sys.version_info < (3, 12):
+
+    def _watch(interrupt: Interrupt | None) -> None:
+        """Have it see each instruction that comes next; None: no more."""
+
+        def at(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "opcode":
+                assert interrupt is not None
+                interrupt.pass_by(frame)
+            return at
+
+        def called(frame: FrameType, event: str, argument: object) -> Any:
+            assert interrupt is not None
+            if not interrupt.is_watched(frame):
+                return None
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            return at
+
+        sys.settrace(None if interrupt is None else called)
+
+else:  # which tells a tracer only of some instructions
+    _TOOL = 4
+    _INSTRUCTION = sys.monitoring.events.INSTRUCTION
+
+    def _watch(interrupt: Interrupt | None) -> None:
+        """Have it see each instruction that comes next; None: no more."""
+
+        def at(code: CodeType, offset: int) -> None:
+            frame = sys._getframe(1)
+            if interrupt is not None and interrupt.is_watched(frame):
+                interrupt.pass_by(frame)
+
+        if sys.monitoring.get_tool(_TOOL) is None:
+            sys.monitoring.use_tool_id(_TOOL, "interrupting")
+            for code in _codes():
+                sys.monitoring.set_local_events(_TOOL, code, _INSTRUCTION)
+        sys.monitoring.register_callback(_TOOL, _INSTRUCTION, None if interrupt is None else at)
+
+    def _codes() -> Iterator[CodeType]:
+        """Of all functions of the core, and of the library that it calls."""
+        gc.unfreeze()  # else it does not tell of what pytest has frozen
+        functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
+        left = [one.__code__ for one in functions if one.__code__.co_filename in HELPERS or _is_ours(one.__code__)]
+        while left:
+            code = left.pop()
+            yield code
+            left += [one for one in code.co_consts if isinstance(one, CodeType)]
+
+    def _is_ours(code: CodeType) -> bool:
+        return Path(code.co_filename).is_relative_to(CORE)
 
 
 def interrupts(

@@ -526,7 +526,7 @@ def test_a_failed_opening_leaves_no_lock_and_no_descriptor(closed):
 @pytest.mark.req("S18", "T16")
 def test_damage_found_while_reading_is_reported_by_every_call_and_by_verify_until_it_is_set_aside(closed):
     with Queue(closed, chunk_size=20) as q:
-        q._rotate()  # else the log has a copy of the records, by which they can be repaired
+        q._chain.rotate()  # else the log has a copy of the records, by which they can be repaired
     file = closed.with_name("q.30001")
     data = bytearray(file.read_bytes())
     data[POINTERS.unpack_from(data)[0] + 2] ^= 1

@@ -22,7 +22,7 @@ from plain import crashed
 
 from qewqew_core import Queue, QueueBroken, QueueClosed, QueueLocked
 
-MODULES = ("queue", "recovery", "lock", "ofd", "journal", "session", "files", "stamp")
+MODULES = ("queue", "engine", "chain", "records", "holds", "recovery", "lock", "ofd", "journal", "session", "files", "stamp")
 
 
 def opened(path: Path) -> Queue:
@@ -44,9 +44,9 @@ def test_a_close_that_was_interrupted_anywhere_is_finished(tmp_path, every, then
             q.get_many(100)
         with contextlib.suppress(KeyboardInterrupt), interrupt:
             q.close()
-        with pytest.raises((QueueClosed, QueueBroken)) if q._refusal else contextlib.nullcontext():
+        with pytest.raises((QueueClosed, QueueBroken)) if q._engine.closed_reason else contextlib.nullcontext():
             len(q)
-        if then == "closed again" or q._refusal is None:  # interrupted before it had begun
+        if then == "closed again" or q._engine.closed_reason is None:  # interrupted before it had begun
             q.close()
         elif then == "collected":
             del q

@@ -365,7 +365,7 @@ def test_acknowledged_records_are_kept_for_a_while_and_their_key_is_remembered(b
     store = bench.open()
     store.put_many(records(0, 1))
     batch = store.leasing.lease("run 1")
-    store.leasing.retention = timedelta(0)
+    store.leasing._leases.retention = timedelta(0)
     batch.ack()
     with pytest.raises(BatchExpired):
         store.leasing.lease("run 1")

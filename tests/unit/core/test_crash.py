@@ -197,8 +197,8 @@ def test_what_a_session_spilled_without_syncing_is_durable_once_something_builds
             session.put(b"last")
         expected, calls = list(q), disk.calls.copy()
         if end == "cut back":
-            with q._lock:
-                q._rotate()
+            with q._engine.lock:
+                q._chain.rotate()
             calls = disk.calls.copy()
     assert any("q.spill" in call.path and call.kind == "rename" for call in calls)
     if end == "killed":
@@ -236,7 +236,7 @@ def test_a_close_that_is_stopped_while_it_copies_a_chunk_leaves_no_orphan(tmp_pa
             image(disk.calls[:stop], str(root), tmp_path / "image", random.Random(f"{stop}.{chance}") if power else None)
             with Queue(tmp_path / "image" / "q", _files=NoSync()) as opened:
                 assert list(opened) == expected
-                assert (opened.recover(), opened.verify().orphans) == ([], []), f"stopped after call {stop}, chance {chance}"
+                assert (opened.orphans(), opened.verify().orphans) == ([], []), f"stopped after call {stop}, chance {chance}"
             shutil.rmtree(tmp_path / "image")
 
 
@@ -317,14 +317,14 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
         reader = topic.reader("r")
         message = reader.read()
         writer = topic._write()
-        reader._prepare("0" * 32, [message])
+        reader.participant.prepare("0" * 32, [message])
         if committed:
-            writer._rotate_at = 0  # a new log is begun by this very commit
-            with writer._exclusive():
-                position = writer._append([], 0, [topic_state.Session("0" * 32, ["r"])])
+            writer.engine.rotate_at = 0  # a new log is begun by this very commit
+            with writer.engine.exclusive():
+                position = writer.append([], 0, [topic_state.Session("0" * 32, ["r"])])
             writer.durable(position)
         shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
-        reader._leave_open("0" * 32)
+        reader.participant.leave_open("0" * 32)
         reader.close()
     with Topic(tmp_path / "killed" / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
         assert [one.body for one in reader.read_many(5)] == ([] if committed else [b"read"]) + [b"left"]

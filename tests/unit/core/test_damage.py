@@ -270,7 +270,7 @@ def test_a_flipped_bit_is_found_when_its_turn_comes_and_the_records_of_other_chu
     path, file, right = tmp_path / "q", tmp_path / f"q.{chunk_id}", numbers(100, 140)
     with opened(path, chunk_size=64) as q:
         q.put_many(right)
-        q._rotate()  # else the log has a copy of the records
+        q._chain.rotate()  # else the log has a copy of the records
     flip(file, offset, 4)
     before = 10 * (chunk_id - 30001)
     with opened(path) as q, q.session() as session:

@@ -24,6 +24,7 @@ from work import Action, Drawn, QueueWork, SessionWork, TopicSessionWork, TopicW
 from work import kind as kind  # a fixture
 
 from qewqew_core import BadPath, DiskFull, QewQewError, Queue, QueueBroken, QueueClosed
+from qewqew_core.engine import Engine
 
 NEVER = 1 << 60
 LENGTH = 40
@@ -113,16 +114,16 @@ class Failing(Work):
     def stop(self) -> NoReturn:
         """What is broken refuses all calls, and lets go of everything."""
         self.disk.left = NEVER
-        for one, call in self.refusing():
-            if isinstance(one._refusal, QueueBroken):
+        for engine, call in self.refusing():
+            if isinstance(engine.closed_reason, QueueBroken):
                 self.refused += 1
                 with pytest.raises(QueueBroken):
                     call()
         self.let_go()
         raise Stopped
 
-    def refusing(self) -> list[tuple[Any, Action]]:
-        return [(self.store, lambda: self.store.put(b"refused"))]
+    def refusing(self) -> list[tuple[Engine[Any], Action]]:
+        return [(self.store._engine, lambda: self.store.put(b"refused"))]
 
     def let_go(self) -> None:
         self.store.close()
@@ -148,10 +149,10 @@ class FailingTopic(Failing, TopicWork):
                 raise
             self.stop()
 
-    def refusing(self) -> list[tuple[Any, Action]]:
-        calls: list[tuple[Any, Action]] = [(reader, reader.position) for reader in self.readers]
+    def refusing(self) -> list[tuple[Engine[Any], Action]]:
+        calls: list[tuple[Engine[Any], Action]] = [(reader._engine, reader.position) for reader in self.readers]
         writer = self.store._writer
-        return calls if writer is None else [*calls, (writer, lambda: self.store.append(b"refused"))]
+        return calls if writer is None else [*calls, (writer.engine, lambda: self.store.append(b"refused"))]
 
     def let_go(self) -> None:
         for session in self.sessions:

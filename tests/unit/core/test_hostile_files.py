@@ -151,7 +151,7 @@ def reader_snapshot(**fields: Any) -> Callable[[Path], None]:
 
 
 def reader_frame(name: str, *arguments: Any) -> Callable[[Path], None]:
-    return lambda log: append(log, readers.MAGIC, readers.OPERATION, json.dumps([name, *arguments]).encode())
+    return lambda log: append(log, readers.MAGIC, readers.COMMIT, json.dumps([name, *arguments]).encode())
 
 
 NEW = {"keys": ["k"], "state": "leased", "attempt": 1, "records": 1, "bytes": 1, "created": 1, "changed": 1}
@@ -161,7 +161,7 @@ FORGED_READERS = {
     "a new batch": reader_frame("lease", NEW | {"id": "../" + OUT}, [], [], None),
     "a batch in no state": reader_frame("change", "release", 1, {"id": "topic-all-f71427485bfd67bb", "state": "?", "reason": ""}),
     "a range of all numbers": reader_frame("commit", {"range": [0, 10**18, 1]}, None),
-    "lists within lists": lambda log: append(log, readers.MAGIC, readers.OPERATION, b"[" * 200_000),
+    "lists within lists": lambda log: append(log, readers.MAGIC, readers.COMMIT, b"[" * 200_000),
 }
 
 

@@ -114,7 +114,7 @@ def killed(path: Path, work: Callable[[Queue], object]) -> None:
 
 def orphans(path: Path) -> list[bytes]:
     with opened(path) as q:
-        return [record for orphan in q.recover() for record in orphan]
+        return [record for orphan in q.orphans() for record in orphan]
 
 
 def test_a_java_program_that_opened_a_header_that_was_removed_since_overwrites_nothing(tmp_path):
@@ -226,7 +226,7 @@ def test_while_the_header_of_an_open_queue_is_removed_others_of_ours_stay_out_an
     with opened(path) as q:
         assert q.get_many(100) == OURS * 2
         assert q.verify().ok
-        assert [record for orphan in q.recover() for record in orphan] == [b"Java's"]
+        assert [record for orphan in q.orphans() for record in orphan] == [b"Java's"]
 
 
 @pytest.mark.req("REQ-6", "REQ-7")

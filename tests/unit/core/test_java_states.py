@@ -581,7 +581,7 @@ def test_a_clear_of_the_original_has_happened_or_not_or_is_refused(tmp_path, ste
     assert inspect(path).records == len(delivered)
     with Queue(path, chunk_size=22) as q:
         assert list(q) == delivered
-        assert [record for orphan in q.recover() for record in orphan] == ([NEW] if step == "put" else [])
+        assert [record for orphan in q.orphans() for record in orphan] == ([NEW] if step == "put" else [])
         assert q.verify().ok
 
 

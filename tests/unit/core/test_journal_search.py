@@ -143,7 +143,7 @@ def test_bytes_made_to_be_searched_cost_in_proportion_to_their_number(
         "queue": (tmp_path / "q.log", log.replay, log.COMMIT),
         "repair": (tmp_path / "q.log", log.salvage, log.COMMIT),
         "topic": (tmp_path / "t" / "t.log", topic_log.replay, topic_log.COMMIT),
-        "reader": (tmp_path / "t" / "state" / "r.log", reader_log.replay, reader_log.OPERATION),
+        "reader": (tmp_path / "t" / "state" / "r.log", reader_log.replay, reader_log.COMMIT),
     }[kind_of_log]
     good = path.read_bytes().rstrip(b"\0")
     costs = {}
@@ -211,6 +211,6 @@ def test_no_more_messages_are_in_flight_than_a_window_can_have(tmp_path: Path) -
     todo = [Range(Position(0, 0, 0), None)]
     for number in range(4):
         run = (number << 21, 0, 0, 0, range(1 << 20))
-        data += journal.frame(reader_log.OPERATION, reader_log.pack(HandOut(1, None, [run], todo)), generation)
+        data += journal.frame(reader_log.COMMIT, reader_log.pack(HandOut(1, None, [run], todo)), generation)
     with pytest.raises(CorruptQueue, match="more messages are in flight"):
         reader_log.replay(data, str(path))

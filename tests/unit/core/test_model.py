@@ -107,7 +107,7 @@ class QueueMachine(Machine):
             assert list(self.folder.iterdir()) == []
 
     def agrees(self) -> None:
-        self.q._state.check()
+        self.q._engine.state.check()
         assert self.seen() == Model(self.records, self.batches, self.put_keys).view()
         report = self.q.verify()
         assert report.problems == []
@@ -123,7 +123,7 @@ class QueueMachine(Machine):
         return Model([entry.record for entry in self.entries], batches, dict(self.put_keys))
 
     def go_on_from(self, before: Model, after: Model, *, returned: bool) -> None:
-        known = {key: count for key, (_, count) in self.q._state.put_keys.items()}
+        known = {key: count for key, (_, count) in self.q._engine.state.put_keys.items()}
         found = [one for one in (before, after) if one.view() == self.seen() and one.known() == known]
         assert found[-1:] == [after] if returned else found, f"neither {before} nor {after}, but {self.seen()}"
         now = found[-1]

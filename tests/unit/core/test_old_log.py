@@ -106,7 +106,7 @@ def test_it_is_refused_or_makes_no_difference_and_a_repair_loses_nothing(tmp_pat
     with Queue(path, chunk_size=128) as q:
         records, batches = view(q)
         kept = {*records, *(record for _, content in batches.values() for record in content)}
-        kept |= {record for orphan in q.recover() for record in orphan}
+        kept |= {record for orphan in q.orphans() for record in orphan}
         assert q.verify().ok
     aside = b"".join(file.read_bytes() for file in Path(report.set_aside).rglob("*") if file.is_file())
     for record in {*right[0], *(record for _, content in right[1].values() for record in content)}:

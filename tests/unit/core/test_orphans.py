@@ -1,4 +1,4 @@
-"""Chunk files that nothing refers to are offered by `Queue.recover`: adopted exactly once, or set aside, never overwritten."""
+"""Chunk files that nothing refers to are offered by `Queue.orphans`: adopted exactly once, or set aside, never overwritten."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_a_golden_case_offers_what_lies_only_in_orphans(case, tmp_path):
     beside = {"orphan-consumed-chunk": ["020202"], "unreachable-next-file": ["aaaaaa"]}
     expected = body.get("recoverable", beside.get(body["name"], []))
     with Queue(tmp_path / "queue.dat", chunk_size=body["chunk_size"]) as q:
-        found = [record.hex() for one in q.recover() for record in one]
+        found = [record.hex() for one in q.orphans() for record in one]
         assert found == expected
-        assert [one.path for one in q.recover()] == q.verify().orphans
-        assert all(one.problem is None for one in q.recover())
+        assert [one.path for one in q.orphans()] == q.verify().orphans
+        assert all(one.problem is None for one in q.orphans())
 
 
 def test_looking_changes_nothing(path):
     with Queue(path, chunk_size=100) as q:
         before = path.with_name("q.7").read_bytes()
-        (one,) = q.recover()
+        (one,) = q.orphans()
         assert (one.records, one.bytes, one.problem, len(one)) == (3, 8, None, 3)
         assert list(one) == list(one) == LEFT
         assert list(q) == [b"first"]
@@ -60,11 +60,11 @@ def test_looking_changes_nothing(path):
 @pytest.mark.parametrize("sync", ["commit", "never"])
 def test_adopted_records_come_last_and_the_file_is_gone(path, sync):
     with Queue(path, chunk_size=100, sync=sync) as q:
-        (one,) = q.recover()
-        assert one.adopt() == 3
-        assert q.recover() == []
+        (one,) = q.orphans()
+        assert q.adopt(one) == 3
+        assert q.orphans() == []
         assert not path.with_name("q.7").exists()
-        for again in (one.adopt, one.set_aside, lambda: list(one)):
+        for again in (lambda: q.adopt(one), lambda: q.set_aside(one), lambda: list(one)):
             with pytest.raises(BadPath, match="adopted or set aside since"):
                 again()
     with Queue(path) as q:
@@ -75,7 +75,7 @@ def test_adopting_is_done_once_wherever_it_is_stopped(path, tmp_path):
     disk = JournalDisk(str(tmp_path))
     q = Queue(path, chunk_size=100, _files=disk)
     before = len(disk.calls)
-    q.recover()[0].adopt()
+    q.adopt(q.orphans()[0])
     after = len(disk.calls)
     q.close()
     for stop in range(before, after + 1):
@@ -83,10 +83,10 @@ def test_adopting_is_done_once_wherever_it_is_stopped(path, tmp_path):
         image(disk.calls[:stop], str(tmp_path), folder, None)
         with Queue(folder / "q", chunk_size=100) as q:
             adopted = list(q) != [b"first"]
-            left = q.recover()
+            left = q.orphans()
             assert adopted or left
             if not adopted:
-                left[0].adopt()
+                q.adopt(left[0])
         shutil.rmtree(folder)
 
 
@@ -102,27 +102,27 @@ def test_adopting_again_after_a_crash_between_commit_and_unlink_stores_nothing(p
 
     q = Queue(path, chunk_size=100, _files=Disk(str(path.parent)))
     with pytest.raises(Killed):
-        q.recover()[0].adopt()
+        q.adopt(q.orphans()[0])
     q.close()
     with Queue(path, chunk_size=100) as q:
         assert list(q) == [b"first", *LEFT]
-        (one,) = q.recover()
-        assert one.adopt() == 3
+        (one,) = q.orphans()
+        assert q.adopt(one) == 3
         assert list(q) == [b"first", *LEFT]
-        assert q.recover() == []
+        assert q.orphans() == []
 
 
 def test_what_is_set_aside_can_be_read_there(path):
     with Queue(path, chunk_size=100) as q:
         data = path.with_name("q.7").read_bytes()
-        target = Path(q.recover()[0].set_aside())
+        target = Path(q.set_aside(q.orphans()[0]))
         assert target.read_bytes() == data
         assert target.parent.parent == path.with_name("q.damaged")
         assert json.loads((target.parent / "report.json").read_text())["records"] == 3
         assert (target.parent.stat().st_mode & 0o777, target.parent.parent.stat().st_mode & 0o777) == (0o700, 0o700)
-        assert q.recover() == []
+        assert q.orphans() == []
         orphan(path.with_name("q.7"), [b"another"])
-        assert Path(q.recover()[0].set_aside()).parent != target.parent
+        assert Path(q.set_aside(q.orphans()[0])).parent != target.parent
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_a_damaged_orphan_is_offered_as_far_as_it_goes_and_kept(path, change, re
     file.write_bytes(change(file.read_bytes()))
     data = file.read_bytes()
     with Queue(path, chunk_size=100) as q:
-        (one,) = q.recover()
+        (one,) = q.orphans()
         assert problem in one.problem
         assert list(one) == records
-        assert one.adopt() == len(records)
+        assert q.adopt(one) == len(records)
         assert list(q) == [b"first", *records]
     assert path.with_name("q.damaged").joinpath("1", "q.7").read_bytes() == data
 
@@ -155,23 +155,23 @@ def test_empty_and_foreign_files_are_no_orphans(path):
     path.with_name("q.11").mkdir()
     path.with_name("q.012").write_bytes(b"no chunk")
     with Queue(path, chunk_size=100) as q:
-        assert [Path(one.path).name for one in q.recover()] == ["q.7"]
+        assert [Path(one.path).name for one in q.orphans()] == ["q.7"]
 
 
 def test_records_that_do_not_fit_are_refused_whole(path):
     orphan(path.with_name("q.7"), [b"short", b"x" * 150], size=200)
     with Queue(path, chunk_size=100) as q:
-        (one,) = q.recover()
+        (one,) = q.orphans()
         with pytest.raises(RecordTooLarge):
-            one.adopt()
+            q.adopt(one)
         assert list(q) == [b"first"]
-        assert list(q.recover()[0]) == [b"short", b"x" * 150]
+        assert list(q.orphans()[0]) == [b"short", b"x" * 150]
 
 
 def test_an_orphan_that_changed_since_is_not_adopted(path):
     with Queue(path, chunk_size=100) as q:
-        (one,) = q.recover()
+        (one,) = q.orphans()
         orphan(path.with_name("q.7"), [b"two", b"", b"three"])
         with pytest.raises(CorruptQueue):
-            one.adopt()
+            q.adopt(one)
         assert list(q) == [b"first"]

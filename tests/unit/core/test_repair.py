@@ -108,7 +108,7 @@ def make(layout: str, folder: Path, how: str) -> Made:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LIMITS, "inline_bytes", {"commit": inline})
             if layout == "queue":
-                store.queue._inline_bytes = inline
+                store.queue._records.inline_bytes = inline
             store.put_many(records, key=key)
 
     def put_names(*names: str, key: str | None = None) -> None:
@@ -165,7 +165,7 @@ def check_queue(folder: Path, made: Made, what: str, believed: bool, report: Rep
         assert q.verify().problems == [], what
         records = list(q)
         batches = {one.id: list(one) for one in (*q.batches(), *q.dead())}
-        offered = [record for orphan in q.recover() for record in orphan]
+        offered = [record for orphan in q.orphans() for record in orphan]
         assert len(records) == report.records, what
     everything = [*records, *(record for batch in batches.values() for record in batch)]
     assert set(everything) <= made.ever, f"{what}: never put"
@@ -269,7 +269,7 @@ def test_any_file_or_directory_may_be_missing(made, also, every):
 
 def test_pieces_that_are_right_are_kept_and_the_report_says_where_the_others_were(tmp_path):
     with Queue(tmp_path / "q", chunk_size=1000) as q:
-        q._inline_bytes = 0
+        q._records.inline_bytes = 0
         records = [b"%d" % n * 20 for n in range(10, 22)]
         q.put_many(records)
     at = (tmp_path / "q.30001").read_bytes().index(records[4])
@@ -291,7 +291,7 @@ def test_what_sessions_took_out_of_order_is_neither_delivered_nor_counted(tmp_pa
     live = tmp_path / "live"
     live.mkdir()
     q = Queue(live / "q", chunk_size=1000)
-    q._inline_bytes = 0
+    q._records.inline_bytes = 0
     records = [b"%d" % n * 20 for n in range(10, 26)]
     q.put_many(records)
     holds, takes = q.session(), q.session()
@@ -314,7 +314,7 @@ def test_what_sessions_took_out_of_order_is_neither_delivered_nor_counted(tmp_pa
 @pytest.mark.parametrize("size", [60, 3000])
 def test_a_segment_keeps_what_is_right_and_its_batch_its_id(tmp_path, size):
     with Queue(tmp_path / "q", chunk_size=size) as q:
-        q._inline_bytes = 0
+        q._records.inline_bytes = 0
         q.put_many([b"%d" % n * 20 for n in range(10, 40)])
         batch = q.lease("key", lease_timeout=3600)
         records = list(batch)
@@ -349,12 +349,12 @@ def test_what_a_commit_behind_the_damage_has_put_is_not_lost(tmp_path):
     live.mkdir()
     q = Queue(live / "q", chunk_size=100)
     q.put(b"before")
-    at = q._log.end
+    at = q._engine.log.end
     q.put(b"damaged")
     q.put_many([b"one", b"two"], key="key")
-    q._inline_bytes = 0
+    q._records.inline_bytes = 0
     q.put_many([b"large%d" % n * 5 for n in range(8)])
-    q._inline_bytes = 1000
+    q._records.inline_bytes = 1000
     q.put(b"last")
     shutil.copytree(live, tmp_path / "crashed")
     q.close()
@@ -425,7 +425,7 @@ def test_a_java_program_that_used_a_crashed_queue_loses_nothing(tmp_path, meddle
     report = repair(path)
     with Queue(path, chunk_size=22) as q:
         records = list(q)
-        offered = [record for orphan in q.recover() for record in orphan]
+        offered = [record for orphan in q.orphans() for record in orphan]
     assert set(records) >= {b"bbb", b"ccc", b"ddd"}
     assert meddle != "enqueue" or b"other" in records + offered
     assert report.damage

@@ -386,7 +386,7 @@ def test_gaps_are_still_there_when_a_crash_and_another_one_follow(tmp_path):
             behind.commit()
             front.rollback()
         if turn == 1:
-            q._rotate()
+            q._chain.rotate()
         path = crashed(path.parent, str(turn))
         q.close()
     with Queue(path) as q:
@@ -405,13 +405,13 @@ def test_many_empty_records_are_counted_exactly(tmp_path):
             assert len(q) == 174
             two.rollback()
             assert (len(q), len(list(q))) == (229, 229)
-            q._rotate()
+            q._chain.rotate()
             one.rollback()
             assert len(q) == 300
         one.get_many(10)
         two.get_many(20)
         two.commit()
-        q._rotate()
+        q._chain.rotate()
         path = crashed(tmp_path)
     for where in (path, tmp_path / "q"):
         with Queue(where, _files=NoSync()) as q:
@@ -1197,7 +1197,7 @@ def test_the_time_of_a_lease_and_its_extension_survive_reopening(tmp_path, clock
         clock.advance(5)
         two.extend(20)
         if how == "snapshot":
-            q._rotate()
+            q._chain.rotate()
         path = crashed(tmp_path) if how == "crashed" else tmp_path / "q"
     clock.advance(5)
     assert (inspect(path).leased, inspect(path).returned) == (1, 1)

@@ -107,7 +107,7 @@ def test_what_a_session_is_about_to_commit_cannot_be_given_back(tmp_path: Path, 
             session.read(reader)
             session.append(b"out")
             writer = topic._write()
-            append = writer._append
+            append = writer.append
 
             def meanwhile(*arguments: Any) -> int:
                 """Another thread, between the reader's note and the commit."""
@@ -116,9 +116,9 @@ def test_what_a_session_is_about_to_commit_cannot_be_given_back(tmp_path: Path, 
                 thread.join()
                 return append(*arguments)
 
-            writer._append = meanwhile  # type: ignore[method-assign]
+            writer.append = meanwhile  # type: ignore[method-assign]
             assert session.commit() == 1
-            writer._append = append  # type: ignore[method-assign]
+            writer.append = append  # type: ignore[method-assign]
         reader.close()
         with topic.reader("r") as again:
             assert [one.body for one in again.read_many(5)] == [b"out"]

@@ -54,7 +54,7 @@ def test_numbers_are_the_same_as_a_range_in_the_log(numbers: list[int]) -> None:
     state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
     state.flight.hand_out(1, None, [(0, 0, 1, 0, sorted({*numbers, 0}))])
     body = reader_log.pack(Commit(evenly(sorted({*numbers})), None))
-    reader_log.replay_frame(journal.Frame(0, reader_log.OPERATION, body, len(body)), state, "r.log", 0)
+    reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
     assert [*state.flight] == ([] if 0 in numbers else [0])
 
 
@@ -63,7 +63,7 @@ def test_a_range_that_nothing_of_ours_has_written_is_refused_in_little_memory(te
     state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
     body = b'["commit",{"range":%s},null]' % text.encode()
     with pytest.raises(CorruptQueue, match="contradicts"):
-        reader_log.replay_frame(journal.Frame(0, reader_log.OPERATION, body, len(body)), state, "r.log", 0)
+        reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
 
 
 def test_a_thousand_messages_of_one_size_take_little_room_in_the_log(tmp_path: Path) -> None:

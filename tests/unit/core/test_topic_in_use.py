@@ -35,7 +35,7 @@ def after_stale_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     """Call it, and the next so many looks at the index are from before three blocks were removed."""
 
     def prepare(looks: int) -> None:
-        view = View(Topic(path)._files, str(path), "B")
+        view = View(Topic(path).files, str(path), "B")
         stale, look = [view.index()] * looks, View.index
         view.close()
         remove_all_but(path, 2)

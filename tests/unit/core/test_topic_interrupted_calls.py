@@ -20,18 +20,25 @@ from qewqew_core.topic_session import TopicSession
 
 MODULES = (
     "topic",
-    "appending",
+    "writer",
+    "blocks",
     "outgoing",
     "topic_log",
     "topic_session",
     "reader",
+    "engine",
+    "shared_log",
+    "deliveries",
+    "participant",
+    "reader_batches",
+    "reader_files",
     "reader_log",
     "journal",
-    "leasing",
+    "leases",
     "batch",
 )
 # Not while an error is handled, or locks are given back: that is what would be interrupted a second time.
-PASSING = ("_break", "__init__", "_enter", "_leave", "_release")
+PASSING = ("poison", "__init__", "enter", "leave", "_release", "release")
 WHOLE = Interrupt(1 << 30, MODULES, PASSING)
 
 

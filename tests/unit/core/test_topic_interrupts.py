@@ -26,7 +26,25 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.reader import Reader
 from qewqew_core.topic_session import TopicSession
 
-MODULES = ("topic", "reader", "reader_inspection", "reader_log", "appending", "topic_session", "outgoing", "view", "files")
+MODULES = (
+    "topic",
+    "reader",
+    "engine",
+    "shared_log",
+    "deliveries",
+    "participant",
+    "reader_batches",
+    "reader_files",
+    "reader_inspection",
+    "reader_log",
+    "writer",
+    "blocks",
+    "topic_recovery",
+    "topic_session",
+    "outgoing",
+    "view",
+    "files",
+)
 
 
 @pytest.fixture(autouse=True)

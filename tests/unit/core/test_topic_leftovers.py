@@ -134,7 +134,7 @@ def test_a_reader_that_was_half_made_or_half_deleted_leaves_nothing(tmp_path: Pa
                     if batch is not None and key == "dead":
                         batch.to_dead_letters()
         disk = JournalDisk(str(root))
-        topic._files = disk
+        topic.files = disk
         if what == "delete":
             topic.delete_reader("x")
         else:
@@ -166,7 +166,7 @@ def test_a_reader_is_there_with_its_filter_or_not_at_all(tmp_path: Path, tempora
     with Topic(root / "t", _files=NoSync()) as topic:
         topic.append_many([Message(b"0", "eu.paid"), Message(b"1", "us.paid"), Message(b"2", "eu.new")])
         disk = JournalDisk(str(root))
-        topic._files = disk
+        topic.files = disk
         topic.reader("eu", "eu.*", start=1, temporary=temporary)
         calls = list(disk.calls)
     outcomes = set()
@@ -177,7 +177,7 @@ def test_a_reader_is_there_with_its_filter_or_not_at_all(tmp_path: Path, tempora
             with Topic(folder / "t", _files=NoSync()) as topic:
                 outcomes.add(there_ := topic.readers() == ["eu"])
                 if there_:
-                    state = look(topic._files, topic.path, "eu")
+                    state = look(topic.files, topic.path, "eu")
                     assert state is None or state.filter == "eu.*"
                     with topic.reader("eu") as reader:
                         assert reader.filter == "eu.*", f"stopped after call {stop} of {len(calls)}"

@@ -17,7 +17,7 @@ def test_a_reader_gives_up_after_lock_timeout_if_another_process_is_stuck_in_a_c
         told, tell = os.pipe()
         if (pid := os.fork()) == 0:
             stuck = Topic(tmp_path / "events").reader("r")
-            with stuck._exclusive():
+            with stuck._engine.exclusive():
                 os.write(tell, b"x")
                 signal.pause()
         try:

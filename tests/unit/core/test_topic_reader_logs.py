@@ -156,8 +156,8 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
         topic.reader("r")
     log.write_bytes(new)
     with Topic(path, _files=NoSync()) as topic, topic.reader("r") as reader:
-        with reader._exclusive():
-            reader._rotate()
+        with reader._engine.exclusive():
+            reader._shared.rotate()
         reader.commit(*reader.read_many(3))
     log.write_bytes(new)
     with Topic(path) as topic, pytest.raises(CorruptQueue, match="not the log that the reader had last"):

@@ -52,14 +52,14 @@ def of_queue(records: list[bytes], keys: dict[bytes, int], batches: dict[str, tu
 
 def view_of_queue(q: Queue) -> View:
     """Through the queue itself, which has what only the log has written out for it."""
-    q._state.check()
-    chunks = list(q._state.chain.values())
+    q._engine.state.check()
+    chunks = list(q._engine.state.chain.values())
     held = [one.busy for one in chunks]
     for one in chunks:
         one.busy = [(span.start, span.end) for span in one.gone]
     try:
         found = {one.id: (one.state, one.attempt, one.key, tuple(one)) for one in (*q.batches(), *q.dead())}
-        return of_queue(list(q), {key: count for key, (_, count) in q._state.put_keys.items()}, found)
+        return of_queue(list(q), {key: count for key, (_, count) in q._engine.state.put_keys.items()}, found)
     finally:
         for one, busy in zip(chunks, held, strict=True):
             one.busy = busy
@@ -77,7 +77,7 @@ def view_of_topic(topic: Topic) -> View:
         path = f"{topic.path}/{topic.name}.log"
         log = topic_log.replay(Path(path).read_bytes(), path).state
         if topic._writer is not None:
-            topic._writer.state.check()
+            topic._writer.engine.state.check()
         committed = log.sessions.keys()  # their readers may not have been able to note it
         for name in sorted(path.stem for path in Path(topic.path, "reader").glob("*.rdx")):
             state = look(files, topic.path, name)

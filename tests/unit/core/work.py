@@ -20,9 +20,9 @@ from plain import plain
 from views import EMPTY, View, bases, differences, is_between, of_queue, view
 
 import qewqew_core.block_sums
+import qewqew_core.deliveries
 import qewqew_core.journal
 import qewqew_core.outgoing
-import qewqew_core.reader
 import qewqew_core.view
 import qewqew_core.zbus
 from qewqew_core import (
@@ -56,7 +56,7 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (LIMITS, "look_at_owners", 0),
         (LIMITS, "topic_spill_bytes", 600),
         (qewqew_core.block_sums, "SCAN", 600),
-        (qewqew_core.reader, "SCAN", 600),
+        (qewqew_core.deliveries, "SCAN", 600),
         (qewqew_core.view, "SCAN", 600),
         (qewqew_core.view, "WINDOW", 300),
         (qewqew_core.outgoing, "READ_BYTES", 200),
@@ -453,7 +453,7 @@ class TopicWork(Work):
             self.store.append_many(drawn.records, key=drawn.key)
 
     def session_get(self, drawn: Drawn) -> None:
-        readers = [one for one in self.readers if one._refusal is None]
+        readers = [one for one in self.readers if one._engine.closed_reason is None]
         if readers:
             self.session(drawn.number).read_many(readers[drawn.number // 8 % len(readers)], drawn.count)
 
