@@ -31,7 +31,7 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.page import peeking
 from qewqew_airflow.page.looking import History, Look, Looks, connections, hook_of, leases_of
 from qewqew_core import (

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote
 
 from airflow.models.connection import Connection
 from airflow.secrets.environment_variables import CONN_ENV_PREFIX, EnvironmentVariablesBackend
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_of
 from qewqew_core import QewQewError, inspection, layout, listing, topic
 from qewqew_core.batch_state import BatchState, Leases
 from qewqew_core.limits import now_ms
@@ -155,14 +155,6 @@ def _batch_row(kind: str, one: BatchState) -> dict[str, Any]:
         "expires": iso(layout.moment(one.expires)) if one.expires is not None else None,
         "reason": visible(one.reason),
     }
-
-
-def task_of(key: str) -> dict[str, Any] | None:
-    """The task instance whose key this is (see `operators.task_key`); None if it is somebody else's key, or was cut."""
-    dag, run, task, index = (*map(unquote, key.split("|")), *[""] * 4)[:4]
-    if key.count("|") != 3 or not {dag, run, task}.isdisjoint({"", ".", ".."}) or not index.removeprefix("-").isdecimal():
-        return None
-    return {"dag": dag, "run": run, "task": task, "index": int(index)}
 
 
 def leases_of(path: str, reader: str | None) -> Leases | None:

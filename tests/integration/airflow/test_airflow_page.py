@@ -591,8 +591,7 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
 def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:
     from types import SimpleNamespace
 
-    from qewqew_airflow.operators import task_key
-    from qewqew_airflow.page.looking import task_of
+    from qewqew_airflow.keys import task_key, task_of
 
     ti = SimpleNamespace(dag_id="a.b", run_id="manual__x|y/ü +00:00", task_id="group.load", map_index=-1)
     assert task_of(task_key({"ti": ti})) == {"dag": "a.b", "run": ti.run_id, "task": "group.load", "index": -1}  # type: ignore[typeddict-item]

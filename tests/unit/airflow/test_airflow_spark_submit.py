@@ -19,8 +19,8 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.spark_submit import (
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.operators.spark_submit import (
     JavaNotFound,
     LeaseLost,
     QewQewSparkSubmitOperator,
@@ -209,7 +209,7 @@ def test_a_driver_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os, subprocess, sys, signal\n"
         "from functools import partial\n"
-        "from qewqew_airflow.spark_submit import end_with\n"
+        "from qewqew_airflow.operators.spark_submit import end_with\n"
         "end = partial(end_with, os.getpid())\n"
         "child = subprocess.Popen(['sleep', '60'], preexec_fn=end, stdout=subprocess.DEVNULL)\n"
         "print(child.pid, flush=True)\n"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.operators import make_key, task_key
-from qewqew_airflow.source import Source, Start
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import make_key, task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, Reader
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class QewQewLeaseOperator(BaseOperator):
         }
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue
+        from qewqew_airflow.shared.lineage import lineage, of_queue
 
         return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 

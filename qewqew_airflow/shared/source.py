@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from qewqew_airflow.arguments import is_rendered_later
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.layout import check_reader_name
 from qewqew_core.tags import Filter

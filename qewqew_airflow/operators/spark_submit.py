@@ -29,14 +29,14 @@ from airflow.providers.common.compat.sdk import (
 )
 from airflow.sdk import BaseHook
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.leases import describe, lease, still_ours
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.operators import task_key
-from qewqew_airflow.source import Source, Start
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.operators.leases import describe, lease, still_ours
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
 from qewqew_core.store import store_of
 from qewqew_spark.output import Output, check_arguments
@@ -246,14 +246,14 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return self._result
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue, written_output
+        from qewqew_airflow.shared.lineage import lineage, of_queue, written_output
 
         queue = of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))
         outputs = self._result.get("outputs") or self.outputs or ()
         return lineage([queue], [written_output(output, self._conn_id) for output in outputs])
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue
+        from qewqew_airflow.shared.lineage import lineage, of_queue
 
         return lineage([of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 

@@ -22,12 +22,12 @@ try:
 except ImportError:  # before Airflow 3.3: Airflow calls `run`, and each trigger looks for itself
     SharedStreamProducer = object  # type: ignore[assignment,misc]
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import check_rendered, seconds, whole
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.readiness import Thresholds, seen
-from qewqew_airflow.source import Source, Start
-from qewqew_airflow.watching import Watch
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.readiness import Thresholds, seen
+from qewqew_airflow.shared.source import Source, Start
+from qewqew_airflow.triggers.watching import Watch
 from qewqew_core import BadArgument, QueueStats
 
 PAUSE = 0.2  # seconds between two looks at least, and ten times what a look takes: a busy queue costs a tenth of a processor

@@ -1,25 +1,24 @@
-"""Put records into a queue or topic, and the key that makes a task do it once."""
+"""Put records into a queue or topic, once."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import determine_kwargs
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import TOPIC_SETTINGS, QewQewHook, check_settings
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.records import Spool, encode, lines, open_file, query, rows
-from qewqew_airflow.source import Source, check_either
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settings
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.records import Spool, encode, lines, open_file, query, rows
+from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord
 
 if TYPE_CHECKING:
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, ObjectStoragePath
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
-LONGEST_KEY = 512  # bytes; what the core takes
-
-
-def task_key(context: Context) -> str:
-    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it."""
-    ti = context["ti"]
-    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-
-
-def make_key(*parts: object) -> str:
-    """A key of which the parts can be told apart, so that no others make the same.
-
-    What is not a letter, a digit or one of ``_.-~:+`` is percent-encoded, and a key over 512 bytes ends in the SHA-256
-    of the whole instead.
-    """
-    key = "|".join(quote(str(part), safe=":+") for part in parts)
-    if len(key) <= LONGEST_KEY:
-        return key
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    return f"{key[: LONGEST_KEY - len(digest) - 1]}|{digest}"
 
 
 class QewQewStageOperator(BaseOperator):
@@ -190,7 +169,7 @@ class QewQewStageOperator(BaseOperator):
         return result
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, written_queue
+        from qewqew_airflow.shared.lineage import lineage, written_queue
 
         name = self.queue_name or self.topic
         return lineage(outputs=[written_queue(self.qewqew_conn_id, str(name), self._staged, self._bytes)])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.source import Source
+from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, QueueStats
 
 RETURNED = "a batch waits that was returned, or of which the lease time is over"

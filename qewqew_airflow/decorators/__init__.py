@@ -1,0 +1,4 @@
+"""The decorator `@task.qewqew`: it stages what a function yields.
+
+Imports operators.
+"""
