@@ -12,6 +12,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
+from qewqew_airflow.errors import WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.journal import MOST_LOG_BYTES
@@ -46,10 +47,6 @@ TOPIC_SETTINGS: Checks = {
     "delete_committed": lambda name, value: choice(name, value, True, False),
     "slow_readers": lambda name, value: choice(name, value, "hold", "move"),
 }
-
-
-class WrongHost(BadPath):
-    """The connection's directory is on another host; one of the same name here would hold another queue."""
 
 
 def _hostname(name: str, value: Any) -> str:
