@@ -1,4 +1,4 @@
-"""The assets of queues and topics, `qewqew://CONNECTION/NAME`.
+"""The assets of queues and topics, ``qewqew://CONNECTION/NAME``.
 
-Imports hooks and shared.
+May import `hooks` and `shared`.
 """

@@ -1,4 +1,4 @@
-"""The decorator `@task.qewqew`: it stages what a function yields.
+"""The decorator ``@task.qewqew``, which stages what a function yields.
 
-Imports operators.
+May import `operators`.
 """

@@ -1,4 +1,4 @@
-"""The hook: a connection is a directory of queues and topics, opened with its settings.
+"""The hook: a connection is a directory of queues and topics, which are opened with its settings.
 
-Imports arguments.
+May import no other folder.
 """

@@ -1,4 +1,4 @@
 """The link from a task to its queue on the page.
 
-Imports nothing of ours.
+May import no other folder.
 """

@@ -1,4 +1,4 @@
-"""The notifier: it stages what became of a task or DAG run.
+"""The notifier, which stages what became of a task or DAG run.
 
-Imports keys, hooks and shared.
+May import `hooks` and `shared`.
 """

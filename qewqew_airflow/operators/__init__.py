@@ -1,4 +1,5 @@
-"""The operators: stage records; lease a batch, acknowledge it, return it; hand one to Spark (alone in needing its provider).
+"""The operators: `stage` records; lease a batch, acknowledge it and return it (`leases`); hand one to Spark (`spark_submit`).
 
-Imports arguments, keys, hooks, shared, assets and links.
+`batch` is what both do who lease one. Only `spark_submit` needs Airflow's Spark provider.
+May import `hooks`, `shared`, `assets` and `links`.
 """
