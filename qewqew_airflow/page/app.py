@@ -32,8 +32,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
-from qewqew_airflow.page import peeking
-from qewqew_airflow.page.looking import History, Look, Looks, connections, hook_of, leases_of
+from qewqew_airflow.page import preview
+from qewqew_airflow.page.contents import Contents, RecentContents, connections, hook_of, leases_of
+from qewqew_airflow.page.history import History
 from qewqew_core import (
     BadArgument,
     BadPath,
@@ -70,8 +71,8 @@ STATUS: list[tuple[type[QewQewError], int]] = [
 ]
 
 _logger = logging.getLogger(__name__)
-_looks = Looks()
-_history = History(_looks)
+_recent = RecentContents()
+_history = History(_recent)
 
 
 @contextlib.asynccontextmanager
@@ -133,14 +134,14 @@ def history(user: GetUserDep) -> dict[str, Any]:
 
 def _shown(connection: Connection, user: Any) -> dict[str, Any]:
     may_peek, may_act = _may("GET", connection, user), _may("PUT", connection, user)
-    seen = _looks(connection)
-    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": seen.complete}
+    contents = _recent(connection)
+    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": contents.complete}
     if may_peek:
-        return {**shown, "directory": seen.directory, "error": seen.error, "queues": seen.queues, "topics": seen.topics}
-    return {**shown, **_without_what_the_connection_says(seen, user)}
+        return {**shown, **vars(contents)}
+    return {**shown, **_without_what_the_connection_says(contents, user)}
 
 
-def _without_what_the_connection_says(seen: Look, user: Any) -> dict[str, Any]:
+def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
     """Errors without their text, which has paths in it; and keys and reasons only with DAGs that the user may see."""
     allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
 
@@ -152,13 +153,13 @@ def _without_what_the_connection_says(seen: Look, user: Any) -> dict[str, Any]:
     def hide(row: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Callable[[Any], Any]] = {
             "error": _brief,
-            "batches": lambda batches: [hide_owner(one) for one in batches],
-            "readers": lambda readers: [hide(one) for one in readers],
+            "batches": lambda batches: list(map(hide_owner, batches)),
+            "readers": lambda readers: list(map(hide, readers)),
         }
         return {name: changes[name](value) if name in changes else value for name, value in row.items()}
 
-    error = None if seen.error is None else _brief(seen.error)
-    return {"error": error, "queues": [hide(row) for row in seen.queues], "topics": [hide(row) for row in seen.topics]}
+    error = None if contents.error is None else _brief(contents.error)
+    return {"error": error, "queues": list(map(hide, contents.queues)), "topics": list(map(hide, contents.topics))}
 
 
 def _brief(error: str) -> str:
@@ -222,11 +223,11 @@ def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, An
         batch = leases.batches.get(asked.batch) if leases is not None else None
         if batch is None:
             raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
-        found = peeking.batch_records(directory_of(asked.stem(path), batch), number)
+        found = preview.batch_records(directory_of(asked.stem(path), batch), number)
     elif asked.queue is not None:
-        found = peeking.queue_records(path, number)
+        found = preview.queue_records(path, number)
     else:
-        found = peeking.topic_messages(path, number, asked.start, asked.reader)
+        found = preview.topic_messages(path, number, asked.start, asked.reader)
     return {"records": found[: asked.number], "more": len(found) > asked.number}
 
 
@@ -290,7 +291,7 @@ def act(
         if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         ACTIONS[action](batch)
-    _looks.forget(connection_id.__eq__)
+    _recent.forget(connection_id.__eq__)
     _logger.info(
         "%s: %s of dead batch %s (%s records) of %s, connection %s",
         user.get_name(), action, batch.id, f"{batch.records:,}", asked.queue or f"{asked.topic}, reader {asked.reader}",
