@@ -16,7 +16,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -33,8 +33,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.page import preview
-from qewqew_airflow.page.contents import Contents, RecentContents, connections, hook_of, leases_of
+from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
 from qewqew_airflow.page.history import History
+from qewqew_airflow.shared.source import Source
 from qewqew_core import (
     BadArgument,
     BadPath,
@@ -43,9 +44,7 @@ from qewqew_core import (
     BatchExpired,
     BatchNotFound,
     QewQewError,
-    Queue,
     QueueLocked,
-    Reader,
 )
 from qewqew_core.batch import directory_of
 from qewqew_core.layout import check_reader_name
@@ -219,10 +218,7 @@ def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, An
     path = asked.path(hook)
     number = asked.number + 1
     if asked.batch is not None:
-        leases = leases_of(path, asked.reader)
-        batch = leases.batches.get(asked.batch) if leases is not None else None
-        if batch is None:
-            raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
+        batch = find_batch(path, asked.reader, asked.batch)
         found = preview.batch_records(directory_of(asked.stem(path), batch), number)
     elif asked.queue is not None:
         found = preview.queue_records(path, number)
@@ -282,34 +278,20 @@ def act(
     """Return, put back or drop a dead batch, as `Batch` does. The queue's lock is waited for `LOCK_TIMEOUT` seconds."""
     hook = _hook(connection_id)
     path = asked.path(hook)
-    leases = leases_of(path, asked.reader)  # opening what is not there would make it
-    if leases is None or asked.batch not in leases.batches:
-        raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
-    _check_owner(directory_of(asked.stem(path), leases.batches[asked.batch]))
-    with _open(hook, asked) as source:
-        batch = source.batch(asked.batch)
+    found = find_batch(path, asked.reader, asked.batch)  # opening what is not there would make it
+    _check_owner(directory_of(asked.stem(path), found))
+    source = Source(asked.queue, asked.topic, asked.reader)
+    with source.open(hook, lock_timeout=LOCK_TIMEOUT) as opened:
+        batch = opened.batch(asked.batch)
         if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         ACTIONS[action](batch)
     _recent.forget(connection_id.__eq__)
     _logger.info(
         "%s: %s of dead batch %s (%s records) of %s, connection %s",
-        user.get_name(), action, batch.id, f"{batch.records:,}", asked.queue or f"{asked.topic}, reader {asked.reader}",
-        connection_id,
+        user.get_name(), action, batch.id, f"{batch.records:,}", source, connection_id,
     )  # fmt: skip
     return {"batch": batch.id, "records": batch.records}
-
-
-@contextlib.contextmanager
-def _open(hook: QewQewHook, place: Place) -> Iterator[Queue | Reader]:
-    if place.queue is not None:
-        with hook.queue(place.queue, lock_timeout=LOCK_TIMEOUT) as queue:
-            yield queue
-    else:
-        assert place.topic is not None
-        assert place.reader is not None
-        with hook.topic(place.topic, lock_timeout=LOCK_TIMEOUT) as topic, topic.reader(place.reader) as reader:
-            yield reader
 
 
 def _check_owner(directory: str) -> None:

@@ -19,8 +19,8 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
-from qewqew_core import QewQewError, inspection, layout, listing, topic
-from qewqew_core.batch_state import BatchState, Leases
+from qewqew_core import BatchNotFound, QewQewError, inspection, layout, listing, topic
+from qewqew_core.batch_state import BatchState
 from qewqew_core.limits import now_ms
 
 FRESH = 2.0  # seconds: however many people look, a directory is read once in this time
@@ -156,11 +156,16 @@ def _batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
     }
 
 
-def leases_of(path: str, reader: str | None) -> Leases | None:
-    """The batches of a queue, or of a reader of a topic, without a lock; None if there is no such reader."""
+def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
+    """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
     if reader is None:
-        return Leases({batch.id: batch for batch in inspection.inspect_batches(path)[1]})
-    return topic.inspect_topic(path)[1].get(reader)
+        batches = {batch.id: batch for batch in inspection.inspect_batches(path)[1]}
+    else:
+        state = topic.inspect_topic(path)[1].get(reader)
+        batches = {} if state is None else state.batches
+    if batch_id not in batches:
+        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was acknowledged, put back or dropped")
+    return batches[batch_id]
 
 
 class RecentContents:
