@@ -28,7 +28,7 @@ def lease(
     has expired.
     """
     with source.open(hook) as opened:
-        by_an_earlier_try = any(batch.state == "leased" and batch.key == key for batch in opened.batches())
+        by_an_earlier_try = any((batch.state, batch.key) == ("leased", key) for batch in opened.batches())
         begun = time.monotonic()
         try:
             batch = opened.lease(key, max_records, max_bytes, lease_timeout)
@@ -40,19 +40,11 @@ def lease(
     metrics.gauge(hook, source)
     if batch is None:
         raise AirflowSkipException(f"{source} is empty: nothing to lease")
+    size = f"{batch.records:,} records, {batch.bytes:,} bytes"
     state = "acknowledged before, to be processed again" if batch.state == "acked" else batch.state
     until = f" until {batch.expires}" if batch.expires else ""
-    hook.log.info(
-        "Leased batch %s (%s records, %s bytes, attempt %d, %s%s), key %s: %s",
-        batch.id,
-        f"{batch.records:,}",
-        f"{batch.bytes:,}",
-        batch.attempt,
-        state,
-        until,
-        key,
-        batch.manifest_path,
-    )
+    said = f"{batch.id} ({size}, attempt {batch.attempt}, {state}{until}), key {key}"
+    hook.log.info("Leased batch %s: %s", said, batch.manifest_path)
     return LeasedBatch(hook, source, batch, lease_timeout, begun)
 
 

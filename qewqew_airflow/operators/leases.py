@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -178,12 +178,10 @@ class _EndLeaseOperator(BaseOperator):
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader)
 
-    @contextmanager
-    def _open(self, hook: QewQewHook, source: Source) -> Iterator[Queue | Reader]:
+    def _open(self, hook: QewQewHook, source: Source) -> AbstractContextManager[Queue | Reader]:
         if source.topic is not None and not source.may_have_leases(hook):  # opening it would make it
             raise BatchNotFound(f"there is no {source}", path=source.path(hook))
-        with source.open(hook) as opened:
-            yield opened
+        return source.open(hook)
 
     def _find(self, opened: Queue | Reader, context: Context) -> Batch:
         if isinstance(self.batch, Mapping):

@@ -126,17 +126,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        "queue_name",
-        "topic",
-        "reader",
-        "filter",
-        "qewqew_conn_id",
-        "publish_to",
-        "outputs",
-        "codec",
-        "schema",
-        "read_options",
-        "quarantine",
+        *("queue_name", "topic", "reader", "filter", "qewqew_conn_id", "publish_to"),
+        *("outputs", "codec", "schema", "read_options", "quarantine"),
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
     operator_extra_links = (QewQewLink(),)

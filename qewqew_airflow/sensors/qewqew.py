@@ -14,7 +14,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import metrics
-from qewqew_airflow.shared.readiness import Thresholds, seen
+from qewqew_airflow.shared.readiness import Thresholds, announcement
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import errors
 
@@ -141,7 +141,7 @@ class QewQewSensor(BaseSensorOperator):
             f"ready, {reason}" if reason else "not ready",
         )
         if reason:
-            return PokeReturnValue(True, seen(source, stats, reason))
+            return PokeReturnValue(True, announcement(source, stats, reason))
         if self.deferrable:
             self._defer(source, thresholds)
         return PokeReturnValue(False)

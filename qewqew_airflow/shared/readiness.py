@@ -71,7 +71,7 @@ class Thresholds:
         return max(0.0, (self.max_age - (datetime.now(UTC) - stats.oldest)).total_seconds())
 
 
-def seen(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:
+def announcement(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:
     """What a sensor returns, and a trigger announces: JSON."""
     return {
         **source.names(),

@@ -59,19 +59,24 @@ class Source:
     def __str__(self) -> str:
         return f"queue {self.queue_name}" if self.topic is None else f"reader {self.reader} of topic {self.topic}"
 
+    @property
+    def name(self) -> str:
+        """Of the queue or topic."""
+        return str(self.queue_name if self.topic is None else self.topic)
+
     def names(self) -> dict[str, Any]:
         """For the result of a task."""
         return {"queue": self.queue_name} if self.topic is None else {"topic": self.topic, "reader": self.reader}
 
     def path(self, hook: QewQewHook) -> str:
         """Of the queue or topic; raises `BadPath`, and touches nothing."""
-        return hook.path(self.queue_name if self.topic is None else self.topic)  # type: ignore[arg-type]
+        return hook.path(self.name)
 
     @contextlib.contextmanager
     def open(self, hook: QewQewHook, **settings: Any) -> Iterator[Queue | Reader]:
         """What has `lease`, `batches` and `batch`. A reader that is not there is made, and has the filter from now on."""
         if self.topic is None:
-            with hook.queue(self.queue_name, **settings) as queue:  # type: ignore[arg-type]
+            with hook.queue(self.name, **settings) as queue:
                 yield queue
         else:
             assert self.reader is not None
@@ -87,7 +92,7 @@ class Source:
     def inspect(self, hook: QewQewHook) -> QueueStats:
         """How much waits, without a lock."""
         if self.topic is None:
-            return hook.inspect(self.queue_name)  # type: ignore[arg-type]
+            return hook.inspect(self.name)
         assert self.reader is not None
         return hook.inspect_reader(self.topic, self.reader)
 
