@@ -16,6 +16,7 @@ from qewqew_airflow.errors import WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.journal import MOST_LOG_BYTES
+from qewqew_core.listing import is_topic
 from qewqew_core.zbus import LARGEST_BLOCK
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
@@ -153,7 +154,7 @@ class QewQewHook(BaseHook):
         self._check_directory(os.path.dirname(path))
         above = os.path.dirname(path)
         while above.startswith(inside):
-            if os.path.exists(os.path.join(above, os.path.basename(above) + ".idx")):
+            if is_topic(above):
                 raise BadPath(f"{name!r} leads into the topic {above}, where only its own files may be", path=path)
             above = os.path.dirname(above)
         return path

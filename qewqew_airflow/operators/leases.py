@@ -148,7 +148,7 @@ class _EndLeaseOperator(BaseOperator):
         try:
             with self._open(hook, source) as opened:
                 batch = self._find(opened, context)
-                changed = self._end(batch, context)
+                changed = self._end(batch)
         except (BatchConflict, BatchExpired, BatchNotFound) as error:
             raise fails_at_once(error, "Trying again cannot help; clear the lease task to lease what is there now") from error
         if changed:
@@ -160,7 +160,7 @@ class _EndLeaseOperator(BaseOperator):
 
     _counted: Any
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         """End the lease of this batch, which is ours; False if that was done before."""
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ class QewQewAckOperator(_EndLeaseOperator):
 
     _counted = "acknowledged"
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         before = batch.state
         batch.ack()
         self.log.info("Batch %s: %s", batch.id, "acknowledged" if before == "leased" else "was acknowledged before")
@@ -246,7 +246,7 @@ class QewQewNackOperator(_EndLeaseOperator):
         super().__init__(trigger_rule=trigger_rule, **kwargs)
         self.reason = reason
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         if batch.state != "leased":
             self.log.info("Batch %s is %s already and stays so", batch.id, batch.state)
             return False

@@ -35,7 +35,7 @@ from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.page import preview
 from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
 from qewqew_airflow.page.history import History
-from qewqew_airflow.shared.source import Source
+from qewqew_airflow.shared.source import Source, reader_stem
 from qewqew_core import (
     BadArgument,
     BadPath,
@@ -202,7 +202,7 @@ class Place(BaseModel):
 
     def stem(self, path: str) -> str:
         """What its batches' directories begin with."""
-        return path if self.reader is None else os.path.join(path, "state", self.reader)
+        return path if self.reader is None else reader_stem(path, self.reader)
 
 
 class Peek(Place):

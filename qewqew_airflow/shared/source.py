@@ -24,6 +24,11 @@ def check_either(queue_name: str | None, topic: str | None) -> None:
         raise BadArgument("give either queue_name or topic")
 
 
+def reader_stem(topic: str, reader: str) -> str:
+    """What the paths of a reader's log and of its batches begin with; ``topic``: its path."""
+    return os.path.join(topic, "state", reader)
+
+
 @dataclass(frozen=True)
 class Source:
     """A queue, or a reader of a topic, by the arguments of an operator; raises `BadArgument`, `BadPath` if they cannot be meant.
@@ -101,7 +106,7 @@ class Source:
         path = self.path(hook)
         if self.topic is None:
             return [path]
-        return [os.path.join(path, os.path.basename(path) + "."), os.path.join(path, "state", f"{self.reader}.")]
+        return [os.path.join(path, os.path.basename(path) + "."), reader_stem(path, f"{self.reader}.")]
 
     def may_have_leases(self, hook: QewQewHook) -> bool:
         """False if there is nothing to open in order to return a batch. Makes nothing."""
