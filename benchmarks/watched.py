@@ -26,8 +26,8 @@ PAGES, REFRESH = 10, 5.0  # seconds, as in the page's script
 TICKS = os.sysconf("SC_CLK_TCK")
 DAGS = """
 from airflow.sdk import DAG, Asset, AssetWatcher
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.triggers import QewQewEventTrigger
+from qewqew_airflow.sensors.qewqew import QewQewSensor
+from qewqew_airflow.triggers.qewqew import QewQewEventTrigger
 
 trigger = QewQewEventTrigger(queue_name="busy", min_records=10**12)
 with DAG("watching", schedule=[Asset("busy", watchers=[AssetWatcher(name="busy", trigger=trigger)])]):

@@ -19,8 +19,8 @@ from typing import Any
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher
 
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 BATCH = 20_000  # flights

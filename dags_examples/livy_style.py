@@ -14,8 +14,8 @@ from typing import Any
 
 from airflow.sdk import DAG, PokeReturnValue, task
 
-from qewqew_airflow.assets import create_asset
-from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
+from qewqew_airflow.assets.qewqew import create_asset
+from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 SERVICE = """

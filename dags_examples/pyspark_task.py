@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Asset, task
 
-from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
+from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 

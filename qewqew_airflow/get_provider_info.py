@@ -12,25 +12,25 @@ def get_provider_info() -> dict[str, Any]:
         "name": name,
         "description": "Durable local queues and topics between Airflow tasks and Spark jobs.",
         "integrations": [{"integration-name": name, "tags": ["software"]}],
-        "hooks": [{"integration-name": name, "python-modules": ["qewqew_airflow.hooks"]}],
+        "hooks": [{"integration-name": name, "python-modules": ["qewqew_airflow.hooks.qewqew"]}],
         "operators": [
             {
                 "integration-name": name,
-                "python-modules": [f"qewqew_airflow.{module}" for module in ("operators", "leases", "spark_submit")],
+                "python-modules": [f"qewqew_airflow.operators.{module}" for module in ("stage", "leases", "spark_submit")],
             }
         ],
-        "sensors": [{"integration-name": name, "python-modules": ["qewqew_airflow.sensors"]}],
-        "triggers": [{"integration-name": name, "python-modules": ["qewqew_airflow.triggers"]}],
-        "queues": ["qewqew_airflow.message_queue.QewQewMessageQueueProvider"],
-        "task-decorators": [{"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew_task"}],
-        "notifications": ["qewqew_airflow.notifications.QewQewNotifier"],
-        "extra-links": ["qewqew_airflow.links.QewQewLink"],
+        "sensors": [{"integration-name": name, "python-modules": ["qewqew_airflow.sensors.qewqew"]}],
+        "triggers": [{"integration-name": name, "python-modules": ["qewqew_airflow.triggers.qewqew"]}],
+        "queues": ["qewqew_airflow.queues.qewqew.QewQewMessageQueueProvider"],
+        "task-decorators": [{"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew.qewqew_task"}],
+        "notifications": ["qewqew_airflow.notifications.qewqew.QewQewNotifier"],
+        "extra-links": ["qewqew_airflow.links.qewqew.QewQewLink"],
         "asset-uris": [
             {
                 "schemes": ["qewqew"],
-                "handler": "qewqew_airflow.assets.sanitize_uri",
-                "factory": "qewqew_airflow.assets.create_asset",
-                "to_openlineage_converter": "qewqew_airflow.assets.convert_asset_to_openlineage",
+                "handler": "qewqew_airflow.assets.qewqew.sanitize_uri",
+                "factory": "qewqew_airflow.assets.qewqew.create_asset",
+                "to_openlineage_converter": "qewqew_airflow.assets.qewqew.convert_asset_to_openlineage",
             }
         ],
         "config": {
@@ -50,7 +50,7 @@ def get_provider_info() -> dict[str, Any]:
         "connection-types": [
             {
                 "connection-type": "qewqew",
-                "hook-class-name": "qewqew_airflow.hooks.QewQewHook",
+                "hook-class-name": "qewqew_airflow.hooks.qewqew.QewQewHook",
                 "hook-name": name,
                 "ui-field-behaviour": {
                     "hidden-fields": ["login", "password", "port", "schema"],

@@ -1,4 +1,5 @@
-"""The page of the plugin: `app` has the routes and who may use them, `looking` what it lists, `peeking` records as text.
+"""The page of the plugin: `app` has the routes and who may use them, `contents` what it lists, `history` the sparklines,
+`preview` records as text.
 
-Only the API server imports it.
+Only the API server imports it. May import `hooks` and `shared`.
 """

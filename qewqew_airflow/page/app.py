@@ -16,7 +16,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -31,9 +31,11 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.page import peeking
-from qewqew_airflow.page.looking import History, Look, Looks, connections, hook_of, leases_of
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.page import preview
+from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
+from qewqew_airflow.page.history import History
+from qewqew_airflow.shared.source import Source, reader_stem
 from qewqew_core import (
     BadArgument,
     BadPath,
@@ -42,9 +44,7 @@ from qewqew_core import (
     BatchExpired,
     BatchNotFound,
     QewQewError,
-    Queue,
     QueueLocked,
-    Reader,
 )
 from qewqew_core.batch import directory_of
 from qewqew_core.layout import check_reader_name
@@ -70,8 +70,8 @@ STATUS: list[tuple[type[QewQewError], int]] = [
 ]
 
 _logger = logging.getLogger(__name__)
-_looks = Looks()
-_history = History(_looks)
+_recent = RecentContents()
+_history = History(_recent)
 
 
 @contextlib.asynccontextmanager
@@ -133,14 +133,14 @@ def history(user: GetUserDep) -> dict[str, Any]:
 
 def _shown(connection: Connection, user: Any) -> dict[str, Any]:
     may_peek, may_act = _may("GET", connection, user), _may("PUT", connection, user)
-    seen = _looks(connection)
-    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": seen.complete}
+    contents = _recent(connection)
+    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": contents.complete}
     if may_peek:
-        return {**shown, "directory": seen.directory, "error": seen.error, "queues": seen.queues, "topics": seen.topics}
-    return {**shown, **_without_what_the_connection_says(seen, user)}
+        return {**shown, **vars(contents)}
+    return {**shown, **_without_what_the_connection_says(contents, user)}
 
 
-def _without_what_the_connection_says(seen: Look, user: Any) -> dict[str, Any]:
+def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
     """Errors without their text, which has paths in it; and keys and reasons only with DAGs that the user may see."""
     allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
 
@@ -152,13 +152,13 @@ def _without_what_the_connection_says(seen: Look, user: Any) -> dict[str, Any]:
     def hide(row: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Callable[[Any], Any]] = {
             "error": _brief,
-            "batches": lambda batches: [hide_owner(one) for one in batches],
-            "readers": lambda readers: [hide(one) for one in readers],
+            "batches": lambda batches: list(map(hide_owner, batches)),
+            "readers": lambda readers: list(map(hide, readers)),
         }
         return {name: changes[name](value) if name in changes else value for name, value in row.items()}
 
-    error = None if seen.error is None else _brief(seen.error)
-    return {"error": error, "queues": [hide(row) for row in seen.queues], "topics": [hide(row) for row in seen.topics]}
+    error = None if contents.error is None else _brief(contents.error)
+    return {"error": error, "queues": list(map(hide, contents.queues)), "topics": list(map(hide, contents.topics))}
 
 
 def _brief(error: str) -> str:
@@ -202,7 +202,7 @@ class Place(BaseModel):
 
     def stem(self, path: str) -> str:
         """What its batches' directories begin with."""
-        return path if self.reader is None else os.path.join(path, "state", self.reader)
+        return path if self.reader is None else reader_stem(path, self.reader)
 
 
 class Peek(Place):
@@ -218,15 +218,12 @@ def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, An
     path = asked.path(hook)
     number = asked.number + 1
     if asked.batch is not None:
-        leases = leases_of(path, asked.reader)
-        batch = leases.batches.get(asked.batch) if leases is not None else None
-        if batch is None:
-            raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
-        found = peeking.batch_records(directory_of(asked.stem(path), batch), number)
+        batch = find_batch(path, asked.reader, asked.batch)
+        found = preview.batch_records(directory_of(asked.stem(path), batch), number)
     elif asked.queue is not None:
-        found = peeking.queue_records(path, number)
+        found = preview.queue_records(path, number)
     else:
-        found = peeking.topic_messages(path, number, asked.start, asked.reader)
+        found = preview.topic_messages(path, number, asked.start, asked.reader)
     return {"records": found[: asked.number], "more": len(found) > asked.number}
 
 
@@ -281,34 +278,20 @@ def act(
     """Return, put back or drop a dead batch, as `Batch` does. The queue's lock is waited for `LOCK_TIMEOUT` seconds."""
     hook = _hook(connection_id)
     path = asked.path(hook)
-    leases = leases_of(path, asked.reader)  # opening what is not there would make it
-    if leases is None or asked.batch not in leases.batches:
-        raise BatchNotFound(f"batch {asked.batch!r:.120} is no more: it was acknowledged, put back or dropped")
-    _check_owner(directory_of(asked.stem(path), leases.batches[asked.batch]))
-    with _open(hook, asked) as source:
-        batch = source.batch(asked.batch)
+    found = find_batch(path, asked.reader, asked.batch)  # opening what is not there would make it
+    _check_owner(directory_of(asked.stem(path), found))
+    source = Source(asked.queue, asked.topic, asked.reader)
+    with source.open(hook, lock_timeout=LOCK_TIMEOUT) as opened:
+        batch = opened.batch(asked.batch)
         if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
         ACTIONS[action](batch)
-    _looks.forget(connection_id.__eq__)
+    _recent.forget(connection_id.__eq__)
     _logger.info(
         "%s: %s of dead batch %s (%s records) of %s, connection %s",
-        user.get_name(), action, batch.id, f"{batch.records:,}", asked.queue or f"{asked.topic}, reader {asked.reader}",
-        connection_id,
+        user.get_name(), action, batch.id, f"{batch.records:,}", source, connection_id,
     )  # fmt: skip
     return {"batch": batch.id, "records": batch.records}
-
-
-@contextlib.contextmanager
-def _open(hook: QewQewHook, place: Place) -> Iterator[Queue | Reader]:
-    if place.queue is not None:
-        with hook.queue(place.queue, lock_timeout=LOCK_TIMEOUT) as queue:
-            yield queue
-    else:
-        assert place.topic is not None
-        assert place.reader is not None
-        with hook.topic(place.topic, lock_timeout=LOCK_TIMEOUT) as topic, topic.reader(place.reader) as reader:
-            yield reader
 
 
 def _check_owner(directory: str) -> None:

@@ -28,10 +28,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG, task
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.operators import QewQewStageOperator, task_key
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 
 GATES = Path(os.environ["QEWQEW_TEST_GATES"])
 OUTPUT = os.environ["QEWQEW_DEMO_OUTPUT"]

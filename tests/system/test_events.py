@@ -30,11 +30,11 @@ from pathlib import Path
 from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 from airflow.sdk.exceptions import AirflowSkipException
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.operators import task_key
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.source import Source
-from qewqew_airflow.triggers import QewQewEventTrigger
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.sensors.qewqew import QewQewSensor
+from qewqew_airflow.shared.source import Source
+from qewqew_airflow.triggers.qewqew import QewQewEventTrigger
 
 GATES = Path(os.environ["QEWQEW_TEST_GATES"])
 OUTPUT = Path(os.environ["QEWQEW_DEMO_OUTPUT"])

@@ -17,7 +17,7 @@ DAG = """
 import os, signal, time
 from datetime import datetime, timedelta, timezone
 from airflow.sdk import DAG, task
-from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
+from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 from qewqew_core import inspect, manifest
 
 START = datetime(2020, 11, 1, tzinfo=timezone.utc)

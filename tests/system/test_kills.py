@@ -46,9 +46,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow.sdk import DAG
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 
 GATES = Path(os.environ["QEWQEW_TEST_GATES"])
 OUTPUT = os.environ["QEWQEW_DEMO_OUTPUT"]

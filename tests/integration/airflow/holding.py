@@ -65,7 +65,7 @@ class Held:
         return {name: getattr(stats, name) for name in ("records", "leased", "returned", "dead")}
 
     def operator(self, **arguments: Any) -> Any:
-        from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+        from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 
         outputs = [{"path": "/nowhere/orders"}]
         return QewQewSparkSubmitOperator(

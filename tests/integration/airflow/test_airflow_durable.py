@@ -24,7 +24,7 @@ from airflow_version import needs_state_store
 from holding import IMPORTS, Held
 
 from demo.local_airflow import free_ports
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_core import inspect
 
 SPARK_HOME = Path(pyspark.__file__).parent

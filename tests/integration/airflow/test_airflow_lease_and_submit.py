@@ -20,10 +20,10 @@ from airflow.sdk import DAG, task
 from airflow_version import needs_retry_policies, needs_state_store
 from holding import IMPORTS, Held
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.spark_submit import SparkJobFailed
+from qewqew_airflow.errors import SparkJobFailed
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_core import Batch, Queue, QueueLocked, Reader
 
 # Success.

@@ -12,9 +12,9 @@ from airflow.sdk import DAG, Asset, task, task_group
 from airflow_version import needs_rules_by_index
 from holding import Held
 
-from qewqew_airflow.assets import create_asset
-from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
-from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.assets.qewqew import create_asset
+from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_core import BadArgument, Queue, manifest
 
 NOTHING = {"records": 0, "leased": 0, "returned": 0, "dead": 0}

@@ -14,9 +14,9 @@ import pytest
 from airflow.sdk import DAG, task
 from holding import IMPORTS, Held
 
-from qewqew_airflow.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
+from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 
 PROGRAM = """
 import json, sys

@@ -57,9 +57,9 @@ def client(application: Any, directory: Path) -> Iterator[Login]:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request looks at the directories anew."""
-    from qewqew_airflow.page import looking
+    from qewqew_airflow.page import contents
 
-    monkeypatch.setattr(looking, "FRESH", -1.0)
+    monkeypatch.setattr(contents, "FRESH", -1.0)
 
 
 def dead_batch(directory: Path, records: list[bytes], key: str = KEY, name: str = "orders") -> dict[str, Any]:
@@ -437,12 +437,12 @@ def test_looking_at_what_is_not_there_makes_nothing(directory: Path, client: Log
 
 
 def test_an_unexpected_error_has_no_traceback(directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qewqew_airflow.page import peeking
+    from qewqew_airflow.page import preview
 
     def fail(*_: Any) -> None:
         raise RuntimeError("a secret of the code")
 
-    monkeypatch.setattr(peeking, "queue_records", fail)
+    monkeypatch.setattr(preview, "queue_records", fail)
     answer = client("op").get(RECORDS, params={"queue": "q"})
     assert answer.status_code == 500
     assert "RuntimeError" in answer.json()["detail"]
@@ -544,14 +544,15 @@ def test_files_of_another_user_are_looked_at_and_left_alone(directory: Path, cli
 def test_the_history_is_sampled_while_the_server_runs_and_is_bounded(
     application: Any, directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
-    from qewqew_airflow.page import app, looking
+    from qewqew_airflow.page.contents import RecentContents
+    from qewqew_airflow.page.history import SAMPLES, History
 
     with Queue(directory / "orders") as queue:
         queue.put_many([b"x"] * 3)
-    history = app.History(looking.Looks())
-    for _ in range(looking.SAMPLES + 5):
+    history = History(RecentContents())
+    for _ in range(SAMPLES + 5):
         history.sample()
-    assert [count for _, count in history.of("qewqew_default")["queue orders"]] == [3] * looking.SAMPLES
+    assert [count for _, count in history.of("qewqew_default")["queue orders"]] == [3] * SAMPLES
     with Queue(directory / "orders") as queue:
         queue.get_many(3)
     history.sample()
@@ -571,7 +572,7 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
 
     with Queue(directory / "orders") as queue:
         queue.put_many([b"x"] * 3)
-    monkeypatch.setattr(app, "_history", app.History(app.Looks()))
+    monkeypatch.setattr(app, "_history", app.History(app.RecentContents()))
 
     def running() -> bool:
         return any(thread.name == "qewqew samples" for thread in threading.enumerate())
@@ -591,8 +592,7 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
 def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:
     from types import SimpleNamespace
 
-    from qewqew_airflow.operators import task_key
-    from qewqew_airflow.page.looking import task_of
+    from qewqew_airflow.keys import task_key, task_of
 
     ti = SimpleNamespace(dag_id="a.b", run_id="manual__x|y/ü +00:00", task_id="group.load", map_index=-1)
     assert task_of(task_key({"ti": ti})) == {"dag": "a.b", "run": ti.run_id, "task": "group.load", "index": -1}  # type: ignore[typeddict-item]

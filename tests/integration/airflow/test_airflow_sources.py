@@ -15,8 +15,8 @@ from airflow_version import DAG_TEST_TELLS_EXCEPTIONS
 from holding import Held
 from object_store import CREDENTIALS, object_store, s3_client
 
-from qewqew_airflow.notifications import QewQewNotifier
-from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.notifications.qewqew import QewQewNotifier
+from qewqew_airflow.operators.stage import QewQewStageOperator
 
 
 def rows(held: Held) -> list[Any]:

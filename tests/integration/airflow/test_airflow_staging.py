@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow.sdk import DAG, task
 from holding import Held
 
-from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_core import Queue, Topic, inspect_reader
 
 

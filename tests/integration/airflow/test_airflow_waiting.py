@@ -12,8 +12,8 @@ from airflow.sdk import DAG, task
 from airflow_version import needs_state_store
 from holding import Held
 
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_core import Message, Queue, Topic
 
 

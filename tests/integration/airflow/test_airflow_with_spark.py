@@ -13,9 +13,9 @@ import pytest
 from airflow.sdk import DAG
 from airflow_version import DagBag
 
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.sensors import QewQewSensor
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_core import inspect, inspect_reader
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"

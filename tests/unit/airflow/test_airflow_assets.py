@@ -11,12 +11,12 @@ from uuid import UUID
 import pytest
 from airflow.sdk import Asset
 
-from qewqew_airflow.assets import convert_asset_to_openlineage, create_asset
-from qewqew_airflow.leases import QewQewAckOperator
-from qewqew_airflow.lineage import written_output
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.operators import QewQewStageOperator
-from qewqew_airflow.records import SPOOLED, Spool, encode, plain
+from qewqew_airflow.assets.qewqew import convert_asset_to_openlineage, create_asset
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.operators.leases import QewQewAckOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.shared.lineage import written_output
+from qewqew_airflow.shared.records import SPOOLED, Spool, encode, plain
 from qewqew_core import BadArgument
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, BadPath
 
 Connect = Callable[..., None]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.page.looking import topic_row
-from qewqew_airflow.page.peeking import SHOWN, batch_records, described, queue_records, topic_messages
+from qewqew_airflow.page.contents import topic_row
+from qewqew_airflow.page.preview import SHOWN, batch_records, described, queue_records, topic_messages
 from qewqew_core import Message, Queue, Topic, inspect_reader
 
 

@@ -14,7 +14,7 @@ import pytest
 from airflow_version import ProvidersManagerTaskRuntime, needs_connection_fields
 
 from qewqew_airflow.get_provider_info import get_provider_info
-from qewqew_airflow.hooks import EXTRA, TOPIC_SETTINGS, QewQewHook
+from qewqew_airflow.hooks.qewqew import EXTRA, TOPIC_SETTINGS, QewQewHook
 
 
 def test_the_provider_info_satisfies_the_schema_of_airflow() -> None:
@@ -28,7 +28,7 @@ def test_airflow_finds_the_provider_and_its_connection_type() -> None:
     assert ProvidersManager().providers["qewqew"].data["name"] == "QewQew"
     hook = ProvidersManagerTaskRuntime().hooks["qewqew"]
     assert hook is not None
-    assert (hook.hook_class_name, hook.hook_name) == ("qewqew_airflow.hooks.QewQewHook", "QewQew")
+    assert (hook.hook_class_name, hook.hook_name) == ("qewqew_airflow.hooks.qewqew.QewQewHook", "QewQew")
 
 
 @needs_connection_fields
@@ -53,13 +53,13 @@ def test_everything_that_is_listed_can_be_imported() -> None:
     ("command", "shown"),
     [
         (["get", "qewqew", "--full"], "Durable local queues and topics"),
-        (["hooks"], "qewqew_airflow.hooks.QewQewHook"),
+        (["hooks"], "qewqew_airflow.hooks.qewqew.QewQewHook"),
         pytest.param(["widgets"], "retention_bytes", marks=needs_connection_fields),
         pytest.param(["behaviours"], "qewqew", marks=needs_connection_fields),
-        (["queues"], "qewqew_airflow.message_queue.QewQewMessageQueueProvider"),
-        (["triggers"], "qewqew_airflow.triggers"),
-        (["links"], "qewqew_airflow.links.QewQewLink"),
-        (["notifications"], "qewqew_airflow.notifications.QewQewNotifier"),
+        (["queues"], "qewqew_airflow.queues.qewqew.QewQewMessageQueueProvider"),
+        (["triggers"], "qewqew_airflow.triggers.qewqew"),
+        (["links"], "qewqew_airflow.links.qewqew.QewQewLink"),
+        (["notifications"], "qewqew_airflow.notifications.qewqew.QewQewNotifier"),
         (["configs"], "qewqew"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "lists",
@@ -75,7 +75,7 @@ def test_airflow_lists_what_the_provider_has(command: list[str], shown: str, cap
 def test_airflow_knows_the_decorator_and_the_assets() -> None:
     runtime = ProvidersManagerTaskRuntime()
     assert "qewqew" in dict(runtime.taskflow_decorators)
-    assert runtime.asset_uri_handlers["qewqew"].__module__ == "qewqew_airflow.assets"
+    assert runtime.asset_uri_handlers["qewqew"].__module__ == "qewqew_airflow.assets.qewqew"
 
 
 def test_the_form_of_the_connection_has_the_settings_that_the_hook_takes() -> None:
@@ -93,16 +93,17 @@ def run_python(program: str) -> Any:
 
 LIGHT = (
     "arguments",
-    "assets",
+    "assets.qewqew",
     "get_provider_info",
-    "hooks",
-    "leases",
-    "links",
-    "metrics",
-    "operators",
-    "records",
-    "sensors",
-    "source",
+    "hooks.qewqew",
+    "keys",
+    "links.qewqew",
+    "operators.leases",
+    "operators.stage",
+    "sensors.qewqew",
+    "shared.metrics",
+    "shared.records",
+    "shared.source",
 )
 MODULES = ", ".join(f"qewqew_airflow.{name}" for name in LIGHT)
 
@@ -112,7 +113,7 @@ def test_importing_the_provider_imports_nothing_heavy_that_airflow_does_not() ->
 import json, sys
 from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Connection, PokeReturnValue, XComArg
 before = set(sys.modules)
-import {MODULES}, qewqew_airflow.decorators, qewqew_airflow.notifications
+import {MODULES}, qewqew_airflow.decorators.qewqew, qewqew_airflow.notifications.qewqew
 print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
 """
     assert set(run_python(program)) <= {"airflow", "qewqew_airflow", "qewqew_core", "portalocker", *sys.stdlib_module_names}
@@ -128,7 +129,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import {MODULES}
 try:
-    import qewqew_airflow.spark_submit
+    import qewqew_airflow.operators.spark_submit
 except ModuleNotFoundError as error:
     print(json.dumps(str(error)))
 """
@@ -139,7 +140,8 @@ def test_the_spark_operator_is_made_without_importing_pyspark() -> None:
     """Every DAG that has one is parsed again and again."""
     program = """
 import json, sys
-from qewqew_airflow.spark_submit import QewQewSparkSubmitOperator, ready_made_job
+from qewqew_airflow.operators.spark_job import ready_made_job
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 QewQewSparkSubmitOperator(task_id="submit", queue_name="orders", outputs=[{"path": "/nowhere"}])
 ready_made_job()
 print(json.dumps("pyspark" in sys.modules))
@@ -150,9 +152,9 @@ print(json.dumps("pyspark" in sys.modules))
 @pytest.mark.parametrize("name", ["QewQewStageOperator", "QewQewSensor", "QewQewSparkSubmitOperator"])
 def test_the_queue_of_celery_is_left_alone(name: str) -> None:
     """BaseOperator's ``queue`` says which worker runs the task, which matters for a queue on one worker's disk."""
-    module = {"QewQewStageOperator": "operators", "QewQewSensor": "sensors"}.get(name, "spark_submit")
+    modules = {"QewQewStageOperator": "operators.stage", "QewQewSensor": "sensors.qewqew"}
     arguments = {"QewQewStageOperator": {"records": []}, "QewQewSparkSubmitOperator": {"outputs": [{"path": "/nowhere"}]}}
-    operator = resolve_name(f"qewqew_airflow.{module}.{name}")(
+    operator = resolve_name(f"qewqew_airflow.{modules.get(name, 'operators.spark_submit')}.{name}")(
         task_id="t", queue_name="orders", queue="host-a", **arguments.get(name, {})
     )
     assert (operator.queue, operator.queue_name) == ("host-a", "orders")

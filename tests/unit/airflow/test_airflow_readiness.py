@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.readiness import Thresholds
+from qewqew_airflow.shared.readiness import Thresholds
 from qewqew_core import BadArgument
 
 HOUR = timedelta(hours=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.sensors import QewQewSensor
+from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_core import BadArgument, BadPath, Message, Queue, Topic
 
 

@@ -16,22 +16,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowSkipException
 from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.spark_submit import (
-    JavaNotFound,
-    LeaseLost,
-    QewQewSparkSubmitOperator,
-    SparkJobFailed,
-    SparkSubmitNotFound,
-    check_java,
-    check_job,
-    last_error,
-    read_result,
-    ready_made_job,
-)
+from qewqew_airflow.errors import JavaNotFound, LeaseLost, SparkJobFailed, SparkSubmitNotFound
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.operators.batch import LeasedBatch, lease
+from qewqew_airflow.operators.spark_job import check_job, job_arguments, last_error, read_result, ready_made_job
+from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
+from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
+from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
 from qewqew_spark.jobs.batch import arguments
 from qewqew_spark.output import Output
@@ -144,13 +138,13 @@ def test_a_reader_is_made_at_the_oldest_message_or_where_the_operator_says_with_
             topic.append(str(number).encode(), tag="odd" if number % 2 else "even")
     hook = QewQewHook()
 
-    def leased(reader: str, **arguments: Any) -> list[bytes]:
+    def leased(reader: str, max_records: int | None = None, **arguments: Any) -> list[bytes]:
         submit = operator(queue_name=None, topic="events", reader=reader, outputs=OUTPUTS, **arguments)
-        batch = submit._lease(hook, f"key {arguments}")
-        return [] if batch is None else list(batch)
+        return list(lease(hook, submit._source(), f"key {arguments} {max_records}", max_records, None, None).batch)
 
     assert leased("all") == [b"0", b"1", b"2", b"3"]
-    assert leased("late", start="latest") == []
+    with pytest.raises(AirflowSkipException, match="reader late of topic events is empty: nothing to lease"):
+        leased("late", start="latest")
     assert leased("two", start=2, max_records=1) == [b"2"]
     assert leased("two", start=2) == [b"3"]
     assert leased("odd", filter="odd", max_records=1) == [b"1"]
@@ -196,20 +190,17 @@ def test_spark_submit_is_taken_from_path_else_from_beside_this_python(tmp_path: 
         (tmp_path / name).mkdir()
         (tmp_path / name / "spark-submit").touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "beside" / "python"))
-    submit = operator(outputs=OUTPUTS)
-    submit._find_spark_submit("spark-submit", {"PATH": str(tmp_path / "path")})
-    assert submit._spark_binary is None
-    submit._find_spark_submit("spark-submit", {"PATH": "/nowhere"})
-    assert submit._spark_binary == str(tmp_path / "beside" / "spark-submit")
+    assert find_spark_submit("spark-submit", {"PATH": str(tmp_path / "path")}) == "spark-submit"
+    assert find_spark_submit("spark-submit", {"PATH": "/nowhere"}) == str(tmp_path / "beside" / "spark-submit")
     with pytest.raises(SparkSubmitNotFound, match="'spark3-submit' is neither"):
-        submit._find_spark_submit("spark3-submit", {"PATH": "/nowhere"})
+        find_spark_submit("spark3-submit", {"PATH": "/nowhere"})
 
 
 def test_a_driver_dies_with_the_process_that_started_it() -> None:
     program = (
         "import os, subprocess, sys, signal\n"
         "from functools import partial\n"
-        "from qewqew_airflow.spark_submit import end_with\n"
+        "from qewqew_airflow.operators.spark_worker import end_with\n"
         "end = partial(end_with, os.getpid())\n"
         "child = subprocess.Popen(['sleep', '60'], preexec_fn=end, stdout=subprocess.DEVNULL)\n"
         "print(child.pid, flush=True)\n"
@@ -230,7 +221,7 @@ def test_a_driver_dies_with_the_process_that_started_it() -> None:
 
 def test_a_try_waits_until_an_earlier_one_that_lives_on_has_ended(tmp_path: Path) -> None:
     """Two jobs on one batch would destroy each other's output: the lock is the kernel's, and ends with the process."""
-    batch = SimpleNamespace(id="b", manifest_path=str(tmp_path / "manifest.json"))
+    batch: Any = SimpleNamespace(id="b", manifest_path=str(tmp_path / "manifest.json"))
     hold = (
         "import fcntl, os, sys, time\n"
         "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
@@ -242,12 +233,16 @@ def test_a_try_waits_until_an_earlier_one_that_lives_on_has_ended(tmp_path: Path
     earlier.stdout.readline()
     threading.Timer(0.5, earlier.kill).start()
     began = time.monotonic()
-    with operator(outputs=OUTPUTS)._alone_with(QewQewHook(), batch):  # type: ignore[arg-type]
+    with LeasedBatch(QewQewHook(), Source("orders"), batch, None, 0.0).alone(kill):
         assert time.monotonic() - began > 0.3
         assert earlier.wait() == -signal.SIGKILL
 
 
 # The lease, while Spark runs.
+
+
+def kill() -> None:
+    pytest.fail("the lease is not lost")
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -258,22 +253,26 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.fixture(params=["queue", "topic"])
-def submit(directory: Path, request: pytest.FixtureRequest) -> QewQewSparkSubmitOperator:
+def source(directory: Path, request: pytest.FixtureRequest) -> Source:
     if request.param == "queue":
         with Queue(directory / "orders") as queue:
             queue.put(b"a")
-        return operator(outputs=OUTPUTS, lease_timeout=3)
+        return Source("orders")
     with Topic(directory / "orders") as topic:
         topic.append(b"a")
-    return operator(queue_name=None, topic="orders", reader="load", outputs=OUTPUTS, lease_timeout=3)
+    return Source(topic="orders", reader="load")
+
+
+def leased_for_three_seconds(source: Source) -> LeasedBatch:
+    return lease(QewQewHook(), source, "key", None, None, 3.0)
 
 
 def nobody_extends() -> bool:
     return not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
 
 
-def test_an_extension_that_fails_is_tried_again(submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    hook, extend, tried = QewQewHook(), Batch.extend, list[float]()
+def test_an_extension_that_fails_is_tried_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    extend, tried = Batch.extend, list[float]()
 
     def fail_twice(self: Batch, lease_timeout: float) -> None:
         tried.append(lease_timeout)
@@ -282,18 +281,18 @@ def test_an_extension_that_fails_is_tried_again(submit: Any, monkeypatch: pytest
         extend(self, lease_timeout)
 
     monkeypatch.setattr(Batch, "extend", fail_twice)
-    batch = submit._lease(hook, "key")
-    with submit._extending(hook, batch):
+    leased = leased_for_three_seconds(source)
+    with leased.extended(kill):
         until(lambda: len(tried) == 3)
-    with submit._source().open(hook) as queue:
-        assert queue.batch(batch.id).expires > batch.expires
+    with source.open(QewQewHook()) as queue:
+        assert queue.batch(leased.batch.id).expires > leased.batch.expires
     assert tried == [3.0] * 3
     assert nobody_extends()
 
 
-def test_a_lease_that_cannot_be_extended_until_it_is_over_is_lost(submit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    hook, kills = QewQewHook(), list[float]()
-    batch = submit._lease(hook, "key")
+def test_a_lease_that_cannot_be_extended_until_it_is_over_is_lost(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = list[float]()
+    leased = leased_for_three_seconds(source)
     end = time.monotonic() + 2.9
 
     def kill() -> None:
@@ -301,55 +300,51 @@ def test_a_lease_that_cannot_be_extended_until_it_is_over_is_lost(submit: Any, m
         if len(kills) == 1:
             raise OSError("no answer")
 
-    monkeypatch.setattr(submit, "_kill_driver", kill)
     monkeypatch.setattr(Batch, "extend", lambda self, lease_timeout: (_ for _ in ()).throw(OSError("the disk is gone")))
-    with pytest.raises(LeaseLost, match=r"not extended within 3 s: the disk is gone"), submit._extending(hook, batch):  # noqa: PT012
+    with pytest.raises(LeaseLost, match=r"not extended within 3 s: the disk is gone"), leased.extended(kill):  # noqa: PT012
         until(lambda: len(kills) == 2)  # until Spark is dead
         raise SparkJobFailed("killed")
     assert kills[0] > end
     assert nobody_extends()
 
 
-def test_a_batch_that_an_earlier_try_acknowledges_meanwhile_is_not_lost(submit: Any) -> None:
-    hook = QewQewHook()
-    batch = submit._lease(hook, "key")
-    with submit._extending(hook, batch):
-        with submit._source().open(hook) as queue:
-            queue.batch(batch.id).ack()
+def test_a_batch_that_an_earlier_try_acknowledges_meanwhile_is_not_lost(source: Source) -> None:
+    leased = leased_for_three_seconds(source)
+    with leased.extended(kill):
+        with source.open(QewQewHook()) as queue:
+            queue.batch(leased.batch.id).ack()
         until(nobody_extends)
-    again = submit._lease(hook, "key")
-    with submit._extending(hook, again):
+    again = leased_for_three_seconds(source)
+    with again.extended(kill):
         assert nobody_extends()
 
 
-def test_a_try_that_waits_for_an_earlier_one_keeps_the_lease(submit: Any) -> None:
-    hook = QewQewHook()
-    batch = submit._lease(hook, "key")
-    earlier = os.open(os.path.dirname(batch.manifest_path), os.O_RDONLY)
+def test_a_try_that_waits_for_an_earlier_one_keeps_the_lease(source: Source) -> None:
+    leased = leased_for_three_seconds(source)
+    earlier = os.open(os.path.dirname(leased.batch.manifest_path), os.O_RDONLY)
     fcntl.flock(earlier, fcntl.LOCK_EX)
 
     def expires() -> Any:
-        with submit._source().open(hook) as queue:
-            return queue.batch(batch.id).expires
+        with source.open(QewQewHook()) as queue:
+            return queue.batch(leased.batch.id).expires
 
     def end() -> None:
         try:
-            until(lambda: expires() > batch.expires)
+            until(lambda: expires() > leased.batch.expires)
         finally:
             os.close(earlier)
 
     thread = threading.Thread(target=end)
     thread.start()
-    with submit._alone_with(hook, batch):
+    with leased.alone(kill):
         assert nobody_extends()
-        assert expires() > batch.expires
+        assert expires() > leased.batch.expires
     thread.join()
 
 
-def test_what_ends_the_job_ends_the_extension(submit: Any) -> None:
-    hook = QewQewHook()
-    batch = submit._lease(hook, "key")
-    with pytest.raises(KeyboardInterrupt), submit._extending(hook, batch):  # noqa: PT012
+def test_what_ends_the_job_ends_the_extension(source: Source) -> None:
+    leased = leased_for_three_seconds(source)
+    with pytest.raises(KeyboardInterrupt), leased.extended(kill):  # noqa: PT012
         assert not nobody_extends()
         raise KeyboardInterrupt
     assert nobody_extends()
@@ -430,7 +425,7 @@ def test_all_that_is_said_of_the_job_is_on_its_command_line(connect: Any) -> Non
         "schema_evolution": "fail",
     }
     submit = operator(outputs=[{"table": "db.orders", "transform": "a:b"}], **said)
-    command = submit._job_arguments("/batch/manifest.json", None)
+    command = job_arguments("/batch/manifest.json", submit.outputs or (), None, **submit._job_arguments())
     parsed = vars(arguments(command))
     assert [parsed.pop(name) for name in ("batch", "outputs", "result")] == [
         "/batch/manifest.json",
@@ -450,5 +445,5 @@ def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(
     submit._check_worker()
     assert submit._driver_is_here is here
     assert ("PYSPARK_PYTHON" in (submit.env_vars or {})) is here
-    assert "--result" not in submit._job_arguments("/batch/manifest.json", None)
-    assert submit._job_arguments("/batch/manifest.json", "/tmp/result")[-2:] == ["--result", "/tmp/result"]
+    assert "--result" not in job_arguments("/batch/manifest.json", OUTPUTS, None)
+    assert job_arguments("/batch/manifest.json", OUTPUTS, "/tmp/result")[-2:] == ["--result", "/tmp/result"]

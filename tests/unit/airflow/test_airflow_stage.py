@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.operators import QewQewStageOperator, encode, task_key
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.operators.stage import QewQewStageOperator
+from qewqew_airflow.shared.records import encode
 from qewqew_core import BadArgument, BadRecord, Queue, QueueLocked, Topic
 
 

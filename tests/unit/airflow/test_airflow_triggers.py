@@ -22,11 +22,11 @@ from airflow.providers.common.messaging.triggers.msg_queue import MessageQueueTr
 from airflow.triggers.base import BaseEventTrigger
 from airflow_version import SHARES_STREAMS, encode_trigger, needs_shared_streams
 
-from qewqew_airflow import watching
-from qewqew_airflow.message_queue import QewQewMessageQueueProvider
-from qewqew_airflow.readiness import Thresholds
-from qewqew_airflow.source import Source
-from qewqew_airflow.triggers import Announcer, QewQewEventTrigger, QewQewReadyTrigger
+from qewqew_airflow.queues.qewqew import QewQewMessageQueueProvider
+from qewqew_airflow.shared.readiness import Thresholds
+from qewqew_airflow.shared.source import Source
+from qewqew_airflow.triggers import watching
+from qewqew_airflow.triggers.qewqew import Announcer, QewQewEventTrigger, QewQewReadyTrigger
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic
 
 if SHARES_STREAMS:
@@ -419,7 +419,7 @@ def test_what_cannot_be_looked_at_is_logged_and_tried_again(
             assert (await events.get())["records"] == 1
             assert not running.failures
 
-    with caplog.at_level(logging.ERROR, "qewqew_airflow.triggers"):
+    with caplog.at_level(logging.ERROR, "qewqew_airflow.triggers.qewqew"):
         run(test)
     said = caplog.records[0].getMessage()
     assert said.startswith("Cannot look at queue orders of connection 'qewqew_default', again in 1 s: ")

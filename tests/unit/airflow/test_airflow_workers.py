@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from qewqew_airflow.hooks import QewQewHook, WrongHost
+from qewqew_airflow.errors import WrongHost
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument
 
 HERE = socket.gethostname()

@@ -6,28 +6,25 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any
-from urllib.parse import unquote
 
 from airflow.models.connection import Connection
 from airflow.secrets.environment_variables import CONN_ENV_PREFIX, EnvironmentVariablesBackend
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_core import QewQewError, inspection, layout, listing, topic
-from qewqew_core.batch_state import BatchState, Leases
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_of
+from qewqew_core import BatchNotFound, QewQewError, inspection, layout, listing, topic
+from qewqew_core.batch_state import BatchState
 from qewqew_core.limits import now_ms
 
 FRESH = 2.0  # seconds: however many people look, a directory is read once in this time
 MOST_BATCHES = 100  # of one queue, the oldest first; it is said how many there are
-SAMPLE_SECONDS, SAMPLES = 60.0, 61  # of the sparklines
-MOST_HISTORIES = 5000  # of one connection: more queues than that have no sparkline
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +33,8 @@ def connections() -> dict[str, Connection]:
     """Those of type qewqew in Airflow's database and in the environment, which wins; a secrets backend cannot be listed."""
     with create_session() as session:
         found = {
-            one.conn_id: one for one in session.scalars(select(Connection).where(Connection.conn_type == QewQewHook.conn_type))
+            connection.conn_id: connection
+            for connection in session.scalars(select(Connection).where(Connection.conn_type == QewQewHook.conn_type))
         }
         session.expunge_all()
     environment = EnvironmentVariablesBackend()
@@ -63,7 +61,7 @@ def hook_of(connection: Connection) -> QewQewHook:
 
 
 @dataclass(frozen=True)
-class Look:
+class Contents:
     """What is in the directory of a connection. Queues and topics are dicts, as the page gets them (see `page.js`)."""
 
     directory: str
@@ -73,15 +71,15 @@ class Look:
     error: str | None = None
 
 
-def look(connection: Connection) -> Look:
+def contents_of(connection: Connection) -> Contents:
     """Raises nothing: what is wrong with the directory, or with one queue, is part of what is shown."""
     hook = hook_of(connection)
     try:
         directory = hook.directory()
         found = listing.find(directory)
     except (QewQewError, OSError) as error:
-        return Look(str(connection.host or ""), error=explained(error))
-    return Look(
+        return Contents(str(connection.host or ""), error=explained(error))
+    return Contents(
         directory,
         [_row(hook, name, queue_row) for name in found.queues],
         [_row(hook, name, topic_row) for name in found.topics],
@@ -135,116 +133,60 @@ def topic_row(path: str) -> dict[str, Any]:
 def batch_rows(batches: list[BatchState]) -> dict[str, Any]:
     """How many there are of each kind, and the batches themselves. Dead ones come first: they wait for a person."""
     now = now_ms()
-    kinds = ["returned" if one.expired(now) else one.state for one in batches]
-    ordered = sorted(zip(kinds, batches, strict=True), key=lambda one: ("dead", "leased", "returned").index(one[0]))
-    counts = {kind: kinds.count(kind) for kind in ("leased", "returned", "dead")}
-    return {**counts, "batches": [_batch_row(*one) for one in ordered[:MOST_BATCHES]]}
+    kinds: dict[str, list[BatchState]] = {"dead": [], "leased": [], "returned": []}
+    for batch in batches:
+        kinds["returned" if batch.expired(now) else batch.state].append(batch)
+    rows = (_batch_row(kind, batch) for kind, some in kinds.items() for batch in some)
+    return {**{kind: len(some) for kind, some in kinds.items()}, "batches": list(islice(rows, MOST_BATCHES))}
 
 
-def _batch_row(kind: str, one: BatchState) -> dict[str, Any]:
+def _batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
     return {
-        "id": one.id,
+        "id": batch.id,
         "state": kind,
-        "key": one.keys[-1],
-        "task": task_of(one.keys[-1]),
-        "records": one.records,
-        "bytes": one.bytes,
-        "attempt": one.attempt,
-        "made": one.created,  # tells batches of one id apart
-        "since": iso(layout.moment(one.changed)),
-        "expires": iso(layout.moment(one.expires)) if one.expires is not None else None,
-        "reason": visible(one.reason),
+        "key": batch.keys[-1],
+        "task": task_of(batch.keys[-1]),
+        "records": batch.records,
+        "bytes": batch.bytes,
+        "attempt": batch.attempt,
+        "made": batch.created,  # tells batches of one id apart
+        "since": iso(layout.moment(batch.changed)),
+        "expires": iso(layout.moment(batch.expires)) if batch.expires is not None else None,
+        "reason": visible(batch.reason),
     }
 
 
-def task_of(key: str) -> dict[str, Any] | None:
-    """The task instance whose key this is (see `operators.task_key`); None if it is somebody else's key, or was cut."""
-    dag, run, task, index = (*map(unquote, key.split("|")), *[""] * 4)[:4]
-    if key.count("|") != 3 or not {dag, run, task}.isdisjoint({"", ".", ".."}) or not index.removeprefix("-").isdecimal():
-        return None
-    return {"dag": dag, "run": run, "task": task, "index": int(index)}
-
-
-def leases_of(path: str, reader: str | None) -> Leases | None:
-    """The batches of a queue, or of a reader of a topic, without a lock; None if there is no such reader."""
+def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
+    """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
     if reader is None:
-        return Leases({one.id: one for one in inspection.inspect_batches(path)[1]})
-    return topic.inspect_topic(path)[1].get(reader)
+        batches = {batch.id: batch for batch in inspection.inspect_batches(path)[1]}
+    else:
+        state = topic.inspect_topic(path)[1].get(reader)
+        batches = {} if state is None else state.batches
+    if batch_id not in batches:
+        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was acknowledged, put back or dropped")
+    return batches[batch_id]
 
 
-class Looks:
-    """The last look at each connection, for `FRESH` seconds."""
+class RecentContents:
+    """The contents of each connection, for `FRESH` seconds as they were."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._kept: dict[tuple[str, str], tuple[threading.Lock, list[tuple[float, Look]]]] = {}
+        self._kept: dict[tuple[str, str], tuple[threading.Lock, list[tuple[float, Contents]]]] = {}
 
-    def __call__(self, connection: Connection) -> Look:
+    def __call__(self, connection: Connection) -> Contents:
         with self._guard:
             lock, kept = self._kept.setdefault((connection.conn_id, connection.host or ""), (threading.Lock(), []))
         with lock:  # of this connection alone: a directory that hangs holds up nobody else's
             if not kept or time.monotonic() - kept[0][0] > FRESH:
-                kept[:] = [(time.monotonic(), look(connection))]
+                kept[:] = [(time.monotonic(), contents_of(connection))]
             return kept[0][1]
 
     def forget(self, is_old: Callable[[str], bool]) -> None:
         """Look anew at these connections, by their ids, when they are asked for."""
         with self._guard:
-            for one in [one for one in self._kept if is_old(one[0])]:
-                del self._kept[one]
-
-
-class History:
-    """How much waited in each queue and topic during the last hour, in this process, one sample a minute."""
-
-    def __init__(self, looks: Looks) -> None:
-        self._looks = looks
-        self._samples: dict[str, dict[str, deque[tuple[float, int]]]] = {}  # by connection, and "queue NAME" or "topic NAME"
-        self._stop = threading.Event()
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Sample in a thread until the block ends."""
-        self._stop.clear()
-        thread = threading.Thread(target=self._work, name="qewqew samples", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join(5)  # a directory that hangs must not keep the server from stopping
-
-    def _work(self) -> None:
-        while True:
-            try:
-                self.sample()
-            except Exception:  # the database may be away; the next sample may succeed
-                _logger.warning("The depths of the queues could not be sampled", exc_info=True)
-            if self._stop.wait(SAMPLE_SECONDS):
-                return
-
-    def sample(self) -> None:
-        found = connections()
-        self._looks.forget(lambda conn_id: conn_id not in found)
-        for gone in self._samples.keys() - found.keys():
-            self._samples.pop(gone, None)
-        for conn_id, connection in found.items():
-            seen, now = self._looks(connection), time.time()
-            before = self._samples.get(conn_id, {})
-            after: dict[str, deque[tuple[float, int]]] = {}
-            for kind, rows in (("queue", seen.queues), ("topic", seen.topics)):
-                for row in rows:
-                    key = f"{kind} {row['name']}"
-                    if "error" not in row and len(after) < MOST_HISTORIES:
-                        after[key] = before.get(key) or deque(maxlen=SAMPLES)
-                        after[key].append((now, row["waiting"]))
-            self._samples[conn_id] = after
-
-    def of(self, conn_id: str) -> dict[str, list[tuple[int, int]]]:
-        """(seconds ago, how many waited) of each queue and topic, the oldest first."""
-        now = time.time()
-        samples = self._samples.get(conn_id, {})
-        return {key: [(round(now - when), count) for when, count in list(some)] for key, some in samples.items()}
+            self._kept = {key: kept for key, kept in self._kept.items() if not is_old(key[0])}
 
 
 def explained(error: Exception) -> str:

@@ -22,12 +22,12 @@ try:
 except ImportError:  # before Airflow 3.3: Airflow calls `run`, and each trigger looks for itself
     SharedStreamProducer = object  # type: ignore[assignment,misc]
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import check_rendered, seconds, whole
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.readiness import Thresholds, seen
-from qewqew_airflow.source import Source, Start
-from qewqew_airflow.watching import Watch
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.readiness import Thresholds, announcement
+from qewqew_airflow.shared.source import Source, Start
+from qewqew_airflow.triggers.watching import Watch
 from qewqew_core import BadArgument, QueueStats
 
 PAUSE = 0.2  # seconds between two looks at least, and ten times what a look takes: a busy queue costs a tenth of a processor
@@ -101,7 +101,7 @@ class QewQewReadyTrigger(BaseTrigger):
         async with contextlib.aclosing(looks(self.qewqew_conn_id, self.source, self.poll_interval)) as found:
             async for look in found:
                 if reason := self.thresholds.reason(look.stats):
-                    return seen(self.source, look.stats, reason)
+                    return announcement(self.source, look.stats, reason)
                 if (left := self.thresholds.seconds_left(look.stats)) is not None:
                     look.again_in(left)
         raise AssertionError
@@ -131,7 +131,7 @@ class Announcer:
         if reason is None:
             self._last = None
             return None
-        if self._last is None or _later(stats.last_lease, self._last.last_lease):
+        if self._last is None or _is_later(stats.last_lease, self._last.last_lease):
             remind_in = self._remind
         elif now >= self._last.remind_at:
             remind_in = max(self._remind, min(2 * self._last.remind_in, LONGEST_REMIND))
@@ -145,8 +145,8 @@ class Announcer:
         return self._thresholds.seconds_left(stats) if self._last is None else max(0.0, self._last.remind_at - now)
 
 
-def _later(one: datetime | None, other: datetime | None) -> bool:
-    return one is not None and (other is None or one > other)
+def _is_later(moment: datetime | None, than: datetime | None) -> bool:
+    return moment is not None and (than is None or moment > than)
 
 
 class QewQewEventTrigger(BaseEventTrigger):
@@ -238,7 +238,7 @@ class QewQewEventTrigger(BaseEventTrigger):
                 look.again_in(left)
             if reason is not None:
                 self.log.info("%s is ready: %s; announced", self.source, reason)
-                yield TriggerEvent({**seen(self.source, look.stats, reason), "max_records": self.max_records})
+                yield TriggerEvent({**announcement(self.source, look.stats, reason), "max_records": self.max_records})
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Without sharing; Airflow calls this where it has no shared streams."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from qewqew_airflow.arguments import is_rendered_later
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.layout import check_reader_name
 from qewqew_core.tags import Filter
@@ -22,6 +22,11 @@ def check_either(queue_name: str | None, topic: str | None) -> None:
     """Raise `BadArgument` unless exactly one is given."""
     if (queue_name is None) == (topic is None):
         raise BadArgument("give either queue_name or topic")
+
+
+def reader_stem(topic: str, reader: str) -> str:
+    """What the paths of a reader's log and of its batches begin with; ``topic``: its path."""
+    return os.path.join(topic, "state", reader)
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,24 @@ class Source:
     def __str__(self) -> str:
         return f"queue {self.queue_name}" if self.topic is None else f"reader {self.reader} of topic {self.topic}"
 
+    @property
+    def name(self) -> str:
+        """Of the queue or topic."""
+        return str(self.queue_name if self.topic is None else self.topic)
+
     def names(self) -> dict[str, Any]:
         """For the result of a task."""
         return {"queue": self.queue_name} if self.topic is None else {"topic": self.topic, "reader": self.reader}
 
     def path(self, hook: QewQewHook) -> str:
         """Of the queue or topic; raises `BadPath`, and touches nothing."""
-        return hook.path(self.queue_name if self.topic is None else self.topic)  # type: ignore[arg-type]
+        return hook.path(self.name)
 
     @contextlib.contextmanager
     def open(self, hook: QewQewHook, **settings: Any) -> Iterator[Queue | Reader]:
         """What has `lease`, `batches` and `batch`. A reader that is not there is made, and has the filter from now on."""
         if self.topic is None:
-            with hook.queue(self.queue_name, **settings) as queue:  # type: ignore[arg-type]
+            with hook.queue(self.name, **settings) as queue:
                 yield queue
         else:
             assert self.reader is not None
@@ -87,7 +97,7 @@ class Source:
     def inspect(self, hook: QewQewHook) -> QueueStats:
         """How much waits, without a lock."""
         if self.topic is None:
-            return hook.inspect(self.queue_name)  # type: ignore[arg-type]
+            return hook.inspect(self.name)
         assert self.reader is not None
         return hook.inspect_reader(self.topic, self.reader)
 
@@ -96,7 +106,7 @@ class Source:
         path = self.path(hook)
         if self.topic is None:
             return [path]
-        return [os.path.join(path, os.path.basename(path) + "."), os.path.join(path, "state", f"{self.reader}.")]
+        return [os.path.join(path, os.path.basename(path) + "."), reader_stem(path, f"{self.reader}.")]
 
     def may_have_leases(self, hook: QewQewHook) -> bool:
         """False if there is nothing to open in order to return a batch. Makes nothing."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.source import Source
+from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, QueueStats
 
 RETURNED = "a batch waits that was returned, or of which the lease time is over"
@@ -71,7 +71,7 @@ class Thresholds:
         return max(0.0, (self.max_age - (datetime.now(UTC) - stats.oldest)).total_seconds())
 
 
-def seen(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:
+def announcement(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:
     """What a sensor returns, and a trigger announces: JSON."""
     return {
         **source.names(),

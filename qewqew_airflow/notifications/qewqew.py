@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.operators import make_key
-from qewqew_airflow.records import encode
-from qewqew_airflow.source import check_either
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import make_key
+from qewqew_airflow.shared.records import encode
+from qewqew_airflow.shared.source import check_either
 from qewqew_core import BadArgument
 
 if TYPE_CHECKING:

@@ -1,25 +1,24 @@
-"""Put records into a queue or topic, and the key that makes a task do it once."""
+"""Put records into a queue or topic, once."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
 
 from airflow.providers.common.compat.sdk import determine_kwargs
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import TOPIC_SETTINGS, QewQewHook, check_settings
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.records import Spool, encode, lines, open_file, query, rows
-from qewqew_airflow.source import Source, check_either
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settings
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.records import Spool, encode, lines, open_file, query, rows
+from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord
 
 if TYPE_CHECKING:
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, ObjectStoragePath
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
-LONGEST_KEY = 512  # bytes; what the core takes
-
-
-def task_key(context: Context) -> str:
-    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it."""
-    ti = context["ti"]
-    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
-
-
-def make_key(*parts: object) -> str:
-    """A key of which the parts can be told apart, so that no others make the same.
-
-    What is not a letter, a digit or one of ``_.-~:+`` is percent-encoded, and a key over 512 bytes ends in the SHA-256
-    of the whole instead.
-    """
-    key = "|".join(quote(str(part), safe=":+") for part in parts)
-    if len(key) <= LONGEST_KEY:
-        return key
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    return f"{key[: LONGEST_KEY - len(digest) - 1]}|{digest}"
 
 
 class QewQewStageOperator(BaseOperator):
@@ -125,7 +104,7 @@ class QewQewStageOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         if isinstance(records, XComArg) and not op_args and not op_kwargs:  # which Airflow resolves in a templated field
-            records, op_args = _of_tasks, [records]
+            records, op_args = _records_of_tasks, [records]
         self.queue_name = queue_name
         self.topic = topic
         # Airflow would call a callable in a templated field, with the context.
@@ -157,9 +136,9 @@ class QewQewStageOperator(BaseOperator):
             raise BadArgument(f"records must be a callable or an iterable of records, not {type(records).__name__}")
         if (op_args or op_kwargs) and not callable(records):
             raise BadArgument("op_args and op_kwargs are for a callable in records")
-        for name, of in (("format", "path"), ("path_conn_id", "path"), ("sql_conn_id", "sql"), ("parameters", "sql")):
-            if getattr(self, name) is not None and getattr(self, of) is None:
-                raise BadArgument(f"{name} is for {of}")
+        for name, source in (("format", "path"), ("path_conn_id", "path"), ("sql_conn_id", "sql"), ("parameters", "sql")):
+            if getattr(self, name) is not None and getattr(self, source) is None:
+                raise BadArgument(f"{name} is for {source}")
         if sql is not None and sql_conn_id is None:
             raise BadArgument("give sql_conn_id, the connection of the database in which sql is run")
         if path is not None and not is_rendered_later(path):
@@ -180,17 +159,17 @@ class QewQewStageOperator(BaseOperator):
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
         else:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
-        of = {"queue": self.queue_name} if self.topic is None else {"topic": self.topic}
-        metrics.count("staged", stored, connection=self.qewqew_conn_id, **of)
+        names = {"queue": self.queue_name} if self.topic is None else {"topic": self.topic}
+        metrics.count("staged", stored, connection=self.qewqew_conn_id, **names)
         if self.queue_name is not None:
             metrics.gauge(hook, Source(self.queue_name))
         self._staged, self._bytes = staged, None if again else size
-        result = {**of, "records": staged}
+        result = {**names, "records": staged}
         write_counts(context, self.outlets, result)
         return result
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, written_queue
+        from qewqew_airflow.shared.lineage import lineage, written_queue
 
         name = self.queue_name or self.topic
         return lineage(outputs=[written_queue(self.qewqew_conn_id, str(name), self._staged, self._bytes)])
@@ -200,7 +179,7 @@ class QewQewStageOperator(BaseOperator):
 
         Encoded before the queue is opened: a source may be slow, and others wait for the queue.
         """
-        encoded = (encode(record, number) for number, record in enumerate(self._source(context)))
+        encoded = (encode(record, number) for number, record in enumerate(self._read(context)))
         with Spool(encoded) as spool, hook.queue(name) as queue, queue.session() as session:
             before = len(queue)
             waiting = iter(spool)
@@ -216,7 +195,7 @@ class QewQewStageOperator(BaseOperator):
         """
         size = 0
         with hook.topic(name, **self._topic_settings()) as topic, topic.session() as session:
-            for number, record in enumerate(self._source(context)):
+            for number, record in enumerate(self._read(context)):
                 body = encode(record, number)
                 session.append(
                     body,
@@ -233,13 +212,13 @@ class QewQewStageOperator(BaseOperator):
         return check_settings("topic_settings", "topic_settings", self.topic_settings or {}, TOPIC_SETTINGS)
 
     @staticmethod
-    def _label(name: str, text: Any, of: Callable[[Any], Any] | None, record: Any, number: int) -> str | None:
-        value = text if of is None else of(record)
+    def _label(name: str, text: Any, function: Callable[[Any], Any] | None, record: Any, number: int) -> str | None:
+        value = text if function is None else function(record)
         if value is not None and not isinstance(value, str):
             raise BadRecord(f"the {name} of record {number} must be text or None, not {value!r:.80}. Nothing was stored")
         return value
 
-    def _source(self, context: Context) -> Iterable[Any]:
+    def _read(self, context: Context) -> Iterable[Any]:
         if self.sql is not None:
             assert self.sql_conn_id is not None  # checked in __init__
             return query(self.sql_conn_id, self.sql, self.parameters)
@@ -267,14 +246,14 @@ class QewQewStageOperator(BaseOperator):
             yield from read(file, str(self.path))
 
 
-def _of_tasks(output: Any) -> Iterable[Any]:
+def _records_of_tasks(output: Any) -> Iterable[Any]:
     """The records that another task returned; of mapped tasks, those of each."""
     if not isinstance(output, LazyXComSequence):
         if not _is_iterable_of_records(output):
             raise BadArgument(f"the task whose output is staged returned {type(output).__name__}, not a list of records")
         return cast(Iterable[Any], output)
-    each = (one if isinstance(one, (list, tuple)) else [one] for one in output if one is not None)
-    return chain.from_iterable(each)
+    outputs = (each if isinstance(each, (list, tuple)) else [each] for each in output if each is not None)
+    return chain.from_iterable(outputs)
 
 
 def _is_iterable_of_records(value: Any) -> bool:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from airflow.providers.common.compat.sdk import Stats as stats
 
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.source import Source
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared.source import Source
 from qewqew_core import QueueStats
 
 _logger = logging.getLogger(__name__)

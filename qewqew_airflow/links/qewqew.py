@@ -17,5 +17,5 @@ class QewQewLink(BaseOperatorLink):
     name = "QewQew"
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        of: Any = operator
-        return "qewqew/page?" + urlencode({"connection": of.qewqew_conn_id, "name": of.queue_name or of.topic})
+        task: Any = operator
+        return "qewqew/page?" + urlencode({"connection": task.qewqew_conn_id, "name": task.queue_name or task.topic})

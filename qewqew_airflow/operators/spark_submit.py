@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import fcntl
 import functools
-import importlib.util
 import json
 import os
-import re
-import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,52 +21,32 @@ from airflow.providers.common.compat.sdk import (
 )
 from airflow.sdk import BaseHook
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.leases import describe, lease, still_ours
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.operators import task_key
-from qewqew_airflow.source import Source, Start
-from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.errors import LeaseLost, SparkConnectionMissing, SparkJobFailed
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.operators.batch import lease, numbers
+from qewqew_airflow.operators.spark_job import (
+    JOB_ARGUMENTS,
+    check_job,
+    fill_in,
+    job_arguments,
+    last_error,
+    read_result,
+    ready_made_job,
+)
+from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.source import Source, Start
+from qewqew_core import BadArgument, Batch
 from qewqew_core.store import store_of
-from qewqew_spark.output import Output, check_arguments
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
-
-
-class SparkConnectionMissing(QewQewError):
-    """The Spark connection does not exist or names no master; the Spark provider would submit to YARN."""
-
-
-class SparkSubmitNotFound(QewQewError):
-    """There is no spark-submit on this worker."""
-
-
-class JavaNotFound(QewQewError):
-    """spark-submit needs Java, and there is none on this worker."""
-
-
-class SparkJobFailed(QewQewError, AirflowException):
-    """The Spark job failed; the text has its last error, the cause (``__cause__``) the end of its output."""
-
-
-class LeaseLost(QewQewError, AirflowException):
-    """The lease could not be extended in time: the batch is another's now, or may be; nothing was acknowledged."""
-
-
-def ready_made_job() -> str:
-    """The path of the application that comes with QewQew, found without importing Spark."""
-    spec = importlib.util.find_spec("qewqew_spark")
-    for directory in (spec and spec.submodule_search_locations) or ():
-        path = os.path.join(directory, "jobs", "batch.py")
-        if os.path.isfile(path):
-            return path
-    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application")
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
@@ -154,17 +126,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        "queue_name",
-        "topic",
-        "reader",
-        "filter",
-        "qewqew_conn_id",
-        "publish_to",
-        "outputs",
-        "codec",
-        "schema",
-        "read_options",
-        "quarantine",
+        *("queue_name", "topic", "reader", "filter", "qewqew_conn_id", "publish_to"),
+        *("outputs", "codec", "schema", "read_options", "quarantine"),
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
     operator_extra_links = (QewQewLink(),)
@@ -209,7 +172,6 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.quarantine = quarantine
         self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
         self.schema_evolution = schema_evolution
-        self._lease_ends = 0.0  # by the monotonic clock
         self._killed = False
         self._driver_is_here = True
         self._result: dict[str, Any] = {}
@@ -225,35 +187,33 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             self._check_job()
             self._source().path(hook)
             self._check_worker()
-            batch = self._lease(hook, key)
-            if batch is None:
-                raise AirflowSkipException(f"{self._source()} is empty: nothing to hand to Spark")
-            with self._alone_with(hook, batch):
-                with self._extending(hook, batch):
+            leased = lease(hook, self._source(), key, self.max_records, self.max_bytes, self.lease_timeout)
+            batch = leased.batch
+            with leased.alone(self._kill_driver):
+                with leased.extended(self._kill_driver):
                     manifest = batch.manifest_path if self.publish_to is None else self._publish(batch)
                     report = self._submit(context, batch, manifest)
-                self._acknowledge(hook, batch)
+                leased.acknowledge()
             self._clean_up(context, manifest)
         except AirflowSkipException:
             raise
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, key, error)
             raise
-        numbers = {"batch_id": batch.id, "attempt": batch.attempt, "records": batch.records, "bytes": batch.bytes}
-        self._result = {**numbers, **report}
+        self._result = {**numbers(batch), **report}
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
-        write_counts(context, self.outlets, {**self._source().names(), **numbers, **figures})
+        write_counts(context, self.outlets, {**self._source().names(), **numbers(batch), **figures})
         return self._result
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue, written_output
+        from qewqew_airflow.shared.lineage import lineage, of_queue, written_output
 
         queue = of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))
         outputs = self._result.get("outputs") or self.outputs or ()
         return lineage([queue], [written_output(output, self._conn_id) for output in outputs])
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue
+        from qewqew_airflow.shared.lineage import lineage, of_queue
 
         return lineage([of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 
@@ -281,7 +241,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs")
         elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
-            check_job(self.outputs, **{name: getattr(self, name) for name in JOB_ARGUMENTS})
+            check_job(self.outputs, **self._job_arguments())
 
     def _check_worker(self) -> None:
         try:
@@ -301,7 +261,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 f"connection {self._conn_id!r} names no Spark master; set its host, for example to local[*] or spark://host:7077"
             )
         environment = {**os.environ, **(self.env_vars or {})}
-        self._find_spark_submit(connection["spark_binary"], environment)
+        self._spark_binary = find_spark_submit(connection["spark_binary"], environment)
         check_java(environment)
         self._check_durable()
         # In cluster mode the driver runs elsewhere, where neither this Python nor a file for the result need be.
@@ -321,109 +281,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 )
             hook._validate_yarn_track_via_rm_api_config()
 
-    def _find_spark_submit(self, binary: str, environment: Mapping[str, str]) -> None:
-        if shutil.which(binary, path=environment.get("PATH")):
-            return
-        # Not resolved: the Python of a virtual environment is a link into the system.
-        beside = os.path.join(os.path.dirname(sys.executable), binary)
-        if not os.access(beside, os.X_OK):
-            raise SparkSubmitNotFound(
-                f"{binary!r} is neither on the PATH of this worker nor beside {sys.executable}; install pyspark into the "
-                "environment of the workers, or put the bin directory of a Spark on their PATH"
-            )
-        self._spark_binary = beside
-
-    # Lease, submit, acknowledge.
-
-    def _lease(self, hook: QewQewHook, key: str) -> Batch | None:
-        source = self._source()
-        with source.open(hook) as queue:
-            begun = time.monotonic()
-            batch = lease(queue, source, hook, key, self.max_records, self.max_bytes, self.lease_timeout)
-            self._lease_ends = begun + (self.lease_timeout or 0)
-        metrics.gauge(hook, source)
-        if batch is not None:
-            self.log.info("Leased batch %s: %s", describe(batch), batch.manifest_path)
-        return batch
-
-    @contextlib.contextmanager
-    def _alone_with(self, hook: QewQewHook, batch: Batch) -> Iterator[None]:
-        """Keep other tries away from the batch while Spark works on it.
-
-        A try whose supervisor was killed may live on while Airflow starts the next one; two jobs that write the same
-        output destroy each other's. The kernel drops the lock when the process that holds it ends.
-        """
-        fd = os.open(os.path.dirname(batch.manifest_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.log.warning("Another try of this task still works on batch %s; waiting until it has ended", batch.id)
-                with self._extending(hook, batch):
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
-    def _extending(self, hook: QewQewHook, batch: Batch) -> Iterator[None]:
-        """Extend the lease in a thread until the block ends; raises `LeaseLost`, whatever became of the block, if it is over.
-
-        The thread has ended when this returns: it and the acknowledgement must not wait for each other's queue.
-        """
-        if self.lease_timeout is None or batch.state != "leased":  # nobody can take one that was acknowledged
-            yield
-            return
-        done, lost = threading.Event(), list[Exception]()
-        arguments = (hook, batch, self.lease_timeout, done, lost)
-        thread = threading.Thread(target=self._keep_lease, args=arguments, name=f"lease of {batch.id}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-            if lost:
-                raise LeaseLost(
-                    f"the lease of batch {batch.id} ended, not extended within {self.lease_timeout:g} s: {lost[0]}. Spark was "
-                    "killed and nothing acknowledged; the next lease gets the batch, unless somebody has it already"
-                ) from lost[0]
-
-    def _keep_lease(
-        self, hook: QewQewHook, leased: Batch, lease_timeout: float, done: threading.Event, lost: list[Exception]
-    ) -> None:
-        """Extend the lease every third of its time until ``done``; put the cause into ``lost`` and kill Spark if it is over."""
-        every = lease_timeout / 3
-        soon = min(every / 10, 5.0)
-        pause = self._lease_ends - 2 * every - time.monotonic()
-        while not lost and not done.wait(pause):
-            begun = time.monotonic()
-            pause = soon
-            try:
-                # A short wait for the lock: the task waits for this thread before it acknowledges.
-                with self._source().open(hook, lock_timeout=min(soon, 1.0)) as queue:
-                    batch = still_ours(queue, leased.id, leased.key, leased.attempt)
-                    if batch.state == "acked":  # by an earlier try that we wait for
-                        return
-                    batch.extend(lease_timeout)
-                self._lease_ends, pause = begun + lease_timeout, every
-            except (BatchConflict, BatchNotFound, BatchExpired) as error:
-                lost.append(error)
-            except Exception as error:
-                if time.monotonic() >= self._lease_ends:  # others may have the batch now, and rely on it
-                    lost.append(error)
-                elif isinstance(error, QueueLocked):
-                    self.log.debug("The lease of batch %s is extended a little later: %s", leased.id, error)
-                else:
-                    self.log.warning("The lease of batch %s could not be extended, trying again: %s", leased.id, error)
-        if lost:
-            self.log.error("Lost the lease of batch %s, killing Spark: %s", leased.id, lost[0])
-        while lost and not done.is_set():  # more than once: spark-submit may just be starting
-            try:
-                self._kill_driver()
-            except Exception as error:
-                self.log.warning("Spark could not be killed, trying again: %s", error)
-            done.wait(1.0)
+    # Submit.
 
     def _publish(self, batch: Batch) -> str:
         """Copy the batch to ``publish_to``; returns the URL of its manifest."""
@@ -441,14 +299,11 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
             result = os.path.join(directory, "result.json")
             if self._ready_made:
-                self.application_args = self._job_arguments(manifest, result if self._driver_is_here else None)
+                place = result if self._driver_is_here else None
+                self.application_args = job_arguments(manifest, self.outputs or (), place, **self._job_arguments())
             else:
-                places = {"{manifest}": manifest, "{batch_id}": batch.id, "{result}": result}
-                pattern = re.compile("|".join(map(re.escape, places)))
-                self.application_args = [
-                    pattern.sub(lambda place: places[place[0]], str(argument))
-                    for argument in self.application_args or ["{manifest}"]
-                ]
+                given = self.application_args or ["{manifest}"]
+                self.application_args = fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
             start = time.monotonic()
             try:
                 super().execute(context)
@@ -459,20 +314,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
         return report
 
-    def _job_arguments(self, manifest: str, result: str | None) -> list[str]:
-        arguments = [manifest]
-        for output in self.outputs or ():
-            arguments += ["--output", json.dumps(output)]
-        for name in JOB_ARGUMENTS:
-            value = getattr(self, name)
-            if name == "read_options":
-                for option, text in (value or {}).items():
-                    arguments += ["--read-option", f"{option}={text}"]
-            elif value is not None:
-                arguments += [f"--{name.replace('_', '-')}", str(value)]
-        if result is not None:
-            arguments += ["--result", result]
-        return arguments
+    def _job_arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in JOB_ARGUMENTS}
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()
@@ -481,17 +324,6 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             end = functools.partial(end_with, os.getpid())
             hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
         return hook
-
-    def _acknowledge(self, hook: QewQewHook, leased: Batch) -> None:
-        source = self._source()
-        with source.open(hook) as queue:
-            batch = still_ours(queue, leased.id, leased.key, leased.attempt)
-            again = batch.state == "acked"
-            batch.ack()
-        self.log.info("Acknowledged batch %s", leased.id)
-        if not again:
-            metrics.count("acknowledged", leased.records, connection=hook.qewqew_conn_id, **source.names())
-        metrics.gauge(hook, source)
 
     def _clean_up(self, context: Context, manifest: str) -> None:
         """After the acknowledgement, which stands whatever fails here: forget the driver, remove the copy."""
@@ -547,85 +379,3 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
         decision = policy.evaluate(exception=error, try_number=ti.try_number, max_tries=ti.max_tries, context=context)
         return bool(decision.action == RetryAction.FAIL)
-
-
-# Of the ready-made job, beside its outputs: parameters here, and arguments there.
-JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"
-
-
-def check_job(outputs: Any, **arguments: Any) -> None:
-    """Raise `BadArgument` unless the ready-made job would take these."""
-    if not isinstance(outputs, Sequence) or isinstance(outputs, str):
-        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {type(outputs).__name__}")
-    parsed = [Output.from_fields(output) for output in outputs]
-    check_arguments(parsed, **{name: value for name, value in arguments.items() if value is not None})
-    try:
-        json.dumps(outputs)
-    except (TypeError, ValueError) as error:
-        raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
-
-
-def check_java(environment: Mapping[str, str]) -> None:
-    """Raise `JavaNotFound` if spark-submit, run with ``environment``, would find no Java."""
-    home = environment.get("JAVA_HOME")
-    if home:
-        if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
-            raise JavaNotFound(f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer, or unset it")
-        return
-    # A Spark installation may set JAVA_HOME itself, in this file.
-    spark_home = environment.get("SPARK_HOME")
-    settings = environment.get("SPARK_CONF_DIR") or (spark_home and os.path.join(spark_home, "conf"))
-    if settings and os.path.isfile(os.path.join(settings, "spark-env.sh")):
-        return
-    if not shutil.which("java", path=environment.get("PATH")):
-        raise JavaNotFound(
-            "spark-submit needs Java; install Java 17 or newer on the workers, and set JAVA_HOME or put it on PATH"
-        )
-
-
-def read_result(path: str) -> dict[str, Any]:
-    """The JSON object that the job wrote, {} if it wrote none; raises `SparkJobFailed` for anything else."""
-    try:
-        with open(path, "rb") as file:
-            result = json.load(file)
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SparkJobFailed(f"the job's result is not JSON: {error}", path=path) from error
-    if not isinstance(result, dict):
-        raise SparkJobFailed("the job's result is not a JSON object", path=path)
-    return result
-
-
-def last_error(output: str) -> str:
-    """Why spark-submit failed, in a line: what the ready-made job printed last, else the last error in the output."""
-    lines = output.splitlines()
-    ours = [line for line in lines if line.startswith("qewqew: error: ")]
-    named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
-    return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]
-
-
-_libc = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process ``parent``, ends. Linux only.
-
-    Runs in the forked child too, before spark-submit: it must not do more than this.
-    """
-    if sys.platform == "linux":
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the kernel was told
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_with_supervisor() -> None:
-    """Let a task process not outlive its supervisor: Airflow starts the next try when that is gone.
-
-    Not where the task runs in somebody else's process, as in ``dag.test()``.
-    """
-    from airflow.sdk.execution_time import comms, task_runner
-
-    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), comms.CommsDecoder):
-        end_with(os.getppid())

@@ -11,11 +11,11 @@ from airflow.configuration import conf
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from qewqew_airflow import metrics
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.readiness import Thresholds, seen
-from qewqew_airflow.source import Source, Start
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.readiness import Thresholds, announcement
+from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import errors
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class QewQewSensor(BaseSensorOperator):
             f"ready, {reason}" if reason else "not ready",
         )
         if reason:
-            return PokeReturnValue(True, seen(source, stats, reason))
+            return PokeReturnValue(True, announcement(source, stats, reason))
         if self.deferrable:
             self._defer(source, thresholds)
         return PokeReturnValue(False)
 
     def _defer(self, source: Source, thresholds: Thresholds) -> None:
-        from qewqew_airflow.triggers import QewQewReadyTrigger  # late: no DAG file needs it
+        from qewqew_airflow.triggers.qewqew import QewQewReadyTrigger  # late: no DAG file needs it
 
         # Filter and start are the reader's by now: it was made, or given the filter.
         names = Source(source.queue_name, source.topic, source.reader)

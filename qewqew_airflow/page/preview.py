@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain, islice, pairwise
 from typing import Any
 
-from qewqew_airflow.page.looking import iso, visible
+from qewqew_airflow.page.contents import iso, visible
 from qewqew_core import BadArgument, Message, inspection, layout, manifest, zbus
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
@@ -31,23 +31,23 @@ MOST_NESTED = 16
 MOST_SKIPPED = 500  # windows of 64 KiB
 
 
-def queue_records(path: str, number: int) -> list[dict[str, Any]]:
+def queue_records(path: str, most: int) -> list[dict[str, Any]]:
     """The first records of a queue; again, if somebody took them while they were read. Raises `BadPath`, `CorruptQueue`."""
-    found = inspection.steady(path, lambda: list(islice(_records(path), number)))
-    return [{"number": place, **described(record)} for place, record in enumerate(found)]
+    found = inspection.steady(path, lambda: list(islice(_records(path), most)))
+    return [{"number": number, **described(record)} for number, record in enumerate(found)]
 
 
 def _records(path: str) -> Iterator[bytes]:
     found = inspection.snapshot(path)
-    for one in found.chunks:
+    for chunk in found.chunks:
         # Each piece is measured before it is read.
-        for _, some in zip(_small_pieces(one), chunk_records(path, one, found.pending.get(one.id, [])), strict=False):
+        for _, some in zip(_small_pieces(chunk), chunk_records(path, chunk, found.pending.get(chunk.id, [])), strict=False):
             yield from some
 
 
-def _small_pieces(one: Chunk) -> Iterator[int]:
-    for index in range(one.piece_of(one.head), len(one.pieces)):
-        size = one.piece_end(index)[0] - one.pieces[index].offset
+def _small_pieces(chunk: Chunk) -> Iterator[int]:
+    for index in range(chunk.piece_of(chunk.head), len(chunk.pieces)):
+        size = chunk.piece_end(index)[0] - chunk.pieces[index].offset
         _check_piece(size)
         yield index
 
@@ -57,14 +57,14 @@ def _check_piece(size: int) -> None:
         raise BadArgument(f"{size:,} bytes must be read to see the next record, more than the page reads at once")
 
 
-def batch_records(directory: str, number: int) -> list[dict[str, Any]]:
+def batch_records(directory: str, most: int) -> list[dict[str, Any]]:
     """The first records of a batch. Raises `BadManifest`, `CorruptQueue`, `BadArgument`."""
     body = manifest.load(os.path.join(directory, manifest.MANIFEST))
     if body.layout == manifest.BLOCK:
         messages = chain.from_iterable(_messages_of_batch(directory, body, segment) for segment in body.segments)
-        return [described_message(*one) for one in islice(messages, number)]
+        return [described_message(message, size) for message, size in islice(messages, most)]
     records = chain.from_iterable(_records_of_batch(directory, body, segment) for segment in body.segments)
-    return [{"number": place, **described(record)} for place, record in enumerate(islice(records, number))]
+    return [{"number": number, **described(record)} for number, record in enumerate(islice(records, most))]
 
 
 def _records_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[Any]:
@@ -91,7 +91,7 @@ def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifes
             at, number = after, number + 1
 
 
-def topic_messages(path: str, number: int, start: int | None, reader: str | None) -> list[dict[str, Any]]:
+def topic_messages(path: str, most: int, start: int | None, reader: str | None) -> list[dict[str, Any]]:
     """Messages of a topic: what a reader gets next, or from number ``start`` on, or from the oldest.
 
     A reader's filter may let nothing pass for long: after `MOST_SKIPPED` windows this gives up. Raises `BadPath`,
@@ -106,8 +106,8 @@ def topic_messages(path: str, number: int, start: int | None, reader: str | None
         begin = state.floor() if state else place or view.oldest()
         chosen = Filter(state.filter) if state else None
         found: list[dict[str, Any]] = []
-        for one in islice(view.stretches(begin, None, chosen, most=number, cut=SHOWN), MOST_SKIPPED):
-            found += map(described_message, one.messages(), (head[zbus.LENGTH] for head in one.heads))
+        for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
+            found += map(described_message, stretch.messages(), (head[zbus.LENGTH] for head in stretch.heads))
         return found
     finally:
         view.close()

@@ -3,67 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowSkipException
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
-from qewqew_airflow import metrics
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
-from qewqew_airflow.assets import write_counts
-from qewqew_airflow.hooks import QewQewHook
-from qewqew_airflow.links import QewQewLink
-from qewqew_airflow.operators import make_key, task_key
-from qewqew_airflow.source import Source, Start
+from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import make_key, task_key
+from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.operators.batch import fails_at_once, lease, numbers, still_ours
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, Reader
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
-
-
-def lease(opened: Queue | Reader, source: Source, hook: QewQewHook, key: str, *limits: Any) -> Batch | None:
-    """The batch of this key, by `Leasing.lease`, counted in the metrics; None if there is nothing to lease.
-
-    Raises AirflowFailException, which no retry follows, if the batch has expired.
-    """
-    had = any(one.state == "leased" and one.key == key for one in opened.batches())  # by an earlier try
-    try:
-        batch = opened.lease(key, *limits)
-    except BatchExpired as error:
-        raise fails_at_once(
-            error,
-            f"Trigger a new run for what is in {source} now; a longer retention in the connection's extra keeps batches longer",
-        ) from error
-    if batch is not None and batch.state == "leased" and not had:
-        metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
-    return batch
-
-
-def describe(batch: Batch) -> str:
-    """For the log."""
-    state = "acknowledged before, to be processed again" if batch.state == "acked" else batch.state
-    until = f" until {batch.expires}" if batch.expires else ""
-    return (
-        f"{batch.id} ({batch.records:,} records, {batch.bytes:,} bytes, attempt {batch.attempt}, {state}{until}), key {batch.key}"
-    )
-
-
-def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) -> Batch:
-    """The batch as it is now; raises `BatchConflict` if somebody else has leased it since, `BatchNotFound`, `BatchExpired`."""
-    batch = opened.batch(batch_id)
-    if (batch.key, batch.attempt) != (key, attempt):
-        raise BatchConflict(
-            f"batch {batch_id} was leased again since, by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
-        )
-    return batch
-
-
-def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
-    return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
 
 
 class QewQewLeaseOperator(BaseOperator):
@@ -131,26 +91,13 @@ class QewQewLeaseOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
-        with source.open(hook) as opened:
-            limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
-            batch = lease(opened, source, hook, task_key(context), *limits)
-        metrics.gauge(hook, source)
-        if batch is None:
-            raise AirflowSkipException(f"{source} is empty: nothing to lease")
-        self.log.info("Leased batch %s: %s", describe(batch), batch.manifest_path)
-        return {
-            "connection": self.qewqew_conn_id,
-            **source.names(),
-            "batch_id": batch.id,
-            "key": batch.key,
-            "attempt": batch.attempt,
-            "records": batch.records,
-            "bytes": batch.bytes,
-            "manifest": batch.manifest_path,
-        }
+        limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
+        batch = lease(hook, source, task_key(context), *limits).batch
+        names = {"connection": self.qewqew_conn_id, **source.names()}
+        return {**names, **numbers(batch), "key": batch.key, "manifest": batch.manifest_path}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        from qewqew_airflow.lineage import lineage, of_queue
+        from qewqew_airflow.shared.lineage import lineage, of_queue
 
         return lineage(inputs=[of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 
@@ -201,26 +148,19 @@ class _EndLeaseOperator(BaseOperator):
         try:
             with self._open(hook, source) as opened:
                 batch = self._find(opened, context)
-                changed = self._end(batch, context)
+                changed = self._end(batch)
         except (BatchConflict, BatchExpired, BatchNotFound) as error:
             raise fails_at_once(error, "Trying again cannot help; clear the lease task to lease what is there now") from error
         if changed:
             metrics.count(self._counted, batch.records, connection=self.qewqew_conn_id, **source.names())
         metrics.gauge(hook, source)
-        result = {
-            **source.names(),
-            "batch_id": batch.id,
-            "attempt": batch.attempt,
-            "records": batch.records,
-            "bytes": batch.bytes,
-            "state": batch.state,
-        }
+        result = {**source.names(), **numbers(batch), "state": batch.state}
         write_counts(context, self.outlets, result)
         return result
 
     _counted: Any
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         """End the lease of this batch, which is ours; False if that was done before."""
         raise NotImplementedError
 
@@ -238,12 +178,10 @@ class _EndLeaseOperator(BaseOperator):
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader)
 
-    @contextmanager
-    def _open(self, hook: QewQewHook, source: Source) -> Iterator[Queue | Reader]:
+    def _open(self, hook: QewQewHook, source: Source) -> AbstractContextManager[Queue | Reader]:
         if source.topic is not None and not source.may_have_leases(hook):  # opening it would make it
             raise BatchNotFound(f"there is no {source}", path=source.path(hook))
-        with source.open(hook) as opened:
-            yield opened
+        return source.open(hook)
 
     def _find(self, opened: Queue | Reader, context: Context) -> Batch:
         if isinstance(self.batch, Mapping):
@@ -275,7 +213,7 @@ class QewQewAckOperator(_EndLeaseOperator):
 
     _counted = "acknowledged"
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         before = batch.state
         batch.ack()
         self.log.info("Batch %s: %s", batch.id, "acknowledged" if before == "leased" else "was acknowledged before")
@@ -308,7 +246,7 @@ class QewQewNackOperator(_EndLeaseOperator):
         super().__init__(trigger_rule=trigger_rule, **kwargs)
         self.reason = reason
 
-    def _end(self, batch: Batch, context: Context) -> bool:
+    def _end(self, batch: Batch) -> bool:
         if batch.state != "leased":
             self.log.info("Batch %s is %s already and stays so", batch.id, batch.state)
             return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from qewqew_airflow.operators import QewQewStageOperator
+from qewqew_airflow.operators.stage import QewQewStageOperator
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator

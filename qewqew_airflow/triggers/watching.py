@@ -30,7 +30,7 @@ class Watch:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._watcher = _watchers.get(loop) or _watchers.setdefault(loop, _Watcher())
+        self._watcher = _watchers.setdefault(loop, _Watcher())
         self._watcher.add(self)
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
 
-from qewqew_airflow.triggers import QewQewEventTrigger
+from qewqew_airflow.triggers.qewqew import QewQewEventTrigger
 
 
 class QewQewMessageQueueProvider(BaseMessageQueueProvider):

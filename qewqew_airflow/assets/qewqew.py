@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from airflow.sdk import Asset
 
-from qewqew_airflow.hooks import QewQewHook
+from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def create_asset(
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
     """The same dataset as the operators name; see `lineage.of_queue`."""
-    from qewqew_airflow.lineage import of_queue
+    from qewqew_airflow.shared.lineage import of_queue
 
     uri = urlsplit(asset.uri)
     return of_queue(uri.netloc, unquote(uri.path.strip("/")))

@@ -12,9 +12,11 @@ from airflow.sdk import BaseHook, Connection
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
+from qewqew_airflow.errors import WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.journal import MOST_LOG_BYTES
+from qewqew_core.listing import is_topic
 from qewqew_core.zbus import LARGEST_BLOCK
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
@@ -46,10 +48,6 @@ TOPIC_SETTINGS: Checks = {
     "delete_committed": lambda name, value: choice(name, value, True, False),
     "slow_readers": lambda name, value: choice(name, value, "hold", "move"),
 }
-
-
-class WrongHost(BadPath):
-    """The connection's directory is on another host; one of the same name here would hold another queue."""
 
 
 def _hostname(name: str, value: Any) -> str:
@@ -156,7 +154,7 @@ class QewQewHook(BaseHook):
         self._check_directory(os.path.dirname(path))
         above = os.path.dirname(path)
         while above.startswith(inside):
-            if os.path.exists(os.path.join(above, os.path.basename(above) + ".idx")):
+            if is_topic(above):
                 raise BadPath(f"{name!r} leads into the topic {above}, where only its own files may be", path=path)
             above = os.path.dirname(above)
         return path

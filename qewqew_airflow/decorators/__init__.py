@@ -1,0 +1,4 @@
+"""The decorator ``@task.qewqew``, which stages what a function yields.
+
+May import `operators`.
+"""

@@ -1,0 +1,39 @@
+"""The key of a task instance: what it stages and leases is staged and leased once, however often it is tried."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+LONGEST_KEY = 512  # bytes; what the core takes
+
+
+def task_key(context: Context) -> str:
+    """The key of a task instance: ``dag_id|run_id|task_id|map_index``, the same for every try of it."""
+    ti = context["ti"]
+    return make_key(ti.dag_id, ti.run_id, ti.task_id, ti.map_index)
+
+
+def make_key(*parts: object) -> str:
+    """A key of which the parts can be told apart, so that no others make the same.
+
+    What is not a letter, a digit or one of ``_.-~:+`` is percent-encoded, and a key over 512 bytes ends in the SHA-256
+    of the whole instead.
+    """
+    key = "|".join(quote(str(part), safe=":+") for part in parts)
+    if len(key) <= LONGEST_KEY:
+        return key
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f"{key[: LONGEST_KEY - len(digest) - 1]}|{digest}"
+
+
+def task_of(key: str) -> dict[str, Any] | None:
+    """The task instance whose key this is (see `task_key`); None if it is somebody else's key, or was cut."""
+    dag, run, task, index = (*map(unquote, key.split("|")), *[""] * 4)[:4]
+    if key.count("|") != 3 or not {dag, run, task}.isdisjoint({"", ".", ".."}) or not index.removeprefix("-").isdecimal():
+        return None
+    return {"dag": dag, "run": run, "task": task, "index": int(index)}

@@ -1,0 +1,169 @@
+"""One batch in the hands of a task: lease it, find it again, and keep it, alone, while the work on it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
+
+from qewqew_airflow.errors import LeaseLost
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared.source import Source
+from qewqew_core import Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, QueueLocked, Reader
+
+
+def lease(
+    hook: QewQewHook, source: Source, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None
+) -> LeasedBatch:
+    """The batch of this key, as a queue and a reader lease it.
+
+    Raises AirflowSkipException if there is nothing to lease, and AirflowFailException, which no retry follows, if the batch
+    has expired.
+    """
+    with source.open(hook) as opened:
+        by_an_earlier_try = any((batch.state, batch.key) == ("leased", key) for batch in opened.batches())
+        begun = time.monotonic()
+        try:
+            batch = opened.lease(key, max_records, max_bytes, lease_timeout)
+        except BatchExpired as error:
+            advice = "a longer retention in the connection's extra keeps batches longer"
+            raise fails_at_once(error, f"Trigger a new run for what is in {source} now; {advice}") from error
+        if batch is not None and batch.state == "leased" and not by_an_earlier_try:
+            metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
+    metrics.gauge(hook, source)
+    if batch is None:
+        raise AirflowSkipException(f"{source} is empty: nothing to lease")
+    size = f"{batch.records:,} records, {batch.bytes:,} bytes"
+    state = "acknowledged before, to be processed again" if batch.state == "acked" else batch.state
+    until = f" until {batch.expires}" if batch.expires else ""
+    said = f"{batch.id} ({size}, attempt {batch.attempt}, {state}{until}), key {key}"
+    hook.log.info("Leased batch %s: %s", said, batch.manifest_path)
+    return LeasedBatch(hook, source, batch, lease_timeout, begun)
+
+
+def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) -> Batch:
+    """The batch as it is now; raises `BatchConflict` if somebody else has leased it since, `BatchNotFound`, `BatchExpired`."""
+    batch = opened.batch(batch_id)
+    if (batch.key, batch.attempt) != (key, attempt):
+        raise BatchConflict(
+            f"batch {batch_id} was leased again since, by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
+        )
+    return batch
+
+
+def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
+    return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
+
+
+def numbers(batch: Batch) -> dict[str, Any]:
+    """For the result of a task."""
+    return {"batch_id": batch.id, "attempt": batch.attempt, "records": batch.records, "bytes": batch.bytes}
+
+
+class LeasedBatch:
+    """A batch that a task has leased, and works on in the blocks of `alone` and `extended`."""
+
+    def __init__(self, hook: QewQewHook, source: Source, batch: Batch, lease_timeout: float | None, begun: float) -> None:
+        self.batch = batch
+        self._hook, self._source, self._timeout, self._log = hook, source, lease_timeout, hook.log
+        self._ends = begun + (lease_timeout or 0)  # by the monotonic clock
+
+    @contextlib.contextmanager
+    def alone(self, kill: Callable[[], None]) -> Iterator[None]:
+        """Keep other tries away from the batch until the block ends; ``kill`` as for `extended`.
+
+        A try whose supervisor was killed may live on while Airflow starts the next one; two jobs that write the same
+        output destroy each other's. The kernel drops the lock when the process that holds it ends.
+        """
+        fd = os.open(os.path.dirname(self.batch.manifest_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._log.warning("Another try of this task still works on batch %s; waiting until it has ended", self.batch.id)
+                with self.extended(kill):
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def extended(self, kill: Callable[[], None]) -> Iterator[None]:
+        """Extend the lease in a thread until the block ends; raises `LeaseLost`, whatever became of the block, if it is over.
+
+        ``kill`` ends the work then, and with it the block. The thread has ended when this returns: it and the acknowledgement
+        must not wait for each other's queue.
+        """
+        if self._timeout is None or self.batch.state != "leased":  # nobody can take one that was acknowledged
+            yield
+            return
+        done, lost = threading.Event(), list[Exception]()
+        thread = threading.Thread(
+            target=self._extend, args=(self._timeout, kill, done, lost), name=f"lease of {self.batch.id}", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if lost:
+                raise LeaseLost(
+                    f"the lease of batch {self.batch.id} ended, not extended within {self._timeout:g} s: {lost[0]}. Spark was "
+                    "killed and nothing acknowledged; the next lease gets the batch, unless somebody has it already"
+                ) from lost[0]
+
+    def _extend(self, timeout: float, kill: Callable[[], None], done: threading.Event, lost: list[Exception]) -> None:
+        """Extend the lease every third of its time until ``done``; put the cause into ``lost`` and ``kill`` if it is over."""
+        every = timeout / 3
+        soon = min(every / 10, 5.0)
+        pause = self._ends - 2 * every - time.monotonic()
+        while not lost and not done.wait(pause):
+            begun = time.monotonic()
+            pause = soon
+            try:
+                # A short wait for the lock: the task waits for this thread before it acknowledges.
+                with self._source.open(self._hook, lock_timeout=min(soon, 1.0)) as opened:
+                    batch = self._find(opened)
+                    if batch.state == "acked":  # by an earlier try that we wait for
+                        return
+                    batch.extend(timeout)
+                self._ends, pause = begun + timeout, every
+            except (BatchConflict, BatchNotFound, BatchExpired) as error:
+                lost.append(error)
+            except Exception as error:
+                if time.monotonic() >= self._ends:  # others may have the batch now, and rely on it
+                    lost.append(error)
+                elif isinstance(error, QueueLocked):
+                    self._log.debug("The lease of batch %s is extended a little later: %s", self.batch.id, error)
+                else:
+                    self._log.warning("The lease of batch %s could not be extended, trying again: %s", self.batch.id, error)
+        if lost:
+            self._log.error("Lost the lease of batch %s, killing Spark: %s", self.batch.id, lost[0])
+        while lost and not done.is_set():  # more than once: spark-submit may just be starting
+            try:
+                kill()
+            except Exception as error:
+                self._log.warning("Spark could not be killed, trying again: %s", error)
+            done.wait(1.0)
+
+    def acknowledge(self) -> None:
+        """Raises what `still_ours` does."""
+        with self._source.open(self._hook) as opened:
+            batch = self._find(opened)
+            before = batch.state
+            batch.ack()
+        self._log.info("Acknowledged batch %s", batch.id)
+        if before != "acked":
+            metrics.count("acknowledged", batch.records, connection=self._hook.qewqew_conn_id, **self._source.names())
+        metrics.gauge(self._hook, self._source)
+
+    def _find(self, opened: Queue | Reader) -> Batch:
+        return still_ours(opened, self.batch.id, self.batch.key, self.batch.attempt)

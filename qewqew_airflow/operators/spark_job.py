@@ -1,0 +1,83 @@
+"""The Spark job on a batch: what it is given, and what it left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qewqew_airflow.errors import SparkJobFailed
+from qewqew_core import BadArgument
+from qewqew_spark.output import Output, check_arguments
+
+# Of the ready-made job, beside its outputs: parameters here, and arguments there.
+JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"
+
+
+def ready_made_job() -> str:
+    """The path of the application that comes with QewQew, found without importing Spark."""
+    spec = importlib.util.find_spec("qewqew_spark")
+    for directory in (spec and spec.submodule_search_locations) or ():
+        path = os.path.join(directory, "jobs", "batch.py")
+        if os.path.isfile(path):
+            return path
+    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application")
+
+
+def check_job(outputs: Any, **arguments: Any) -> None:
+    """Raise `BadArgument` unless the ready-made job would take these."""
+    if not isinstance(outputs, Sequence) or isinstance(outputs, str):
+        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {type(outputs).__name__}")
+    parsed = [Output.from_fields(output) for output in outputs]
+    check_arguments(parsed, **{name: value for name, value in arguments.items() if value is not None})
+    try:
+        json.dumps(outputs)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(f"outputs cannot be written as JSON: {error}") from error
+
+
+def job_arguments(manifest: str, outputs: Sequence[Mapping[str, Any]], result: str | None, **arguments: Any) -> list[str]:
+    """The command line of the ready-made job; ``arguments``: what is given of `JOB_ARGUMENTS`."""
+    command = [manifest]
+    for output in outputs:
+        command += ["--output", json.dumps(output)]
+    for name, value in arguments.items():
+        if name == "read_options":
+            for option, text in (value or {}).items():
+                command += ["--read-option", f"{option}={text}"]
+        elif value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    if result is not None:
+        command += ["--result", result]
+    return command
+
+
+def fill_in(arguments: Sequence[Any], **places: str) -> list[str]:
+    """The command line of another application: its ``arguments``, in which ``{manifest}`` and the like are replaced."""
+    pattern = re.compile(r"\{(" + "|".join(places) + r")\}")
+    return [pattern.sub(lambda found: places[found[1]], str(argument)) for argument in arguments]
+
+
+def read_result(path: str) -> dict[str, Any]:
+    """The JSON object that the job wrote, {} if it wrote none; raises `SparkJobFailed` for anything else."""
+    try:
+        with open(path, "rb") as file:
+            result = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SparkJobFailed(f"the job's result is not JSON: {error}", path=path) from error
+    if not isinstance(result, dict):
+        raise SparkJobFailed("the job's result is not a JSON object", path=path)
+    return result
+
+
+def last_error(output: str) -> str:
+    """Why spark-submit failed, in a line: what the ready-made job printed last, else the last error in the output."""
+    lines = output.splitlines()
+    ours = [line for line in lines if line.startswith("qewqew: error: ")]
+    named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
+    return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]

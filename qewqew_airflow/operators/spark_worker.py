@@ -1,0 +1,70 @@
+"""What spark-submit needs of the worker that it runs on, and that it does not outlive the task there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+
+from qewqew_airflow.errors import JavaNotFound, SparkSubmitNotFound
+
+
+def find_spark_submit(binary: str, environment: Mapping[str, str]) -> str:
+    """``binary`` if it is on the PATH of ``environment``, else its path beside this Python; raises `SparkSubmitNotFound`."""
+    if shutil.which(binary, path=environment.get("PATH")):
+        return binary
+    # Not resolved: the Python of a virtual environment is a link into the system.
+    beside = os.path.join(os.path.dirname(sys.executable), binary)
+    if not os.access(beside, os.X_OK):
+        raise SparkSubmitNotFound(
+            f"{binary!r} is neither on the PATH of this worker nor beside {sys.executable}; install pyspark into the "
+            "environment of the workers, or put the bin directory of a Spark on their PATH"
+        )
+    return beside
+
+
+def check_java(environment: Mapping[str, str]) -> None:
+    """Raise `JavaNotFound` if spark-submit, run with ``environment``, would find no Java."""
+    home = environment.get("JAVA_HOME")
+    if home:
+        if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+            raise JavaNotFound(f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer, or unset it")
+        return
+    # A Spark installation may set JAVA_HOME itself, in this file.
+    spark_home = environment.get("SPARK_HOME")
+    settings = environment.get("SPARK_CONF_DIR") or (spark_home and os.path.join(spark_home, "conf"))
+    if settings and os.path.isfile(os.path.join(settings, "spark-env.sh")):
+        return
+    if not shutil.which("java", path=environment.get("PATH")):
+        raise JavaNotFound(
+            "spark-submit needs Java; install Java 17 or newer on the workers, and set JAVA_HOME or put it on PATH"
+        )
+
+
+_libc = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent, the process ``parent``, ends. Linux only.
+
+    Runs in the forked child too, before spark-submit: it must not do more than this.
+    """
+    if sys.platform == "linux":
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the kernel was told
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_supervisor() -> None:
+    """Let a task process not outlive its supervisor: Airflow starts the next try when that is gone.
+
+    Not where the task runs in somebody else's process, as in ``dag.test()``.
+    """
+    from airflow.sdk.execution_time import comms, task_runner
+
+    if isinstance(getattr(task_runner, "SUPERVISOR_COMMS", None), comms.CommsDecoder):
+        end_with(os.getppid())

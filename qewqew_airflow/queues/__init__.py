@@ -1,0 +1,4 @@
+"""The message queue provider, by which Airflow's ``MessageQueueTrigger`` finds the trigger.
+
+May import `triggers`.
+"""

@@ -1,0 +1,4 @@
+"""The sensor, which waits until a queue or a reader of a topic is worth a batch.
+
+May import `hooks`, `shared`, `links` and `triggers`.
+"""
