@@ -144,7 +144,7 @@ def index(folder: Path, results: Results) -> None:
     memory, head, entry = bytearray(zbus.INDEX_SIZE), struct.Struct(">iiqq"), struct.Struct(">qqiq")
     with Topic(folder / "index", sync="never") as t:
         t.append(b"x")
-        view, writer = View(t.files, t.path, t.dialect), t._write()
+        view, writer = View(t.files, t.path, t.dialect), t.writer()
         at = zbus.entry_at(0)
 
         def pack() -> None:

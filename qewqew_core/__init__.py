@@ -29,9 +29,11 @@ from qewqew_core.queue import Queue
 from qewqew_core.reader import Reader
 from qewqew_core.repairing import Damage, RepairReport, repair
 from qewqew_core.session import Session
-from qewqew_core.topic import Topic, TopicReport, TopicStats, inspect_reader
+from qewqew_core.topic import Topic
+from qewqew_core.topic_inspection import TopicStats, inspect_reader
 from qewqew_core.topic_repairing import TopicRepair, repair_topic
 from qewqew_core.topic_session import TopicSession
+from qewqew_core.topic_verification import TopicReport
 from qewqew_core.verification import Report
 from qewqew_core.zbus import Message
 

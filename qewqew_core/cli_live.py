@@ -43,7 +43,7 @@ from qewqew_core.terminal import (
     sized,
     table_of,
 )
-from qewqew_core.topic import inspect_topic
+from qewqew_core.topic_inspection import inspect_topic
 from qewqew_core.view import Found, Position, View
 from qewqew_core.zbus import Message
 

@@ -61,8 +61,10 @@ from qewqew_core.terminal import (
     uninterrupted,
     write,
 )
-from qewqew_core.topic import Topic, TopicReport, inspect_topic
+from qewqew_core.topic import Topic
+from qewqew_core.topic_inspection import inspect_topic
 from qewqew_core.topic_repairing import repair_topic
+from qewqew_core.topic_verification import TopicReport
 from qewqew_core.zbus import Message
 
 

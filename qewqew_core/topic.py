@@ -14,64 +14,39 @@ import time as clock
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self
 
-from qewqew_core import batch as batches
-from qewqew_core import block_sums, journal, layout, leases, lock, outgoing, reader_files, reader_inspection, topic_log, zbus
+from qewqew_core import (
+    journal,
+    layout,
+    leases,
+    lock,
+    outgoing,
+    reader_files,
+    reader_inspection,
+    retention,
+    topic_log,
+    topic_verification,
+    zbus,
+)
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
 from qewqew_core.files import Files, read_whole
-from qewqew_core.inspection import QueueStats
 from qewqew_core.keys import key_hash
-from qewqew_core.limits import now_ms
 from qewqew_core.outgoing import Outgoing, size_of
 from qewqew_core.reader import Reader
-from qewqew_core.reader_state import Range, ReaderState
+from qewqew_core.reader_state import ReaderState
+from qewqew_core.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic_session import TopicSession
 from qewqew_core.topic_state import PutKey
-from qewqew_core.verification import read_batch
+from qewqew_core.topic_verification import TopicReport
 from qewqew_core.view import Found, Position, View
 from qewqew_core.writer import RECOVERED, Writer
-from qewqew_core.zbus import HEAD, Common, Message
+from qewqew_core.zbus import Common, Message
 
 if TYPE_CHECKING:
-    import pendulum
-
-_T = TypeVar("_T")
+    pass
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TopicStats:
-    """What a topic holds: messages, bytes of their bodies, block files; numbers and times of the first and last message."""
-
-    messages: int
-    bytes: int
-    blocks: int
-    first: int  # number of the oldest message
-    next: int  # number of the next message
-    oldest: pendulum.DateTime | None  # timestamp of the oldest message
-    newest: pendulum.DateTime | None  # when the last message was appended
-    readers: dict[str, int]  # how many messages lie behind what each has committed
-    on_disk: int  # bytes of the files of blocks and index
-
-
-@dataclass
-class TopicReport:
-    """What `Topic.verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
-
-    messages: int = 0
-    bytes: int = 0  # bodies, read and found right
-    blocks: int = 0
-    unchecked: int = 0  # bytes of messages that a zbus server wrote: nobody kept a checksum
-    batches: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
 
 
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
@@ -196,7 +171,7 @@ class Topic:
                     raise
                 clock.sleep(0.002)
 
-    def _write(self) -> Writer:
+    def writer(self) -> Writer:
         """The writer, with its lock."""
         with self._lock:
             self._usable()
@@ -204,6 +179,10 @@ class Topic:
                 self._writer = self._open_writer(self.lock_timeout)
                 self._remove_temporary()
             return self._writer
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def recover(self) -> None:
         """Have what a killed writer has left put right, unless a living one has done so."""
@@ -221,7 +200,7 @@ class Topic:
             if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
                 with contextlib.suppress(FileNotFoundError):
                     self.files.unlink(os.path.join(self.path, "state", name))
-        for name in _readers(self.files, self.path):
+        for name in names_of_readers(self.files, self.path):
             try:
                 state = reader_inspection.look(self.files, self.path, name)
             except CorruptQueue:  # who opens the reader is told
@@ -271,9 +250,9 @@ class Topic:
 
     def _append(self, messages: Iterable[bytes | Message], key: str | None) -> tuple[int, int]:
         """(number of the first message, how many)."""
-        ready = self._ready(messages)
+        ready = self.checked(messages)
         hashed = None if key is None else key_hash(layout.check_key(key))
-        writer = self._write()
+        writer = self.writer()
         with writer.engine.exclusive():
             number, blocks = writer.engine.state.number, writer.engine.state.last.block
             if hashed is not None and hashed in writer.engine.state.put_keys:
@@ -286,10 +265,10 @@ class Topic:
                 position, count = writer.append(ready, size_of(ready), operations), len(ready)
         writer.durable(position)
         if writer.engine.state.last.block != blocks:
-            self._trim_quietly()
+            self.trim_quietly()
         return number, count
 
-    def _ready(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
+    def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
         """All of them checked, before anything changes."""
         if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
             raise BadArgument("append_many takes an iterable of messages; for a single one use append")
@@ -342,7 +321,7 @@ class Topic:
     def readers(self) -> list[str]:
         """The names of all readers. Of one whose .rdx is missing too: who opens it is told."""
         self._usable()
-        return sorted({*_readers(self.files, self.path), *reader_inspection.without_rdx(self.files, self.path)})
+        return all_readers(self.files, self.path)
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
@@ -387,15 +366,15 @@ class Topic:
 
     def set_mask(self, mask: int) -> None:
         """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header."""
-        self._write().patch(*zbus.mask_patch(mask))
+        self.writer().patch(*zbus.mask_patch(mask))
 
     def set_creator(self, text: str | None) -> None:
         """At most 127 bytes of UTF-8, or `BadArgument`."""
-        self._write().patch(*zbus.creator_patch(text))
+        self.writer().patch(*zbus.creator_patch(text))
 
     def set_extension(self, number: int, text: str | None) -> None:
         """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
-        self._write().patch(*zbus.ext_patch(number, text))
+        self.writer().patch(*zbus.ext_patch(number, text))
 
     def __len__(self) -> int:
         """How many messages the topic holds."""
@@ -422,106 +401,30 @@ class Topic:
     def stats(self) -> TopicStats:
         """Counts and sizes, without a lock."""
         with self._look() as view:
-            return _stats_of(self.files, view)[0]
+            return stats_of(self.files, view)[0]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
         """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
 
         ``progress`` is called with the bytes of blocks that were read, and how many there are.
         """
-        report = TopicReport()
         with self._look() as view:
-            index = view.index()
-            entries = view.entries(index)
-            total, done, number = sum(entry.end for entry in entries), 0, None
-            base = entries[0].base if entries else 0
-            for block, entry in enumerate(entries, index.start):
-                report.blocks += 1
-                try:
-                    number = self._verify_block(view, block, entry, base, number, report)
-                except (QewQewError, OSError) as error:
-                    if block < view.index().start:  # it was removed meanwhile
-                        report.blocks -= 1
-                    else:
-                        report.problems.append(str(error))
-                    number = None
-                base, done = entry.base + entry.end, done + entry.end
-                if progress is not None:
-                    progress(done, total)
-            if number is not None and not index.number <= number <= self._published(view, number):
-                report.problems.append(
-                    f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
-                )
-            for name in _readers(self.files, self.path):
-                self._verify_reader(name, report)
-            for name in reader_inspection.without_rdx(self.files, self.path):
-                report.problems.append(str(reader_inspection.missing_rdx(os.path.join(self.path, "reader", name + ".rdx"))))
-        return report
-
-    @staticmethod
-    def _published(view: View, number: int) -> int:
-        """The number of the next message by now: a writer that is at work has stored the end of a block before it."""
-        until = clock.monotonic() + 1
-        while (found := view.index().number) < number and clock.monotonic() < until:
-            clock.sleep(0.001)
-        return found
-
-    def _verify_block(
-        self, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
-    ) -> int | None:
-        """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
-        view.check_entry(block, entry)
-        if entry.base != base:
-            raise CorruptQueue(
-                f"the entry of block {block} does not follow the one before: {entry}", path=view.path, offset=zbus.entry_at(block)
-            )
-        if not entry.end:
-            return number
-        pieces = block_sums.pieces_of(self.files, self.path, entry.base)
-        at = 0
-        for one, following in pairwise(pieces):
-            if one.offset > at:
-                report.unchecked += one.offset - at
-            if block_sums.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
-                raise block_sums.damaged(view.block_path(entry.base), one, following)
-            at = following.offset
-        report.unchecked += max(0, entry.end - at)
-        first = view.number_of(entry)
-        numbers = [number for _, number in view.heads(entry, first if number is None else number)]
-        count = len(numbers)
-        report.messages += count
-        report.bytes += entry.end - HEAD * count
-        return numbers[-1] + 1
-
-    def _verify_reader(self, name: str, report: TopicReport) -> None:
-        try:
-            with self._look() as view:
-                state = reader_inspection.foresee(self.files, view, name)
-        except CorruptQueue as error:
-            report.problems.append(str(error))
-            return
-        for one in state.batches.values() if state is not None else ():
-            report.batches += 1
-            try:
-                for _ in read_batch(batches.directory_of(os.path.join(self.path, "state", name), one), one):
-                    pass
-            except (QewQewError, OSError) as error:
-                report.problems.append(str(error))
+            return topic_verification.verify(self.files, view, progress)
 
     # Removing
 
     def trim(self) -> int:
         """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
-        writer = self._write()
+        writer = self.writer()
         with self._lock:
             self._remove_temporary()
             with self._look() as view:
-                blocks, messages = self._to_remove(view)
+                blocks, messages = retention.removable(self.files, view, self)
             if blocks:
                 writer.trim(blocks)
         return messages
 
-    def _trim_quietly(self) -> None:
+    def trim_quietly(self) -> None:
         """After something was committed: whatever is wrong with readers, and a full disk, must not pass for its failure."""
         if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
             try:
@@ -533,7 +436,7 @@ class Topic:
 
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
-        for name in _readers(self.files, self.path):
+        for name in names_of_readers(self.files, self.path):
             path = os.path.join(self.path, "reader", name + ".rdx")
             try:
                 data = read_whole(self.files, path)
@@ -543,49 +446,6 @@ class Topic:
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()
-
-    def _to_remove(self, view: View) -> tuple[int, int]:
-        """(blocks, messages)."""
-        index = view.index()
-        entries = view.entries(index)
-        total = sum(entry.end for entry in entries)
-        oldest = None if self.max_age is None else now_ms() - self.max_age // timedelta(milliseconds=1)
-        held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
-        blocks = messages = 0
-        for place, entry in enumerate(entries[:-1]):
-            following = next((view.number_of(one) for one in entries[place + 1 :] if one.end), index.number)
-            too_much = (
-                (oldest is not None and entry.updated < oldest)
-                or (self.max_bytes is not None and total - entry.end >= self.max_bytes)
-                or (self.max_records is not None and index.number - following >= self.max_records)
-            )
-            if not too_much and not self.delete_committed:
-                break
-            held = hold, committed = held or self._held(view, index)
-            if index.start + place >= hold or not (too_much or index.start + place < committed):
-                break
-            blocks, total = blocks + 1, total - entry.end
-            messages += following - view.number_of(entry) if entry.end else 0
-        return blocks, messages
-
-    def _held(self, view: View, index: zbus.Index) -> tuple[int, int]:
-        """(the first block that must stay, the first of which some reader has not committed all)."""
-        end = index.start + index.blocks
-        hold = end
-        committed, found = end, False
-        for name in self.readers():
-            state = reader_inspection.foresee(self.files, view, name) or reader_inspection.look(self.files, self.path, name)
-            if state is None:  # it was deleted since
-                continue
-            found, (block, offset, _) = True, state.floor()
-            while index.start <= block < end - 1 and offset >= view.entry(block).end:  # committed, or empty
-                block, offset = block + 1, 0
-            committed = min(committed, block)
-            if self.slow_readers == "hold":
-                hold = min(hold, block)
-            else:
-                hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
-        return hold, committed if found else index.start
 
     # The end
 
@@ -598,7 +458,7 @@ class Topic:
         with self._lock:
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
-                    self._trim_quietly()
+                    self.trim_quietly()
             finally:
                 self._closed = True
                 if self._writer is not None:
@@ -626,10 +486,6 @@ class Topic:
             self._writer.forked()
 
 
-def _living(state: ReaderState) -> list[list[Range]]:
-    return [ranges for batch_id, ranges in state.ranges.items() if state.batches[batch_id].state in ("leased", "returned")]
-
-
 def _after_fork() -> None:
     for topic in list(_open_topics):
         topic._forked()
@@ -637,102 +493,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
-    """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
-
-    Raises `BadPath` where there is no topic, and `CorruptQueue`.
-    """
-    directory = layout.check_topic_path(path)
-    files = Files()
-
-    def look() -> tuple[TopicStats, dict[str, ReaderState]]:
-        view = View.of(files, directory)
-        try:
-            return _stats_of(files, view)
-        finally:
-            view.close()
-
-    return _again(look)
-
-
-def _stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
-    for _ in range(20):  # until the writer does not change it in between
-        index = view.index()
-        entries = view.entries(index)
-        oldest = view.oldest()
-        first = view.message(oldest, cut=0)
-        if view.index() == index:
-            break
-    count = index.number - oldest.number
-    readers = {}
-    for name in _readers(files, view.directory):
-        state = reader_inspection.foresee(files, view, name)
-        if state is not None:  # else it was deleted since
-            readers[name] = state
-    floors = {name: state.floor() for name, state in readers.items()}
-    on_disk = os.stat(view.path).st_blocks * 512
-    for entry in entries:
-        try:
-            on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
-        except FileNotFoundError:
-            continue
-    stats = TopicStats(
-        messages=count,
-        bytes=sum(entry.end for entry in entries) - HEAD * count,
-        blocks=len(entries),
-        first=oldest.number,
-        next=index.number,
-        oldest=layout.moment(first.timestamp or 0) if first else None,
-        newest=layout.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
-        readers={
-            name: max(0, index.number - floor.number) if floor.block >= index.start else count for name, floor in floors.items()
-        },
-        on_disk=on_disk,
-    )
-    return stats, readers
-
-
-def _readers(files: Files, directory: str) -> list[str]:
-    names = files.list(os.path.join(directory, "reader"))
-    return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
-
-
-def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
-    """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
-
-    Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
-    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `CorruptQueue`.
-    """
-    directory = layout.check_topic_path(path)
-    layout.check_reader_name(name)
-    return _again(lambda: _inspect_reader(directory, name))
-
-
-def _again(look: Callable[[], _T]) -> _T:
-    """What ``look`` finds: the oldest blocks may be removed between two looks at them; damage looks the same each time."""
-    for attempt in range(5):
-        try:
-            return look()
-        except CorruptQueue:
-            if attempt == 4:
-                raise
-            clock.sleep(0.01 * attempt)
-    raise AssertionError
-
-
-def _inspect_reader(directory: str, name: str) -> QueueStats:
-    files = Files()
-    if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
-        return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
-    view = View.of(files, directory)
-    try:
-        state = reader_inspection.foresee(files, view, name)
-        if state is None:
-            if name in reader_inspection.without_rdx(files, directory):
-                raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
-            state = ReaderState(todo=[Range(view.oldest(), None)])
-        return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
-    finally:
-        view.close()

@@ -307,7 +307,7 @@ class _Repair:
     def begin_log(self) -> None:
         """A new log, with the keys that could be read."""
         with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
-            writer = topic._write()
+            writer = topic.writer()
             if keys := self._keys():
                 writer.engine.state.put_keys.update(keys)
                 writer.rotate()

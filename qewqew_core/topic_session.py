@@ -59,7 +59,7 @@ class TopicSession:
     def append_many(self, messages: Iterable[bytes | Message]) -> int:
         """Append all messages or, if that raises, none; returns how many."""
         self._usable()
-        ready = self._topic._ready(messages)
+        ready = self._topic.checked(messages)
         self._appends.add(ready)
         return len(ready)
 
@@ -102,7 +102,7 @@ class TopicSession:
                 reader.commit(*messages)
             self._forget()
             return 0
-        writer = topic._write()
+        writer = topic.writer()
         session = os.urandom(16).hex()
         operations: list[Operation] = [] if hashed is None else [PutKey(hashed, len(self._appends))]
         if read:
@@ -132,7 +132,7 @@ class TopicSession:
         count = len(self._appends)
         self._forget()
         if writer.engine.state.last.block != blocks:
-            topic._trim_quietly()
+            topic.trim_quietly()
         return count
 
     def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: list[Operation]) -> None:
@@ -187,7 +187,7 @@ class TopicSession:
             self._appends.close()
 
     def _usable(self) -> None:
-        if self._closed or self._topic._closed:
+        if self._closed or self._topic.is_closed:
             raise QueueClosed("the session or its topic is closed; open another one with Topic.session()", path=self._topic.path)
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
-from qewqew_core import BatchNotFound, QewQewError, inspection, layout, listing, topic
+from qewqew_core import BatchNotFound, QewQewError, inspection, layout, listing, topic_inspection
 from qewqew_core.batch_state import BatchState
 from qewqew_core.limits import now_ms
 
@@ -106,7 +106,7 @@ def queue_row(path: str) -> dict[str, Any]:
 
 
 def topic_row(path: str) -> dict[str, Any]:
-    stats, states = topic.inspect_topic(path)
+    stats, states = topic_inspection.inspect_topic(path)
     readers = [
         {
             "name": name,
@@ -161,7 +161,7 @@ def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
     if reader is None:
         batches = {batch.id: batch for batch in inspection.inspect_batches(path)[1]}
     else:
-        state = topic.inspect_topic(path)[1].get(reader)
+        state = topic_inspection.inspect_topic(path)[1].get(reader)
         batches = {} if state is None else state.batches
     if batch_id not in batches:
         raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was acknowledged, put back or dropped")

@@ -316,7 +316,7 @@ def test_a_session_of_a_killed_process_is_decided_by_the_next_writer_though_the_
     with Topic(tmp_path / "t", _files=NoSync()) as topic:
         reader = topic.reader("r")
         message = reader.read()
-        writer = topic._write()
+        writer = topic.writer()
         reader.participant.prepare("0" * 32, [message])
         if committed:
             writer.engine.rotate_at = 0  # a new log is begun by this very commit

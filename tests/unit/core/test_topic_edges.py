@@ -106,7 +106,7 @@ def test_what_a_session_is_about_to_commit_cannot_be_given_back(tmp_path: Path, 
         with topic.session() as session:
             session.read(reader)
             session.append(b"out")
-            writer = topic._write()
+            writer = topic.writer()
             append = writer.append
 
             def meanwhile(*arguments: Any) -> int:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pytest
 
 from qewqew_core import zbus
-from qewqew_core.topic import Topic, inspect_reader
+from qewqew_core.topic import Topic
+from qewqew_core.topic_inspection import inspect_reader
 from qewqew_core.zbus import Message
 
 

@@ -105,7 +105,7 @@ def check_free(path: Path, what: str, delivered: list[int]) -> None:
             assert [one.number for one in reader.read_many(100)] == delivered, what
             reader.commit()
         assert topic.verify().problems == [], what
-        topic._write()  # which removes temporary readers of which nobody lives
+        topic.writer()  # which removes temporary readers of which nobody lives
         assert topic.readers() == ["r"], what
 
 
@@ -133,7 +133,7 @@ def open_topic(path: Path) -> Topic:
 
 def open_writer(path: Path) -> Topic:
     topic = topic_at(path)
-    topic._write()
+    topic.writer()
     return topic
 
 
