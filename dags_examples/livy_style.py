@@ -20,12 +20,12 @@ from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperat
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 SERVICE = """
 import json, os, sys
-from qewqew_core import manifest
+from qewqew_core import manifest, segments
 
 path, target = sys.argv[1:]
 body = manifest.load(path)
 directory = os.path.dirname(path)
-parts = (part for segment in body.segments for part in manifest.read_records(directory, body, segment))
+parts = (part for segment in body.segments for part in segments.read_records(directory, body, segment))
 total = sum(json.loads(record)["price"] for part in parts for record in part)
 with open(target + ".part", "w") as file:
     json.dump({"records": body.records, "total": total}, file)

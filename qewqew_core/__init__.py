@@ -23,12 +23,13 @@ from qewqew_core.errors import (
     RecordTooLarge,
     StoreError,
 )
-from qewqew_core.inspection import QueueStats, inspect
+from qewqew_core.inspection import inspect
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
 from qewqew_core.reader import Reader
 from qewqew_core.repairing import Damage, RepairReport, repair
 from qewqew_core.session import Session
+from qewqew_core.stats import QueueStats
 from qewqew_core.topic import Topic
 from qewqew_core.topic_inspection import TopicStats, inspect_reader
 from qewqew_core.topic_repairing import TopicRepair, repair_topic

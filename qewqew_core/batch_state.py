@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from qewqew_core.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.keys import key_hash, prune
-from qewqew_core.operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 
 if TYPE_CHECKING:
-    from qewqew_core.state import Chunk
+    from qewqew_core.chunk_state import Chunk
 
 STATES = ("leased", "returned", "dead", "acked")
 

@@ -8,7 +8,7 @@ from qewqew_core import block_sums, manifest, zbus
 from qewqew_core.limits import LIMITS
 from qewqew_core.manifest import Segment
 from qewqew_core.reader_state import Range
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import Position, View
 from qewqew_core.zbus import HEAD, Entry

@@ -11,7 +11,7 @@ from itertools import pairwise
 from qewqew_core import topic_log
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files, read_whole
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.view import SCAN, View
 from qewqew_core.zbus import Entry
 

@@ -16,8 +16,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, journal, lock, recovery, writing
+from qewqew_core import chunk, journal, lock, places, recovery, writing
+from qewqew_core.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.engine import Engine
 from qewqew_core.errors import DiskFull, QewQewError, QueueFull, QueueLocked
 from qewqew_core.files import Files, close_each
@@ -25,7 +25,7 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.lock import HeaderLock
 from qewqew_core.operations import Operation, Replace
 from qewqew_core.reading import Run, read_run
-from qewqew_core.state import Chunk, Cut, Region, Span, State
+from qewqew_core.state import State
 
 
 class Chain:
@@ -103,7 +103,7 @@ class Chain:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
         expired = self._engine.state.prune_keys(now_ms())
         if self._engine.rotate(self._checkpoint):
-            batches.remove_expired(self.files, self.path, self.path, expired)
+            places.remove_expired(self.files, self.path, self.path, expired)
 
     def _checkpoint(self) -> None:
         try:

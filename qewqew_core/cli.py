@@ -20,14 +20,15 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
-from qewqew_core import chunk, cli_batches, cli_files, cli_live, cli_topic, layout, lock
+from qewqew_core import chunk, cli_batches, cli_files, cli_live, cli_topic, lock, paths, places
 from qewqew_core.errors import BadManifest, CorruptQueue, Empty
-from qewqew_core.inspection import QueueStats, inspect
+from qewqew_core.inspection import inspect
 from qewqew_core.listing import queues_in
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue import Queue
 from qewqew_core.repairing import Damage, RepairReport
 from qewqew_core.repairing import repair as repair_queue
+from qewqew_core.stats import QueueStats
 from qewqew_core.terminal import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
@@ -154,7 +155,7 @@ def put(
     to the end of the input.
     """
     check_input(records, file, lines, null, whole)
-    layout.check_path(path)
+    paths.check_path(path)
     stored, repeated = 0, False
     with contextlib.ExitStack() as stack:
         source = records_of(stack, records, file, null, whole, "putting", chunk.MAX_RECORD)
@@ -296,7 +297,7 @@ def stat_command(path: QueuePath, as_json: Json = False) -> None:
     stats = inspect(path)
     if not exists(path):
         raise nothing(path)
-    owner = lock.holder(layout.check_path(path))
+    owner = lock.holder(paths.check_path(path))
     if as_json:
         print_json(_stats_json(path, stats) | {"owner": owner})
         return
@@ -356,7 +357,7 @@ def repair(path: QueuePath, yes: Yes = False, lock_timeout: LockTimeout = 10.0, 
     if not exists(path):
         raise nothing(path)
     if not yes:
-        ask(f"Repair {path}? What is damaged is moved to {path}{layout.DAMAGED}.")
+        ask(f"Repair {path}? What is damaged is moved to {path}{places.DAMAGED}.")
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         report = repair_queue(path, lock_timeout=lock_timeout)
     if as_json:

@@ -12,7 +12,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from qewqew_core import diskqueue, exchange, layout
+from qewqew_core import diskqueue, exchange, layout, paths, topic_paths
 from qewqew_core import dump as dumping
 from qewqew_core.errors import BadArgument, BadPath
 from qewqew_core.files import Files
@@ -230,7 +230,7 @@ def import_command(
     """
     _no_parquet(source, 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)')
     topic = as_topic or os.path.isdir(path)
-    (layout.check_topic_path if topic else layout.check_path)(path)
+    (topic_paths.check_topic_path if topic else paths.check_path)(path)
     if key is not None:
         layout.check_key(key)
     digest = exchange.Digest()

@@ -15,13 +15,14 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from qewqew_core import inspection, layout, listing
+from qewqew_core import inspection, layout, listing, paths, topic_paths
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.cli_topic import FilterText, print_messages
 from qewqew_core.errors import QewQewError, RecordsTaken
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
 from qewqew_core.limits import now_ms
-from qewqew_core.state import Chunk, Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.terminal import (
     COMMIT_RECORDS,
@@ -85,7 +86,7 @@ def tail(
 
 
 def _messages(path: str, number: int, chosen: Filter, follow: bool) -> Iterator[list[Message]]:
-    with closing(View.of(Files(), layout.check_topic_path(path))) as view:
+    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         place = _newest(view, number, chosen)
         filter = chosen if chosen else None
 
@@ -122,7 +123,7 @@ def _newest(view: View, number: int, chosen: Filter) -> Position:
 
 
 def _records(path: str, number: int, follow: bool) -> Iterator[list[bytes]]:
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     stamp = _stamp(full)
     found = inspection.snapshot(full)
     skip = sum(one.records for one in found.chunks) - number
@@ -154,7 +155,7 @@ def _of_chunk(path: str, found: inspection.Snapshot, one: Chunk) -> Iterator[lis
 def _stamp(path: str) -> tuple[tuple[int, int], ...]:
     """Changes with each commit."""
     stamps = []
-    for name in (path, path + layout.LOG):
+    for name in (path, path + paths.LOG):
         with suppress(FileNotFoundError):
             status = os.stat(name)
             stamps.append((status.st_mtime_ns, status.st_size))

@@ -14,7 +14,7 @@ import typer
 import typer.core
 from rich.console import Console
 
-from qewqew_core import layout, lock, zbus
+from qewqew_core import layout, lock, topic_paths, zbus
 from qewqew_core.errors import BadManifest, CorruptQueue, Empty
 from qewqew_core.exchange import json_line
 from qewqew_core.listing import is_topic
@@ -139,7 +139,7 @@ def append(
     When it returns, they are durable. Nobody else can append from the first commit to the end of the input; readers go on.
     """
     check_input(records, file, lines, null, whole)
-    layout.check_topic_path(path)
+    topic_paths.check_topic_path(path)
     if key is not None:
         layout.check_key(key)
     stored, repeated = 0, False
@@ -402,7 +402,7 @@ def repair(
     What was damaged is moved aside, never deleted. Where nothing is wrong, nothing is changed. The exit code is 5 if there
     was damage, also when it is mended now.
     """
-    full = layout.check_topic_path(path)
+    full = topic_paths.check_topic_path(path)
     if not os.path.isdir(os.path.join(full, "data")):
         raise Empty("there is no topic here", path=path)
     if not yes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
-from qewqew_core import chunk, journal, layout, reader_log, stamp, topic_log, zbus
+from qewqew_core import chunk, journal, paths, reader_log, stamp, topic_log, zbus
 from qewqew_core import log as logs
 from qewqew_core.batch_state import batch_fields
 from qewqew_core.errors import CorruptQueue, QewQewError
@@ -76,7 +76,7 @@ def kind_of(path: str) -> Kind | None:
     ):
         if re.fullmatch(pattern, name):
             return kind
-    if os.path.exists(path + layout.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
+    if os.path.exists(path + paths.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
         return Kind.HEADER
     return None
 

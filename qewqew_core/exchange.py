@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
-from qewqew_core import chunk, inspection, layout
+from qewqew_core import chunk, inspection, paths, topic_paths
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost, RecordsTaken
 from qewqew_core.files import Files
 from qewqew_core.reading import unread
-from qewqew_core.state import Chunk
 from qewqew_core.view import SCAN, Found, View
 from qewqew_core.zbus import HEAD, Message
 
@@ -50,7 +50,7 @@ def records(path: str, progress: Progress) -> Iterator[Message]:
 
 def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[list[bytes]]:
     """The records of one chunk of a `inspection.Snapshot`. Raises `CorruptQueue`, `RecordsTaken`."""
-    files, file = inspection.WithPending(pending), chunk.chunk_path(layout.check_path(path), one.id)
+    files, file = inspection.WithPending(pending), chunk.chunk_path(paths.check_path(path), one.id)
     try:
         fd = files.open_to_read(file)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
 
     Raises `BadPath`, `CorruptQueue`, `MessagesLost` if retention has removed some while they were read.
     """
-    view = View.of(Files(), layout.check_topic_path(path))
+    view = View.of(Files(), topic_paths.check_topic_path(path))
     try:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from qewqew_core import chunk, layout
+from qewqew_core import chunk, paths
 from qewqew_core import log as logs
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.log import Replayed
 from qewqew_core.reading import read_pointers, scan
-from qewqew_core.state import Chunk
 
 
 @dataclass
@@ -36,8 +36,8 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
             raise CorruptQueue("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
-    ids = layout.chunk_ids(path, files.list(os.path.dirname(path)))
-    replayed = None if log is None else logs.replay(log, path + layout.LOG)
+    ids = paths.chunk_ids(path, files.list(os.path.dirname(path)))
+    replayed = None if log is None else logs.replay(log, path + paths.LOG)
     if longer and first not in ids and replayed is None:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)

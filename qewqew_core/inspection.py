@@ -6,37 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from qewqew_core import chunk, java, layout
+from qewqew_core import chunk, java, layout, paths, places
 from qewqew_core import log as logs
 from qewqew_core.batch_state import BatchState
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
 from qewqew_core.files import Files, read_whole
 from qewqew_core.found import chain_of, look
 from qewqew_core.limits import now_ms
-from qewqew_core.state import Chunk, State
-
-if TYPE_CHECKING:
-    import pendulum
+from qewqew_core.state import State
+from qewqew_core.stats import QueueStats, last_lease
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class QueueStats:
-    """Records, payload bytes and chunks of the queue (what open sessions hold included); numbers of batches; disk space."""
-
-    records: int
-    bytes: int
-    chunks: int
-    oldest: pendulum.DateTime | None  # when the oldest record was put; at most 64 KiB of records too early
-    leased: int
-    returned: int  # wait for the next lease: what was returned, and leases whose time is over
-    dead: int
-    on_disk: int  # bytes of disk of all files of the queue, those of its batches included
-    last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
 
 
 def inspect(path: str | os.PathLike[str]) -> QueueStats:
@@ -46,13 +29,13 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
     queue must the records be counted. Raises `BadPath`, `CorruptQueue`.
     """
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     return steady(full, lambda: stats_of(full, _look(full)[0]))
 
 
 def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
     """The same, and the batches that are leased, returned or dead, oldest first."""
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     return steady(full, lambda: _with_batches(full))
 
 
@@ -75,7 +58,7 @@ def snapshot(path: str) -> Snapshot:
     removed or used again, while the snapshot is read; the checksums of the pieces tell. Empty for a queue that does not
     exist, if its directory does. Raises `BadPath`, `CorruptQueue`.
     """
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     return steady(full, lambda: _snapshot(full))
 
 
@@ -143,7 +126,7 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
     files = Files()
     header = _header(files, path)
-    log = path + layout.LOG
+    log = path + paths.LOG
     found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
     if found.log is None:
         return State.of(chain_of(files, found)[0]), {}
@@ -162,7 +145,7 @@ def _header(files: Files, path: str) -> bytes:
 
 
 def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
-    log_path = path + layout.LOG
+    log_path = path + paths.LOG
     now = logs.replay(read_whole(files, log_path), log_path)
     return (now.generation, now.end) != (generation, end)
 
@@ -184,15 +167,9 @@ def stats_of(path: str, state: State) -> QueueStats:
     )
 
 
-def last_lease(batches: Iterable[BatchState]) -> pendulum.DateTime | None:
-    """When one of these was leased last. Of a batch that was leased again, and has ended since, the first time counts."""
-    times = [batch.changed if batch.state == "leased" else batch.created for batch in batches]
-    return layout.moment(max(times)) if times else None
-
-
 def _on_disk(path: str, state: State) -> int:
-    files = [path, path + layout.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
-    for home in (path + layout.BATCHES, path + layout.DEAD):
+    files = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
+    for home in (path + places.BATCHES, path + places.DEAD):
         for batch_id in state.batches:
             with contextlib.suppress(FileNotFoundError):
                 files += [entry.path for entry in os.scandir(os.path.join(home, batch_id))]

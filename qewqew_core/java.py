@@ -24,14 +24,15 @@ import zlib
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from qewqew_core import chunk, layout
+from qewqew_core import chunk, paths
 from qewqew_core import log as logs
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.found import Found, chain_of, follow
 from qewqew_core.log import Replayed
 from qewqew_core.reading import OnDisk, read_pointers, read_run, records_before, scan, step_over, unread
-from qewqew_core.state import Chunk, State
+from qewqew_core.state import State
 
 Pointers = tuple[int, int, int]
 
@@ -59,7 +60,7 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
         return False
     expected = state.pointers()
     looked_at = {one.id for one, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
-    looked_at.update(layout.chunk_ids(found.path, files.irregular(found.directory)))  # that is refused
+    looked_at.update(paths.chunk_ids(found.path, files.irregular(found.directory)))  # that is refused
     for one, pointers in expected:
         if one.id in looked_at:
             on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
@@ -70,7 +71,7 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
 
 def seal(files: Files, path: str) -> bytes:
     """What a checkpoint says of the files, so that `may_be_made_anew` can tell."""
-    return logs.checkpoint(files.identity(path + layout.LOG)[0], *files.identity(path))
+    return logs.checkpoint(files.identity(path + paths.LOG)[0], *files.identity(path))
 
 
 def may_be_made_anew(files: Files, found: Found) -> bool:
@@ -83,7 +84,7 @@ def may_be_made_anew(files: Files, found: Found) -> bool:
     if found.header != chunk.JAVA_FIRST or chunk.JAVA_FIRST not in found.log.state.chain or not found.log.seal:
         return False
     log_inode, *header = found.log.seal
-    return files.identity(found.path + layout.LOG)[0] == log_inode and files.identity(found.path) != tuple(header)
+    return files.identity(found.path + paths.LOG)[0] == log_inode and files.identity(found.path) != tuple(header)
 
 
 def all_as_committed(files: Files, path: str, state: State) -> bool:

@@ -1,57 +1,16 @@
-"""Where the files of a queue lie, and which paths can be a queue.
-
-::
-
-    NAME               header file            NAME.batches/ID/   batches: leased, returned, acknowledged
-    NAME.1, NAME.2 …   chunk files            NAME.dead/ID/      dead letters
-    NAME.log           transaction log        NAME.lease/        the batch that is being made
-    NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
-    NAME.stamp         how often batches changed
-"""
+"""Checks of what callers give: each returns the value as it is used, or raises an error that says what would do."""
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from qewqew_core import chunk
-from qewqew_core.errors import BadArgument, BadKey, BadPath
-from qewqew_core.keys import key_hash
+from qewqew_core.errors import BadArgument, BadKey
 
 if TYPE_CHECKING:
     import pendulum
-
-LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP = ".log", ".batches", ".dead", ".lease", ".spill", ".damaged", ".stamp"
-
-
-def chunk_ids(queue: str, names: list[str]) -> set[int]:
-    """The ids of the chunk files of a queue, among the names in its directory."""
-    prefix = os.path.basename(queue) + "."
-    ids = set()
-    for name in names:
-        suffix = name[len(prefix) :]
-        if name.startswith(prefix) and suffix.isdecimal() and suffix.isascii() and suffix[0] != "0" and len(suffix) < 6:
-            ids.add(int(suffix))
-    return {one for one in ids if one <= chunk.MAX_ID}
-
-
-def queue_name(path: str) -> str:
-    """What a queue is called in manifests and batch ids: its file name without ``.qew``."""
-    return os.path.basename(path).removesuffix(".qew")
-
-
-def batch_id(path: str, key: str) -> str:
-    """A readable prefix and a hash of the key: safe in every file system and in Hadoop paths."""
-    return numbered_id(path, int.from_bytes(key_hash(key)[:8]))
-
-
-def numbered_id(path: str, number: int) -> str:
-    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in queue_name(path))
-    return f"{name[:80].strip('-_') or 'batch'}-{number:016x}"
 
 
 def check_key(key: object) -> str:
@@ -67,80 +26,6 @@ def check_key(key: object) -> str:
     if size > 512 or not key.isprintable() or set(key) & set("/\\") or key in (".", ".."):
         raise BadKey(f"the key {key!r:.100} is hostile: at most 512 bytes, no control characters, no slashes")
     return key
-
-
-def check_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
-    try:
-        given = os.fspath(path)
-        os.fsencode(given)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a queue's path is a str or a Path, not {path!r:.100}") from error
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
-    if given.endswith("/") or os.path.isdir(given):
-        raise BadPath(
-            "is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
-        )
-    full = os.path.join(os.path.abspath(os.path.dirname(given)), os.path.basename(given))
-    parent = os.path.dirname(full)
-    if os.path.basename(full) in (".", "..") or len(os.fsencode(os.path.basename(full))) > 200:
-        raise BadPath("cannot be the name of a queue (at most 200 bytes)", path=given)
-    if not os.path.isdir(parent):
-        raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
-    try:
-        kind = os.stat(full).st_mode
-    except FileNotFoundError:
-        kind = stat.S_IFREG
-    except OSError as error:
-        raise BadPath(f"cannot be looked at: {error.strerror}", path=full) from error
-    if not stat.S_ISREG(kind):
-        raise BadPath("is not a regular file", path=full)
-    base, dot, suffix = full.rpartition(".")
-    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP)
-    if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
-        raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
-    return full
-
-
-def check_topic_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a topic's directory; raises `BadPath` before anything is touched if it cannot be one."""
-    try:
-        given = os.fspath(path)
-        os.fsencode(given)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a topic's path is a str or a Path, not {path!r:.100}") from error
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise BadPath(f"a topic's path is a non-empty str without NUL, not {given!r:.100}")
-    full = os.path.abspath(given)
-    parent, name = os.path.split(full)
-    if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
-        raise BadPath("cannot be the name of a topic (printable, at most 200 bytes)", path=given)
-    if not os.path.isdir(parent):
-        raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
-    if not os.path.lexists(full):
-        return full
-    if not os.path.isdir(full):
-        raise BadPath("is no directory; a topic is one", path=full)
-    if not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - {
-        *("data", "reader", "state"),  # of a topic that is being made, or damaged; in the meantime it may have been
-        *(name + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp")),
-    }:
-        raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
-    return full
-
-
-def check_reader_name(name: object) -> str:
-    """The name of a reader, or `BadPath`: it is part of file names."""
-    if not isinstance(name, str):
-        raise BadPath(f"a reader's name is a str, not {type(name).__name__}")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise BadPath(f"the reader's name {name!r:.100} is not valid text: {error.reason}") from error
-    if not 0 < size <= 100 or not name.isprintable() or "/" in name or name.startswith("."):
-        raise BadPath(f"{name!r:.120} cannot be a reader's name: printable, no slash, no dot in front, at most 100 bytes")
-    return name
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

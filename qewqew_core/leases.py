@@ -16,9 +16,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from qewqew_core import batch as batches
-from qewqew_core import layout
+from qewqew_core import layout, places
 from qewqew_core.batch import Batch
+from qewqew_core.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.batch_state import BatchState, LeaseState
 from qewqew_core.engine import Engine
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
@@ -26,7 +26,6 @@ from qewqew_core.files import Files
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import now_ms
 from qewqew_core.manifest import Manifest
-from qewqew_core.operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ class Source(ABC):
     """What batches are cut from. All calls are made with the engine's lock.
 
     The batches lie in ``stem``.batches/ID, dead letters in ``stem``.dead/ID; ``name`` is the path or name that their ids
-    are made from, see `layout.batch_id`.
+    are made from, see `places.batch_id`.
     """
 
     def __init__(self, files: Files, stem: str, name: str, engine: Engine[Any]) -> None:
@@ -49,7 +48,7 @@ class Source(ABC):
     def new_batch(self, key: str) -> BatchState:
         """A batch for the owner of ``key``, as yet without records."""
         now = self._last_made = max(now_ms(), self._last_made + 1)  # tells batches of one key apart
-        return BatchState(layout.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now)
+        return BatchState(places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now)
 
     @abstractmethod
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
@@ -118,7 +117,7 @@ class Leases:
         return state
 
     def directory_of(self, state: BatchState) -> str:
-        return batches.directory_of(self._stem, state)
+        return places.directory_of(self._stem, state)
 
     def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         """See `HasBatches.lease`."""
@@ -141,13 +140,13 @@ class Leases:
     def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> None:
         directory, attempt = self.directory_of(state), state.attempt + 1
         coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
-        self._source.prepare(partial(batches.prepare_manifest, self._files, directory, coming))
+        self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
         try:
             self._source.commit(LeaseAgain(state.id, key, attempt, lease_timeout))
         except DiskFull:
-            batches.discard_manifest(self._files, directory)
+            places.discard_manifest(self._files, directory)
             raise
-        batches.place_manifest(self._files, directory)
+        places.place_manifest(self._files, directory)
 
     def return_expired(self, except_for: str | None = None) -> list[BatchState]:
         """Return the batches whose lease time is over."""
@@ -194,7 +193,7 @@ class Leases:
         state, path = self._state.batches.get(batch_id) if isinstance(batch_id, str) else None, self.engine.path
         if state is None:
             expired = self._state.expired_keys.values()
-            if any(layout.numbered_id(self._source.name, number) == batch_id for _, number in expired):
+            if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
             raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
         return state
@@ -229,7 +228,7 @@ class Leases:
             state = self._current(batch, "dead")
             self._source.keep_room(1)
             self._source.commit(EndLease(state.id, "returned", state.reason))
-            self._source.move(partial(batches.settle_place, self._files, self._stem, state))
+            self._source.move(partial(places.settle_place, self._files, self._stem, state))
             batch.show(state, self.directory_of(state))
 
     def put_back(self, batch: Batch) -> None:
@@ -261,11 +260,11 @@ class Leases:
         if to == "returned" and state.attempt >= self.max_attempts:
             to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
         if to == "dead":
-            self._source.prepare(partial(batches.make_home, self._files, self._stem, layout.DEAD))
+            self._source.prepare(partial(places.make_home, self._files, self._stem, places.DEAD))
             self._source.keep_room(1)
         self._source.commit(EndLease(state.id, to, reason[:1000]))
         if to == "dead":
-            self._source.move(partial(batches.settle_place, self._files, self._stem, state))
+            self._source.move(partial(places.settle_place, self._files, self._stem, state))
         self.engine.notify()
 
     def _expire(self) -> None:
@@ -284,7 +283,7 @@ class Leases:
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
         self._source.commit(Forget(batch_ids, keep_manifest))
-        batches.settle_forget(self._files, self._stem, batch_ids, keep_manifest)
+        places.settle_forget(self._files, self._stem, batch_ids, keep_manifest)
 
 
 class HasBatches:

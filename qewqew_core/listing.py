@@ -8,11 +8,11 @@ import stat
 from collections import deque
 from dataclasses import dataclass, field
 
-from qewqew_core import chunk, layout, manifest
+from qewqew_core import chunk, manifest, paths, places
 from qewqew_core import log as logs
 
-REMAINS = (layout.LOG, layout.BATCHES, layout.DEAD)  # what may be there of a queue without a header
-_OWN = (layout.BATCHES, layout.DEAD, layout.LEASE, layout.SPILL, layout.DAMAGED)  # directories of a queue
+REMAINS = (paths.LOG, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
+_OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, places.DAMAGED)  # directories of a queue
 
 
 @dataclass
@@ -76,12 +76,12 @@ def _is_queue(directory: str, name: str, names: set[str]) -> bool:
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode):
                 return False
-            if status.st_size == chunk.FIRST.size and (name + layout.LOG in names or layout.chunk_ids(path, list(names))):
+            if status.st_size == chunk.FIRST.size and (name + paths.LOG in names or paths.chunk_ids(path, list(names))):
                 return True
-        if name + layout.LOG in names:
-            with open(path + layout.LOG, "rb") as file:
+        if name + paths.LOG in names:
+            with open(path + paths.LOG, "rb") as file:
                 if file.read(len(logs.MAGIC)) == logs.MAGIC:
                     return True
-        homes = [os.path.join(directory, home) for home in names & {name + layout.BATCHES, name + layout.DEAD}]
+        homes = [os.path.join(directory, home) for home in names & {name + places.BATCHES, name + places.DEAD}]
         return any(os.path.exists(os.path.join(home, one, manifest.MANIFEST)) for home in homes for one in os.listdir(home))
     return False

@@ -38,6 +38,7 @@ from qewqew_core.batch_state import (
     batch_operation,
     checked,
 )
+from qewqew_core.chunk_state import Chunk, Cut, Span
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.journal import Frame, frame
 from qewqew_core.operations import (
@@ -55,7 +56,8 @@ from qewqew_core.operations import (
     Replace,
     Take,
 )
-from qewqew_core.state import Chunk, Cut, Piece, Span, State
+from qewqew_core.sparse_index import Piece
+from qewqew_core.state import State
 
 MAGIC = b"QEWQLOG1"
 _CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)

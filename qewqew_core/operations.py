@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qewqew_core.batch_operations import BatchOperation
+
 if TYPE_CHECKING:
-    from qewqew_core.state import Cut
+    from qewqew_core.chunk_state import Cut
 
 
 class Append(NamedTuple):
@@ -53,40 +55,6 @@ class PutKey(NamedTuple):
 
 
 # What happens to batches: the same in the log of a queue and of a reader
-
-
-class LeaseAgain(NamedTuple):
-    """A returned batch goes to the owner of ``key``."""
-
-    id: str
-    key: str
-    attempt: int
-    lease_timeout: int | None  # milliseconds
-
-
-class Extend(NamedTuple):
-    """The owner of a batch lives."""
-
-    id: str
-    lease_timeout: int | None
-
-
-class EndLease(NamedTuple):
-    """A batch is returned, dead or acknowledged."""
-
-    id: str
-    state: str
-    reason: str
-
-
-class Forget(NamedTuple):
-    """The files of batches are dropped. Keys of acknowledged ones are remembered as expired."""
-
-    ids: list[str]
-    keep_manifest: bool
-
-
-BatchOperation = LeaseAgain | Extend | EndLease | Forget
 
 
 # What happens rarely, and moves files

@@ -11,11 +11,12 @@ import json
 import os
 from collections.abc import Iterator
 
-from qewqew_core import chunk, layout
+from qewqew_core import chunk, paths, places
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Files, write_new
 from qewqew_core.reading import OnDisk, read_pointers, scan, unread
-from qewqew_core.state import Chunk, State
+from qewqew_core.state import State
 
 REPORT = "report.json"
 
@@ -67,7 +68,7 @@ class Orphan:
 def find(files: Files, path: str, state: State) -> list[Orphan]:
     """The orphans beside the queue at ``path``; files without records are none."""
     found = []
-    for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
+    for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         chunk_path = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
             content, problem = readable(files, chunk_path, chunk_id)
@@ -127,7 +128,7 @@ def _end_of_records(files: Files, path: str, head: int, end: int) -> int:
 
 def make_aside(files: Files, path: str) -> str:
     """A directory below NAME.damaged for what is set aside now, made durably; one without a report is used again."""
-    home = path + layout.DAMAGED
+    home = path + places.DAMAGED
     if not files.is_directory(home):
         files.make_directory(home)
     files.sync_directory(os.path.dirname(home))

@@ -14,7 +14,8 @@ from typing import Any
 
 from qewqew_core import manifest
 from qewqew_core.errors import BadManifest, BadPath, StoreError
-from qewqew_core.manifest import MANIFEST, Manifest, Segment, SegmentFile
+from qewqew_core.manifest import MANIFEST, Manifest, Segment
+from qewqew_core.segments import SegmentFile, open_file
 from qewqew_core.store import Local, Store, local_path, store_of
 
 _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
@@ -52,10 +53,10 @@ def publish(
     files = body.files()
     done, total = 0, sum(files.values())
     for name, size in files.items():
-        segments = sorted((one for one in body.segments if one.file == name), key=lambda one: one.start)
-        with manifest.open_file(source, name) as file:
-            if not _is_there(target, name, size, _verified(file, segments)):
-                target.write(name, _told(_verified(file, segments), done, total, progress))
+        of_file = sorted((segment for segment in body.segments if segment.file == name), key=lambda segment: segment.start)
+        with open_file(source, name) as file:
+            if not _is_there(target, name, size, _verified(file, of_file)):
+                target.write(name, _told(_verified(file, of_file), done, total, progress))
                 if (found := target.size(name)) != size:
                     raise StoreError(
                         f"it has {found} bytes after {size} were written; nothing is published", path=target.locate(name)

@@ -24,8 +24,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Literal, Self
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, java, journal, layout, lock, orphans, recovery, stamp
+from qewqew_core import chunk, java, journal, layout, lock, orphans, paths, places, recovery, stamp
 from qewqew_core import log as logs
 from qewqew_core.chain import Chain
 from qewqew_core.chunk import Record
@@ -33,13 +32,14 @@ from qewqew_core.engine import Engine
 from qewqew_core.errors import BadPath, CorruptQueue, Empty, QewQewError, QueueClosed, QueueLocked
 from qewqew_core.files import Files
 from qewqew_core.holds import Holds
-from qewqew_core.inspection import QueueStats, stats_of
+from qewqew_core.inspection import stats_of
 from qewqew_core.leases import HasBatches, Leases
 from qewqew_core.orphans import Orphan
 from qewqew_core.queue_batches import QueueBatches
 from qewqew_core.records import Records
 from qewqew_core.session import Session
 from qewqew_core.state import State
+from qewqew_core.stats import QueueStats
 from qewqew_core.verification import Report, verify
 
 VANISHING = 0.2  # seconds to wait for a Java program that is closing the queue
@@ -85,7 +85,7 @@ class Queue(HasBatches):
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
     ) -> None:
-        self.path = layout.check_path(path)
+        self.path = paths.check_path(path)
         self.chunk_size = layout.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         self.min_free_bytes = layout.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
         self.log_bytes = layout.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
@@ -185,12 +185,12 @@ class Queue(HasBatches):
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state, log, chain = self._files, self._engine.state, self._engine.log, self._chain
         recovery.sync_spill(files, self.path)
-        batches.remove_tree(files, self.path + layout.SPILL)
+        places.remove_tree(files, self.path + paths.SPILL)
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.put_keys or state.expired_keys):
             stamp.remove(files, self.path)  # the next log counts anew
-            for home in (self.path + layout.BATCHES, self.path + layout.DEAD):
+            for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
             if log.position > self._opened_at:

@@ -11,18 +11,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, stamp
+from qewqew_core import batch_files, chunk, paths, places, stamp
 from qewqew_core import log as logs
+from qewqew_core.batch_operations import BatchOperation
 from qewqew_core.batch_state import BatchState
 from qewqew_core.chain import Chain
+from qewqew_core.chunk_state import Cut
 from qewqew_core.engine import Engine
 from qewqew_core.errors import CorruptQueue, DiskFull, QewQewError
 from qewqew_core.holds import Holds
 from qewqew_core.leases import Source
 from qewqew_core.manifest import Manifest
-from qewqew_core.operations import BatchOperation, Lease, PutBack, Rare
-from qewqew_core.state import Cut, State
+from qewqew_core.operations import Lease, PutBack, Rare
+from qewqew_core.state import State
 
 MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
 NAME_BYTES = 256  # … for each name
@@ -53,7 +54,7 @@ class QueueBatches(Source):
         return batch.bytes + 2 * batch.records
 
     def manifest_of(self, batch: BatchState) -> Manifest:
-        return batches.manifest_in_place(self.files, self.stem, batch)
+        return batch_files.manifest_in_place(self.files, self.stem, batch)
 
     # Room on the disk: the log keeps a reserve, which can be given back
 
@@ -85,14 +86,14 @@ class QueueBatches(Source):
         """
         self._chain.flush()
         batch = self.new_batch(key)
-        making = self.stem + layout.LEASE
+        making = self.stem + paths.LEASE
         parts: list[tuple[int, Cut | None]] = []
-        paths: list[str] = []
+        segment_paths: list[str] = []
         try:
-            batches.remove_tree(self.files, making)
-            batches.remove_tree(self.files, batches.directory_of(self.stem, batch))  # a manifest, kept for people
+            places.remove_tree(self.files, making)
+            places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             self.files.make_directory(making)
-            batches.make_home(self.files, self.stem, layout.BATCHES)
+            places.make_home(self.files, self.stem, places.BATCHES)
             for source in self.engine.state.chain.values():
                 if max_records <= 0 or max_bytes <= 0:
                     break
@@ -100,7 +101,7 @@ class QueueBatches(Source):
                 if source.busy or source.records > max_records or source.bytes > max_bytes:
                     if source.free(source.head) is None:
                         continue
-                    path = os.path.join(making, batches.segment_file(self.stem, source.id))
+                    path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
                     cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
                     if not cut.spans:
                         self.files.unlink(path)
@@ -111,7 +112,7 @@ class QueueBatches(Source):
                 else:
                     self._chain.sync_chunk(source.id)
                 parts.append((source.id, cut))
-                paths.append(path)
+                segment_paths.append(path)
                 batch.chunks.append(available)
                 max_records -= available.records
                 max_bytes -= available.bytes
@@ -119,11 +120,11 @@ class QueueBatches(Source):
                     break
             batch.records = sum(part.records for part in batch.chunks)
             batch.bytes = sum(part.bytes for part in batch.chunks)
-            batches.write_manifest(self.files, making, batches.manifest_of(self.files, self.stem, batch, paths))
+            places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
             self._chain.sync_names()
             return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
         except (OSError, CorruptQueue) as error:
-            batches.remove_tree(self.files, making)
+            places.remove_tree(self.files, making)
             if isinstance(error, QewQewError):
                 raise
             raise self.engine.full(error) or self.engine.poison(error) from error
@@ -134,7 +135,7 @@ class QueueBatches(Source):
             self.keep_room(len(whole) + 1, len(logs.pack(lease)))
             position = self._commit(lease, made)
         except DiskFull:
-            batches.remove_tree(self.files, self.stem + layout.LEASE)
+            places.remove_tree(self.files, self.stem + paths.LEASE)
             raise
         self._holds.disturbed += 1
         for chunk_id in whole:
@@ -142,7 +143,7 @@ class QueueBatches(Source):
         self._chain.forget_run()
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
-        self.move(partial(batches.settle_lease, self.files, self.stem, state))
+        self.move(partial(batch_files.settle_lease, self.files, self.stem, state))
         self._chain.own_ends()
         self.engine.notify()
         self._chain.after_commit(
@@ -154,7 +155,7 @@ class QueueBatches(Source):
         # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
         # not look whether it is free.
         ids = self._chain.free_ids(len(batch.chunks), self.engine.state.first, chunk.predecessor)[::-1]
-        names = [batches.segment_file(self.stem, part.id) for part in batch.chunks]
+        names = [batch_files.segment_file(self.stem, part.id) for part in batch.chunks]
         # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
         self._chain.sync_names()
         self.keep_room(len(ids))
@@ -163,7 +164,7 @@ class QueueBatches(Source):
         self._holds.disturbed += 1
         self._chain.forget_run()
         moves = list(zip(names, ids, strict=True))
-        self.move(partial(batches.settle_put_back, self.files, self.stem, batch.id, moves))
+        self.move(partial(batch_files.settle_put_back, self.files, self.stem, batch.id, moves))
         self._chain.own_ends()
         self.engine.notify()
         self._chain.after_commit(self.engine.log.position)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Self
 
-from qewqew_core import layout, reader_files, reader_log, zbus
+from qewqew_core import layout, reader_files, reader_log, topic_paths, zbus
 from qewqew_core.deliveries import Deliveries
 from qewqew_core.errors import (
     BadArgument,
@@ -30,7 +30,6 @@ from qewqew_core.errors import (
     QueueClosed,
 )
 from qewqew_core.files import Descriptors, Files, remove_if_there, write_new
-from qewqew_core.inspection import QueueStats
 from qewqew_core.leases import HasBatches, Leases
 from qewqew_core.limits import now_ms
 from qewqew_core.participant import Participant
@@ -38,6 +37,7 @@ from qewqew_core.reader_batches import ReaderBatches
 from qewqew_core.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, seal_of, stats_of
 from qewqew_core.reader_state import Lose, Move, Range, ReaderState, SetFilter
 from qewqew_core.shared_log import Consumer, SharedLog
+from qewqew_core.stats import QueueStats
 from qewqew_core.tags import Filter
 from qewqew_core.view import Position, View
 from qewqew_core.zbus import Common, Message
@@ -73,7 +73,7 @@ class Reader(HasBatches):
         auto_commit: bool,
         temporary: bool,
     ) -> None:
-        self.name = layout.check_reader_name(name)
+        self.name = topic_paths.check_reader_name(name)
         self.window = layout.check_whole("window", window, 1, 1 << 20)
         if redeliver_after is not None and (
             isinstance(redeliver_after, bool) or not isinstance(redeliver_after, (int, float)) or not 0 <= redeliver_after < 1e9

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from qewqew_core import batch as batches
-from qewqew_core import layout, manifest, reader_files
+from qewqew_core import layout, manifest, places, reader_files
+from qewqew_core.batch_operations import BatchOperation
 from qewqew_core.batch_state import BatchState
 from qewqew_core.block_segments import first_segment
 from qewqew_core.block_sums import pieces_of
@@ -21,10 +21,9 @@ from qewqew_core.files import Descriptors, Files
 from qewqew_core.leases import Source
 from qewqew_core.limits import now_ms
 from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.operations import BatchOperation
 from qewqew_core.reader_state import Change, Commit, Lease, PutBack, Range, ReaderState
 from qewqew_core.shared_log import Consumer, SharedLog
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import Found, Position, View, behind
 from qewqew_core.zbus import HEAD, Entry
@@ -100,12 +99,12 @@ class ReaderBatches(Source):
         batch.records = sum(segment.records for segment, _ in segments)
         batch.bytes = sum(size for _, size in segments)
         batch.lease_timeout, batch.extended = lease_timeout, batch.created
-        directory = batches.directory_of(self.stem, batch)
+        directory = places.directory_of(self.stem, batch)
         try:
             self._make(directory, batch, [segment for segment, _ in segments])
             position = self._shared.commit(Lease(batch, ranges, offsets, todo))
         except OSError as error:
-            batches.remove_tree(self.files, directory)
+            places.remove_tree(self.files, directory)
             if isinstance(error, QewQewError):
                 raise
             if isinstance(error, FileNotFoundError) and self._was_trimmed():
@@ -118,14 +117,14 @@ class ReaderBatches(Source):
     def _make(self, directory: str, batch: BatchState, segments: list[Segment]) -> None:
         """The batch's directory, durably. Nobody knows of it yet."""
         files, names = self.files, {segment.file for segment in segments}
-        batches.remove_tree(files, directory)
-        batches.make_home(files, self.stem, layout.BATCHES)
+        places.remove_tree(files, directory)
+        places.make_home(files, self.stem, places.BATCHES)
         files.make_directory(directory)
         for name in names:
             files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
-        batches.write_manifest(files, directory, self._manifest(batch, segments))
+        places.write_manifest(files, directory, self._manifest(batch, segments))
         files.sync_directory(os.path.dirname(directory))
 
     def _was_trimmed(self) -> bool:
@@ -221,7 +220,7 @@ class ReaderBatches(Source):
     def put_back(self, batch: BatchState) -> None:
         whole = ranges = self.engine.state.ranges[batch.id]
         if sum(stop.number - start.number for start, stop in whole if stop is not None) != batch.records:
-            leased_with = Filter(manifest.load(batches.directory_of(self.stem, batch)).filter)
+            leased_with = Filter(manifest.load(places.directory_of(self.stem, batch)).filter)
             if leased_with.text != self._consumer.filter.text:
                 ranges = [part for full in whole for part in self._matching(full, leased_with)]
         if min(whole).start.block < self._view.index().start:  # asked last: messages may be removed while they are looked at
@@ -232,7 +231,7 @@ class ReaderBatches(Source):
             )
         todo = self._without_flight(_merged([*ranges, *self.engine.state.todo]))
         self._shared.durable(self._shared.commit(PutBack(batch.id, todo)), always=True)
-        batches.settle_forget(self.files, self.stem, [batch.id], keep_manifest=False)
+        places.settle_forget(self.files, self.stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""

@@ -12,8 +12,7 @@ import logging
 import os
 import stat
 
-from qewqew_core import batch as batches
-from qewqew_core import layout, lock, manifest
+from qewqew_core import lock, manifest, places
 from qewqew_core.batch_state import BatchState
 from qewqew_core.files import Descriptors, Files, remove_if_there
 from qewqew_core.manifest import Manifest
@@ -64,10 +63,10 @@ def delete(files: Files, directory: str, name: str) -> None:
             files.unlink(path)
         if path == rdx:
             files.sync_directory(os.path.dirname(path))
-    for home in (layout.BATCHES, layout.DEAD):
+    for home in (places.BATCHES, places.DEAD):
         if files.is_directory(stem + home):
             for batch_id in files.list(stem + home):
-                batches.remove_tree(files, os.path.join(stem + home, batch_id))
+                places.remove_tree(files, os.path.join(stem + home, batch_id))
             files.remove_directory(stem + home)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(stem + ".lock")
@@ -82,7 +81,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
         return {name.removesuffix(suffix) for suffix in suffixes for name in homes[home] if name.endswith(suffix)} - {""}
 
     making = names("reader", ".rdx.tmp") | names("state", ".log.tmp")
-    deleted = names("state", ".log", ".lock", layout.BATCHES, layout.DEAD) - names("reader", ".rdx")
+    deleted = names("state", ".log", ".lock", places.BATCHES, places.DEAD) - names("reader", ".rdx")
     for name in making | deleted:
         rdx, stem = rdx_of(directory, name), stem_of(directory, name)
         fds = Descriptors()
@@ -107,7 +106,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
 
 def manifest_of(stem: str, batch: BatchState) -> Manifest:
     """The manifest of a batch with the owner and the attempt that it has now."""
-    body = manifest.load(batches.directory_of(stem, batch))
+    body = manifest.load(places.directory_of(stem, batch))
     return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
 
 
@@ -115,14 +114,14 @@ def settle_batches(files: Files, stem: str, state: ReaderState) -> None:
     """Make the files of batches agree with what is committed, wherever a process was killed."""
     for batch in state.batches.values():
         if batch.state in ("dead", "returned", "leased"):
-            batches.settle_place(files, stem, batch)
+            places.settle_place(files, stem, batch)
         if batch.state == "leased" and batch.attempt > 1:
-            batches.write_manifest(files, batches.directory_of(stem, batch), manifest_of(stem, batch))
-    for home in (layout.BATCHES, layout.DEAD):
+            places.write_manifest(files, places.directory_of(stem, batch), manifest_of(stem, batch))
+    for home in (places.BATCHES, places.DEAD):
         if files.is_directory(stem + home):
             for name in files.list(stem + home):
                 directory = os.path.join(stem + home, name)
                 if name not in state.batches and files.list(directory) != [manifest.MANIFEST]:
-                    batches.remove_tree(files, directory)
+                    places.remove_tree(files, directory)
                 else:
                     remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))

@@ -8,10 +8,10 @@ import os
 from qewqew_core import layout, reader_log, zbus
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files, read_whole
-from qewqew_core.inspection import QueueStats, last_lease
 from qewqew_core.limits import now_ms
 from qewqew_core.reader_log import Seal
 from qewqew_core.reader_state import HandedOut, HandOut, Range, ReaderState
+from qewqew_core.stats import QueueStats, last_lease
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Position, View
 from qewqew_core.zbus import HEAD

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import chain, count, repeat
 from typing import NamedTuple
 
+from qewqew_core.batch_operations import BatchOperation
 from qewqew_core.batch_state import BatchState, LeaseState
-from qewqew_core.operations import BatchOperation
 from qewqew_core.view import Position
 
 LONGEST_RANGE = 1 << 20  # the largest window

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from qewqew_core import chunk
 from qewqew_core.checksum import crcs_of_rest
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
 from qewqew_core.limits import LIMITS
-from qewqew_core.state import Chunk, Piece
+from qewqew_core.sparse_index import Piece
 
 BLOCK = 1 << 20
 

@@ -31,9 +31,9 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, java, journal, layout, lock, manifest, stamp
+from qewqew_core import batch_files, chunk, java, journal, lock, manifest, paths, places, stamp
 from qewqew_core import log as logs
+from qewqew_core.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.errors import CorruptQueue, QueueLocked
 from qewqew_core.files import Descriptors, Files, close_all, close_each, read_all, write_new
 from qewqew_core.found import Found, chain_of, look
@@ -41,7 +41,7 @@ from qewqew_core.java import Believed
 from qewqew_core.journal import Log
 from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
-from qewqew_core.operations import Believe, EndLease, Forget, Lease, LeaseAgain, PutBack, Rare, Repair
+from qewqew_core.operations import Believe, Lease, PutBack, Rare, Repair
 from qewqew_core.reading import BLOCK, read_pointers
 from qewqew_core.state import State
 
@@ -112,7 +112,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
     try:
         own_log(files, path, log_fd)
         header = files.read(header_fd, 64, 0)
-        found = look(files, path, header, read_all(files, log_fd[0], path + layout.LOG) if log_fd else None)
+        found = look(files, path, header, read_all(files, log_fd[0], path + paths.LOG) if log_fd else None)
         ends = () if found.log is None else tuple(found.log.state.chain)
         for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
             own_chunk(files, path, owned, chunk_id)
@@ -127,7 +127,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
             state, log = found.log.state, open_log(files, found.log, path, log_fd)
             _recover_crashed(files, path, header_fd, found, found.log, log)
         elif found.log is not None and java.is_as_closed(files, found):
-            if found.log.seal[:1] != files.identity(path + layout.LOG)[:1]:  # no checkpoint is in this file: a killed process
+            if found.log.seal[:1] != files.identity(path + paths.LOG)[:1]:  # no checkpoint is in this file: a killed process
                 files.sync_directory(os.path.dirname(path))  # may have renamed it, and not synced that
             state, log = found.log.state, open_log(files, found.log, path, log_fd)
         else:
@@ -139,7 +139,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 # with the ids that it had then: ours are not to be the same.
                 begin = random.SystemRandom().randrange(1 << 10, chunk.MAX_ID)
         remove_leftovers(files, path, state, found.ids)
-        taken = layout.chunk_ids(path, files.list(os.path.dirname(path)))
+        taken = paths.chunk_ids(path, files.list(os.path.dirname(path)))
     except BaseException:
         close_all(log_fd)
         raise
@@ -166,7 +166,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
     Header and log have one owner. But a Java program may remove the header of a queue that is open; then this lock is what keeps
     another process of ours from opening it.
     """
-    log_path = path + layout.LOG
+    log_path = path + paths.LOG
     while files.exists(log_path):
         with contextlib.suppress(FileNotFoundError):  # an owner that closes an empty queue removes it
             descriptors.append(files.open(log_path))
@@ -207,22 +207,22 @@ def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int])
     if files.size(fd) > replayed.end:
         files.truncate(fd, replayed.end)
     ends = replayed.end, replayed.snapshot_end
-    return Log(files, path + layout.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
+    return Log(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
 
 
 def finish_moves(files: Files, path: str, state: State, last: Rare | None) -> None:
     """Step 6."""
     match last:
         case Lease(batch_id):
-            batches.settle_lease(files, path, state.batches[batch_id])
+            batch_files.settle_lease(files, path, state.batches[batch_id])
         case LeaseAgain(batch_id):
-            batches.settle_manifest(files, path, state.batches[batch_id])
+            batch_files.settle_manifest(files, path, state.batches[batch_id])
         case EndLease(batch_id):
-            batches.settle_place(files, path, state.batches[batch_id])
+            places.settle_place(files, path, state.batches[batch_id])
         case PutBack(batch_id, chunks, names):
-            batches.settle_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))
+            batch_files.settle_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))
         case Forget(batch_ids, keep_manifest):
-            batches.settle_forget(files, path, batch_ids, keep_manifest)
+            places.settle_forget(files, path, batch_ids, keep_manifest)
 
 
 def sync_spill(files: Files, path: str) -> None:
@@ -230,9 +230,9 @@ def sync_spill(files: Files, path: str) -> None:
 
     First that which they are in now, or a power cut could find them in neither.
     """
-    if files.is_directory(path + layout.SPILL):
+    if files.is_directory(path + paths.SPILL):
         files.sync_directory(os.path.dirname(path))
-        files.sync_directory(path + layout.SPILL)
+        files.sync_directory(path + paths.SPILL)
 
 
 def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
@@ -249,11 +249,11 @@ def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, 
 
 def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> None:
     """Step 8."""
-    for temporary in (path + layout.LOG + ".tmp",):
+    for temporary in (path + paths.LOG + ".tmp",):
         if files.exists(temporary):
             files.unlink(temporary)
-    batches.remove_tree(files, path + layout.LEASE)
-    batches.remove_tree(files, path + layout.SPILL)
+    places.remove_tree(files, path + paths.LEASE)
+    places.remove_tree(files, path + paths.SPILL)
     removed = False
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
@@ -314,7 +314,7 @@ def _begin_log(files: Files, header_fd: int, found: Found, believed: Believed, o
             f"there are batches that no transaction log knows: nobody can say whether {unknown[0]}"
             f"{f' and {len(unknown) - 1} more were' if unknown[1:] else ' was'} acknowledged. Nothing was changed; restore the "
             "log, or move them away",
-            path=found.path + layout.LOG,
+            path=found.path + paths.LOG,
         )
     for one in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
         own_chunk(files, found.path, owned, one.id)
@@ -332,7 +332,7 @@ def _begin_log(files: Files, header_fd: int, found: Found, believed: Believed, o
     log_fd: list[int] = []
     try:
         _new_log(files, found.path, data, log_fd)
-        log = Log(files, found.path + layout.LOG, log_fd, generation, len(data), snapshot_end)
+        log = Log(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
         store_pointers(files, found.path, state)
         store_header(files, header_fd, state.first)
         for chunk_id in believed.empty:
@@ -349,7 +349,7 @@ def _begin_log(files: Files, header_fd: int, found: Found, believed: Believed, o
 
 def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
     """Put a log with this content in the place of the one that is there, durably; the list gets its descriptor."""
-    log_path = path + layout.LOG
+    log_path = path + paths.LOG
     write_new(files, log_path + ".tmp", data, log_fd)
     lock.whole(log_fd[0])
     files.rename(log_path + ".tmp", log_path)
@@ -358,9 +358,9 @@ def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
 
 def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
     """Directories with records of batches that the log does not know. Of those that have expired, some may be left."""
-    known = set(state.batches) | {layout.numbered_id(path, number) for _, number in state.expired_keys.values()}
+    known = set(state.batches) | {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
     unknown = []
-    for home in (path + layout.BATCHES, path + layout.DEAD):
+    for home in (path + places.BATCHES, path + places.DEAD):
         for name in sorted(set(files.list(home)) - known) if files.is_directory(home) else ():
             directory = os.path.join(home, name)
             if files.is_directory(directory) and set(files.list(directory)) - {manifest.MANIFEST}:

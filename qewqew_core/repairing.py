@@ -24,10 +24,24 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, java, journal, layout, lock, manifest, orphans, recovery, stamp
+from qewqew_core import (
+    batch_files,
+    chunk,
+    java,
+    journal,
+    layout,
+    lock,
+    manifest,
+    orphans,
+    paths,
+    places,
+    recovery,
+    segments,
+    stamp,
+)
 from qewqew_core import log as logs
 from qewqew_core.batch_state import BATCH_ID, BatchState
+from qewqew_core.chunk_state import Chunk, Cut
 from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.found import Found
@@ -35,7 +49,7 @@ from qewqew_core.limits import now_ms
 from qewqew_core.log import Replayed
 from qewqew_core.operations import Append, Extent, Lease, NewChunk, Operation, PutKey, Repair, Take
 from qewqew_core.reading import OnDisk, read_pointers, scan
-from qewqew_core.state import Chunk, Cut, State
+from qewqew_core.state import State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
 _UNFIT = (FileNotFoundError, CorruptQueue, BadManifest)
@@ -78,10 +92,10 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
 
     Raises `BadPath`, `QueueLocked`, `DiskFull` or `QueueBroken` (a file-system call failed): then repair it again.
     """
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     files = _files or Files()
-    parts = [full, *(full + suffix for suffix in (layout.LOG, layout.BATCHES, layout.DEAD))]
-    if not any(map(files.exists, parts)) and not layout.chunk_ids(full, files.list(os.path.dirname(full))):
+    parts = [full, *(full + suffix for suffix in (paths.LOG, places.BATCHES, places.DEAD))]
+    if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
         return RepairReport()
     try:
         header, created = lock.acquire(full, lock_timeout)
@@ -135,7 +149,7 @@ class _Repair:
 
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, CorruptQueue):
-            replayed = logs.replay(read_whole(self._files, self._path + layout.LOG), self._path + layout.LOG)
+            replayed = logs.replay(read_whole(self._files, self._path + paths.LOG), self._path + paths.LOG)
             if isinstance(replayed.last_rare, Repair):
                 self._finish(replayed, replayed.last_rare)
         state = self._decide()
@@ -170,7 +184,7 @@ class _Repair:
         header = self._files.read(self._header_fd, 64, 0)
         self._look_again()
         found = Found(self._path, chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0, self._ids, None)
-        log_path = self._path + layout.LOG
+        log_path = self._path + paths.LOG
         if not self._files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
         data = read_whole(self._files, log_path)
@@ -211,7 +225,7 @@ class _Repair:
         )
 
     def _look_again(self) -> None:
-        self._ids = layout.chunk_ids(self._path, self._files.list(self._parent))
+        self._ids = paths.chunk_ids(self._path, self._files.list(self._parent))
         self._taken = set(self._ids)
 
     def _as_opened(self, found: Found) -> State | None:
@@ -255,7 +269,7 @@ class _Repair:
         assert replayed is not None
         state = replayed.state
         if not replayed.clean:
-            fd = files.open(self._path + layout.LOG)  # after a kill its end may be in the page cache only: files follow the log
+            fd = files.open(self._path + paths.LOG)  # after a kill its end may be in the page cache only: files follow the log
             try:
                 files.sync(fd)
             finally:
@@ -311,14 +325,14 @@ class _Repair:
 
     def _stand_in(self, replayed: Replayed) -> None:
         """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
-        files, last, making = self._files, replayed.last_rare, self._path + layout.LEASE
+        files, last, making = self._files, replayed.last_rare, self._path + paths.LEASE
         batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
-        if batch is None or files.is_directory(os.path.join(self._path + layout.BATCHES, batch.id)):
+        if batch is None or files.is_directory(os.path.join(self._path + places.BATCHES, batch.id)):
             return
         if not files.is_directory(making):
             files.make_directory(making)
         for one in batch.chunks:
-            target = os.path.join(making, batches.segment_file(self._path, one.id))
+            target = os.path.join(making, batch_files.segment_file(self._path, one.id))
             if not files.exists(target) and not files.exists(self._chunk_path(one.id)):
                 fd = files.open(target, new=True)
                 try:
@@ -328,9 +342,9 @@ class _Repair:
 
     def _fetch_from_lease(self, state: State) -> None:
         """A chunk in NAME.lease that the log knows nothing of was leased by a commit that is damaged."""
-        making = self._path + layout.LEASE
+        making = self._path + paths.LEASE
         for one in state.chain.values():
-            source = os.path.join(making, batches.segment_file(self._path, one.id))
+            source = os.path.join(making, batch_files.segment_file(self._path, one.id))
             if one.id not in self._ids and self._files.exists(source):
                 self._files.rename(source, self._chunk_path(one.id))
                 self._files.sync_directory(self._parent)
@@ -342,7 +356,7 @@ class _Repair:
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"
-        self._damaged(self._path + layout.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
+        self._damaged(self._path + paths.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
         return self._from_files(found, None)
 
     def _from_files(self, found: Found, old: State | None) -> State:
@@ -432,8 +446,8 @@ class _Repair:
 
     def _batch_directories(self) -> Iterator[str]:
         """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
-        prefix = layout.numbered_id(self._path, 0)[:-16]
-        for home in (self._path + layout.BATCHES, self._path + layout.DEAD):
+        prefix = places.numbered_id(self._path, 0)[:-16]
+        for home in (self._path + places.BATCHES, self._path + places.DEAD):
             if self._files.is_directory(home):
                 for name in sorted(self._files.list(home)):
                     directory = os.path.join(home, name)
@@ -444,14 +458,14 @@ class _Repair:
 
     def _look_into_batches(self, state: State) -> None:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
-        expired = {layout.numbered_id(self._path, number) for _, number in state.expired_keys.values()}
+        expired = {places.numbered_id(self._path, number) for _, number in state.expired_keys.values()}
         for directory in list(self._batch_directories()):
             name = os.path.basename(directory)
             if name in state.batches or name in expired:
                 continue
             unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
-            batches.settle_place(self._files, self._path, unknown)
-            directory = batches.directory_of(self._path, unknown)
+            places.settle_place(self._files, self._path, unknown)
+            directory = places.directory_of(self._path, unknown)
             batch = self.batch_of(directory, "dead")
             if batch is None:
                 self._moves.append(directory)
@@ -479,7 +493,7 @@ class _Repair:
         batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, now_ms())
         for one in body.segments:
             path, number = os.path.join(directory, one.file), one.file.rpartition(".")[2]
-            if not number.isdecimal() or one.file != batches.segment_file(self._path, int(number)):
+            if not number.isdecimal() or one.file != batch_files.segment_file(self._path, int(number)):
                 return None
             content = None
             with contextlib.suppress(CorruptQueue):
@@ -631,35 +645,38 @@ class _Repair:
 
     def _read_batch(self, batch: BatchState, state: State) -> None:
         """Check a batch; segments with damage are written anew, without what is wrong."""
-        files, directory = self._files, batches.directory_of(self._path, batch)
+        files, directory = self._files, places.directory_of(self._path, batch)
         if batch.state == "acked":
             self._read_acked(batch, directory, state)
             return
         if not files.is_directory(directory):
-            batches.settle_place(files, self._path, batch)
+            places.settle_place(files, self._path, batch)
         if not files.is_directory(directory):
             self._damaged(directory, 0, 0, 0, "the directory of the batch is missing; it is made anew")
-            batches.make_home(files, self._path, layout.DEAD if batch.state == "dead" else layout.BATCHES)
+            places.make_home(files, self._path, places.DEAD if batch.state == "dead" else places.BATCHES)
             files.make_directory(directory)
             files.sync_directory(os.path.dirname(directory))
-        old, paths = batch.chunks, [os.path.join(directory, batches.segment_file(self._path, one.id)) for one in batch.chunks]
-        good = [self._check(one, path) for one, path in zip(old, paths, strict=True)]
+        old, segment_paths = (
+            batch.chunks,
+            [os.path.join(directory, batch_files.segment_file(self._path, one.id)) for one in batch.chunks],
+        )
+        good = [self._check(one, path) for one, path in zip(old, segment_paths, strict=True)]
         if all(good):
-            if not self._has_manifest(batch, directory, paths):
+            if not self._has_manifest(batch, directory, segment_paths):
                 what = "the manifest is missing or not that of the batch; it is written anew"
                 self._damaged(os.path.join(directory, manifest.MANIFEST), 0, 0, 0, what)
                 self._copies.append(os.path.join(directory, manifest.MANIFEST))
             return
         self._copies.append(os.path.join(directory, manifest.MANIFEST))
         batch.chunks = []
-        taken = {one.id for one in old} | layout.chunk_ids(self._path, files.list(directory))
+        taken = {one.id for one in old} | paths.chunk_ids(self._path, files.list(directory))
         new = 0
-        for one, path, whole in zip(old, paths, good, strict=True):
+        for one, path, whole in zip(old, segment_paths, good, strict=True):
             if whole:
                 batch.chunks.append(one)
                 continue
             new = next(number for number in range(new + 1, chunk.MAX_ID) if number not in taken)
-            target = os.path.join(directory, batches.segment_file(self._path, new))
+            target = os.path.join(directory, batch_files.segment_file(self._path, new))
             copy = self._write(target, new, self._good_runs(one, path), segment=True)
             if copy is not None:
                 batch.chunks.append(copy)
@@ -668,12 +685,12 @@ class _Repair:
         batch.records = sum(one.records for one in batch.chunks)
         batch.bytes = sum(one.bytes for one in batch.chunks)
 
-    def _has_manifest(self, batch: BatchState, directory: str, paths: list[str]) -> bool:
+    def _has_manifest(self, batch: BatchState, directory: str, segment_paths: list[str]) -> bool:
         try:
             found = manifest.load(directory)
         except BadManifest:
             return False
-        right = batches.manifest_of(self._files, self._path, batch, paths)
+        right = batch_files.manifest_of(self._files, self._path, batch, segment_paths)
         # An older release wrote no checksums of the boundaries.
         return found in (right, replace(right, segments=tuple(replace(one, checksums=()) for one in right.segments)))
 
@@ -684,7 +701,7 @@ class _Repair:
             if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
                 raise BadManifest("it is that of another batch", path=directory)
             for one in body.segments:
-                for _ in manifest.read_segment(directory, one):
+                for _ in segments.read_segment(directory, one):
                     pass
         except (BadManifest, CorruptQueue) as error:
             what = f"{error}. The batch was acknowledged; its {batch.records} records are no longer kept"
@@ -696,14 +713,14 @@ class _Repair:
     # 3. The commit
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
-        files, log_path = self._files, self._path + layout.LOG
+        files, log_path = self._files, self._path + paths.LOG
         new = State.of({one.id: one for one in chain})
         new.with_batches_of(state)
         new.changes = max(new.changes, stamp.read(files, self._path))
         for one in chain:
             one.size = max(one.tail, min(one.size, read_pointers(files, self._chunk_path(one.id)).size))
-        if files.is_directory(self._path + layout.LEASE):
-            self._moves.append(self._path + layout.LEASE)
+        if files.is_directory(self._path + paths.LEASE):
+            self._moves.append(self._path + paths.LEASE)
         for chunk_id in sorted(self._ids - new.chain.keys()):
             path = self._chunk_path(chunk_id)
             if path in self._moves or self._is_orphan(chunk_id):
@@ -749,17 +766,17 @@ class _Repair:
         files, state = self._files, replayed.state
         moves, body = repair
         try:
-            places = [(self._beside(source), self._beside(target)) for source, target in moves]
+            aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self.report = self._absolute(body)
         except logs.NONSENSE as error:
-            raise CorruptQueue(f"an unfinished repair makes no sense: {error!r}", path=self._path + layout.LOG) from error
+            raise CorruptQueue(f"an unfinished repair makes no sense: {error!r}", path=self._path + paths.LOG) from error
         for one, pointers in state.pointers():
             on_disk = read_pointers(files, self._chunk_path(one.id))[1:]
             one.stored = on_disk if on_disk == pointers else None
         recovery.store_pointers(files, self._path, state)
         recovery.store_header(files, self._header_fd, state.first)
         parents = set()
-        for source, target in places:
+        for source, target in aside:
             parents |= {os.path.dirname(source), os.path.dirname(target)}
             if files.exists(source) and not files.exists(target):
                 files.rename(source, target)
@@ -767,13 +784,13 @@ class _Repair:
             if files.is_directory(parent):
                 files.sync_directory(parent)
         for batch in state.batches.values():
-            directory = batches.directory_of(self._path, batch)
+            directory = places.directory_of(self._path, batch)
             if batch.state != "acked":
                 if not files.is_directory(directory):
-                    batches.settle_place(files, self._path, batch)
-                paths = [os.path.join(directory, batches.segment_file(self._path, one.id)) for one in batch.chunks]
-                if not self._has_manifest(batch, directory, paths):
-                    batches.settle_manifest(files, self._path, batch)
+                    places.settle_place(files, self._path, batch)
+                segment_paths = [os.path.join(directory, batch_files.segment_file(self._path, one.id)) for one in batch.chunks]
+                if not self._has_manifest(batch, directory, segment_paths):
+                    batch_files.settle_manifest(files, self._path, batch)
         assert self.report.set_aside is not None
         orphans.write_report(files, self.report.set_aside, {"queue": os.path.basename(self._path), "moved": moves} | body)
         log_fd: list[int] = []
@@ -845,7 +862,7 @@ class _Behind(State):
             self.real = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.real.values())}
 
     def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
-        directory = batches.directory_of(self.owner._path, batch)
+        directory = places.directory_of(self.owner._path, batch)
         found = self.owner.batch_of(directory, "leased")
         if found is None:  # dead since, or the commit of a lease that was not finished: it moved nothing yet, or is looked for
             return

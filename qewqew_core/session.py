@@ -11,8 +11,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Self
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, layout
+from qewqew_core import chunk, paths, places
 from qewqew_core.chain import Chain
 from qewqew_core.chunk import Record
 from qewqew_core.engine import Engine
@@ -72,7 +71,7 @@ class Session:
         chain = self._chain
         try:
             if self._spill is None:
-                home = batches.make_home(chain.files, chain.path, layout.SPILL)
+                home = places.make_home(chain.files, chain.path, paths.SPILL)
                 self._spill = Spill(chain.files, home, f"{self._number}.", chain.chunk_size, chain.check_free)
             self._spill.add(self._puts)
         except OSError as error:

@@ -13,8 +13,7 @@ import random
 import time as clock
 from typing import Any
 
-from qewqew_core import batch as batches
-from qewqew_core import journal, lock, reader_files, reader_log, zbus
+from qewqew_core import journal, lock, places, reader_files, reader_log, zbus
 from qewqew_core.engine import Engine, Gate
 from qewqew_core.errors import BadPath, DiskFull, QueueClosed, QueueLocked
 from qewqew_core.files import Descriptors, Files, close_first, read_all
@@ -252,7 +251,7 @@ class SharedLog(Gate):
         if self.engine.rotate(self._checkpoint):
             self._inode, _ = self._files.identity(self.engine.log.path)
             self._tell_durable()
-            batches.remove_expired(self._files, self._stem, self._name, expired)
+            places.remove_expired(self._files, self._stem, self._name, expired)
 
     def _checkpoint(self) -> None:
         self.engine.log.sync(self.engine.log.position, refuse=False)

@@ -18,7 +18,7 @@ import os
 import struct
 import zlib
 
-from qewqew_core import layout
+from qewqew_core import paths
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
 
@@ -28,7 +28,7 @@ CRC = struct.Struct(">I")
 
 
 def path_of(queue: str) -> str:
-    return queue + layout.STAMP
+    return queue + paths.STAMP
 
 
 def write(files: Files, queue: str, changes: int) -> None:
@@ -68,7 +68,7 @@ def check(files: Files, queue: str, changes: int) -> None:
         raise CorruptQueue(
             f"the log is older than the batches: it knows of {changes:,} changes of batches, of {found:,}. Was an old copy put "
             "back? Nothing was changed; bring back the latest log, or all files as they were at one time",
-            path=queue + layout.LOG,
+            path=queue + paths.LOG,
         )
 
 

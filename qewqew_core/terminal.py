@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from qewqew_core import layout
+from qewqew_core import layout, paths, topic_paths
 from qewqew_core.errors import (
     BadArgument,
     BadManifest,
@@ -164,23 +164,23 @@ def existing_topic(path: str, **settings: Any) -> Topic:
 
 def check_topic(path: str) -> None:
     """Raises `Empty` where there is no topic, and `BadPath` where none can be."""
-    full = layout.check_topic_path(path)
+    full = topic_paths.check_topic_path(path)
     if not os.path.lexists(os.path.join(full, os.path.basename(full) + ".idx")):
         raise Empty("there is no topic here", path=path)
 
 
 def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
-    layout.check_reader_name(name)
+    topic_paths.check_reader_name(name)
     if name not in (names := topic.readers()):
         raise Empty(f"the topic has no reader {name!r}; it has {', '.join(names) or 'none'}", path=topic.path)
     return topic.reader(name, **settings)
 
 
 def exists(path: str) -> bool:
-    full = layout.check_path(path)
+    full = paths.check_path(path)
     if any(os.path.lexists(full + suffix) for suffix in ("", *REMAINS)):
         return True
-    return bool(layout.chunk_ids(full, os.listdir(os.path.dirname(full))))
+    return bool(paths.chunk_ids(full, os.listdir(os.path.dirname(full))))
 
 
 def nothing(path: str) -> Empty:

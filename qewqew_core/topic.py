@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from qewqew_core import (
     journal,
@@ -27,6 +27,7 @@ from qewqew_core import (
     reader_inspection,
     retention,
     topic_log,
+    topic_paths,
     topic_verification,
     zbus,
 )
@@ -44,8 +45,6 @@ from qewqew_core.view import Found, Position, View
 from qewqew_core.writer import RECOVERED, Writer
 from qewqew_core.zbus import Common, Message
 
-if TYPE_CHECKING:
-    pass
 _logger = logging.getLogger(__name__)
 
 
@@ -112,7 +111,7 @@ class Topic:
         self.slow_readers = layout.check_choice("slow_readers", slow_readers, ("hold", "move"))
         leases.check_limits(max_attempts, retention, retention_bytes)
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
-        self.path = layout.check_topic_path(path)
+        self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)
         self.files = _files or Files()
         self._lock = threading.RLock()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from qewqew_core import layout, reader_inspection
+from qewqew_core import layout, reader_inspection, topic_paths
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.files import Files
-from qewqew_core.inspection import QueueStats
 from qewqew_core.reader_state import Range, ReaderState
+from qewqew_core.stats import QueueStats
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD
 
@@ -42,7 +42,7 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
 
     Raises `BadPath` where there is no topic, and `CorruptQueue`.
     """
-    directory = layout.check_topic_path(path)
+    directory = topic_paths.check_topic_path(path)
     files = Files()
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
@@ -110,8 +110,8 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
     exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `CorruptQueue`.
     """
-    directory = layout.check_topic_path(path)
-    layout.check_reader_name(name)
+    directory = topic_paths.check_topic_path(path)
+    topic_paths.check_reader_name(name)
     return look_again(lambda: _inspect_reader(directory, name))
 
 

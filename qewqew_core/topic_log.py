@@ -29,7 +29,7 @@ from typing import Any
 
 from qewqew_core import journal
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
 
 MAGIC = b"QEWQTOP1"

@@ -17,8 +17,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from qewqew_core import batch as batches
-from qewqew_core import layout, lock, reader_log, topic_log, zbus
+from qewqew_core import layout, lock, places, reader_log, topic_log, topic_paths, zbus
 from qewqew_core.errors import BadArgument, CorruptQueue
 from qewqew_core.files import Files, read_whole, write_new
 from qewqew_core.limits import now_ms
@@ -59,7 +58,7 @@ def _beginning(data: bytes, path: str) -> Replayed | None:
 
 def log_set_aside(files: Files, path: str) -> str | None:
     """The log of the topic that a repair was the last to set aside."""
-    home = os.path.join(path, "state", "topic") + layout.DAMAGED
+    home = os.path.join(path, "state", "topic") + places.DAMAGED
     made = files.list(home) if files.is_directory(home) else []
     logs = (
         os.path.join(home, str(number), os.path.basename(path) + ".log")
@@ -80,7 +79,7 @@ class _Repair:
     def aside(self) -> str:
         """The directory for what is set aside, made when the first thing is."""
         if self.report.aside is None:
-            home = batches.make_home(self.files, os.path.join(self.path, "state", "topic"), layout.DAMAGED)
+            home = places.make_home(self.files, os.path.join(self.path, "state", "topic"), places.DAMAGED)
             number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
             self.report.aside = os.path.join(home, str(number))
             self.files.make_directory(self.report.aside)
@@ -278,7 +277,7 @@ class _Repair:
             self.report.problems.append(str(error))
             if log is not None:
                 self.set_aside(stem + ".log")
-            for home in (layout.BATCHES, layout.DEAD):
+            for home in (places.BATCHES, places.DEAD):
                 if self.files.is_directory(stem + home):
                     self.set_aside(stem + home)
             break_seal(self.files, stem)  # at last: until then the next repair finds the same
@@ -288,14 +287,14 @@ class _Repair:
         if not index.start <= block < index.start + index.blocks:
             return
         entry = view.entry(block)
-        places = {0, entry.end}
+        heads = {0, entry.end}
         try:
             if entry.end:
-                places.update(at for at, _ in view.heads(entry, view.number_of(entry)))
+                heads.update(at for at, _ in view.heads(entry, view.number_of(entry)))
         except CorruptQueue:
             return  # the messages are what is damaged
-        if offset not in places and offset < entry.end:
-            before = max(at for at in places if at <= max(0, offset))
+        if offset not in heads and offset < entry.end:
+            before = max(at for at in heads if at <= max(0, offset))
             self.report.problems.append(f"{path}: no message begins at {offset} of block {block}; the reader goes on at {before}")
             fd = self.files.open(path)
             try:
@@ -326,7 +325,7 @@ def repair_topic(
     `QueueLocked`, and `CorruptQueue` where nothing can be done.
     """
     files = _files or Files()
-    full = layout.check_topic_path(path)
+    full = topic_paths.check_topic_path(path)
     if not files.is_directory(os.path.join(full, "data")):
         raise BadArgument(f"there is no topic in {full}: it has no directory data")
     lock.check_system(full)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 
 
 class Append(NamedTuple):

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from qewqew_core import batch as batches
-from qewqew_core import block_sums, reader_inspection, zbus
+from qewqew_core import block_sums, places, reader_inspection, zbus
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files
+from qewqew_core.segments import read_batch
 from qewqew_core.topic_inspection import names_of_readers
-from qewqew_core.verification import read_batch
 from qewqew_core.view import View
 from qewqew_core.zbus import HEAD
 
@@ -110,7 +109,7 @@ def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> 
     for one in state.batches.values() if state is not None else ():
         report.batches += 1
         try:
-            for _ in read_batch(batches.directory_of(os.path.join(view.directory, "state", name), one), one):
+            for _ in read_batch(places.directory_of(os.path.join(view.directory, "state", name), one), one):
                 pass
         except (QewQewError, OSError) as error:
             report.problems.append(str(error))

@@ -7,15 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from qewqew_core import batch as batches
-from qewqew_core import chunk, layout, manifest
+from qewqew_core import chunk, paths, places
 from qewqew_core import log as logs
-from qewqew_core.batch_state import BatchState
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.errors import CorruptQueue, QewQewError
 from qewqew_core.files import Files, read_whole
 from qewqew_core.reading import read_pointers, unread
-from qewqew_core.state import Chunk, State
-from qewqew_core.zbus import Message
+from qewqew_core.segments import read_batch
+from qewqew_core.state import State
 
 
 @dataclass
@@ -47,7 +46,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
         if progress is not None:
             progress(report.bytes + 2 * report.records, total)
 
-    log_path = path + layout.LOG
+    log_path = path + paths.LOG
     with _noting(report):
         logs.replay(read_whole(files, log_path), log_path)
     for one in state.chain.values():
@@ -58,11 +57,11 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     for batch in state.batches.values():
         report.batches += 1
         with _noting(report):
-            for records in read_batch(batches.directory_of(path, batch), batch):
+            for records in read_batch(places.directory_of(path, batch), batch):
                 report.records += len(records)
                 report.bytes += sum(map(len, records))
                 read()
-    for chunk_id in sorted(layout.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
+    for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         report.orphans.append(chunk.chunk_path(path, chunk_id))
     return report
 
@@ -93,18 +92,6 @@ def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Cal
         raise CorruptQueue(
             f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0
         )
-
-
-def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
-    """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
-
-    Raises `CorruptQueue` and `BadManifest`.
-    """
-    body = manifest.load(directory)
-    if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-        raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
-    for segment in body.segments:
-        yield from manifest.read_records(directory, body, segment)
 
 
 def _count(data: bytes, path: str, offset: int, report: Report) -> int:

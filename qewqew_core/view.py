@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from qewqew_core import topic_log, zbus
 from qewqew_core.errors import BadPath, CorruptQueue
 from qewqew_core.files import Descriptors, Files, close_each, read_whole
-from qewqew_core.manifest import Run, Walk
+from qewqew_core.segments import Run, Walk
 from qewqew_core.tags import Filter
 from qewqew_core.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
 

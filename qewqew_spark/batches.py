@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from qewqew_core import manifest
+from qewqew_core import manifest, segments
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.store import Store, store_of
 from qewqew_spark.options import Options
@@ -149,7 +149,7 @@ class BatchReader(DataSourceReader):
         if batch.layout == manifest.BLOCK:
             from qewqew_spark.frames import messages
 
-            for run in manifest.read_messages(store, batch, segment):
+            for run in segments.read_messages(store, batch, segment):
                 raw = messages(run, str(batch.dialect), batch.queue, self.rows.needs)
                 at, bounds = run.offset - segment.base, run.bounds
                 yield self.rows.batch(raw, path, lambda row, at=at, bounds=bounds: at + bounds[2 * row])  # type: ignore[misc]
@@ -180,7 +180,7 @@ def records(
 
     path = store.locate(segment.file)
     at, before = segment.start, 0
-    for count, run in manifest.read_segment(store, segment, RUN_BYTES):
+    for count, run in segments.read_segment(store, segment, RUN_BYTES):
         end = at + len(run)
         inside = [(offset - at, known - before) for offset, known in segment.boundaries if at < offset < end]
         for values, places in payloads(run, count, path=path, offset=at, boundaries=inside):

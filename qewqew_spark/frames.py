@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qewqew_core import zbus
 from qewqew_core.chunk import LENGTH, MAX_RECORD
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.manifest import Run
+from qewqew_core.segments import Run
 
 BATCH_BYTES = 1 << 20  # of frames in one array, unless a single record is larger
 BATCH_RECORDS = 16_384

@@ -18,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from qewqew_core import inspection
 from qewqew_core.chunk import chunk_path
+from qewqew_core.chunk_state import Chunk, Region
 from qewqew_core.errors import CorruptQueue, RecordsTaken
 from qewqew_core.manifest import Segment, checksums
-from qewqew_core.state import Chunk, Piece, Region
+from qewqew_core.sparse_index import Piece
 from qewqew_core.store import Local, Read
 from qewqew_spark import batches
 from qewqew_spark.batches import Bundle

@@ -27,7 +27,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from qewqew_core import chunk, layout, zbus
+from qewqew_core import chunk, layout, paths, topic_paths, zbus
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull
 from qewqew_core.queue import Queue
 from qewqew_core.store import Local, Remote, Store, store_of
@@ -247,7 +247,7 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     path = local_path(given)
     if isinstance(store_of(path), Remote):
         raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
-    there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + layout.LOG) else None
+    there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + paths.LOG) else None
     kind = options.choice("kind", ("queue", "topic"), there or "queue")
     if "codec" in options:
         raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is what the column 'value' has; {AS_JSON}")
@@ -259,12 +259,12 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
         "lock_timeout": options.whole("lockTimeout", 60, least=0),
     }
     if kind == "queue":
-        path = layout.check_path(path)
+        path = paths.check_path(path)
         size = options.whole("chunkSize", 16 << 20)
         settings["chunk_size"] = layout.check_whole("chunkSize", size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         largest = chunk.largest_record(settings["chunk_size"])
     else:
-        path = layout.check_topic_path(path)
+        path = topic_paths.check_topic_path(path)
         size = options.whole("blockSize", zbus.BLOCK_SIZE)
         settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None

@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from qewqew_core import layout, manifest, store
+from qewqew_core import manifest, paths, store
 from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_spark import batches, queues
 from qewqew_spark.options import Options
@@ -51,7 +51,7 @@ def kind_of(path: str) -> str:
         what = f"this directory has neither a {manifest.MANIFEST}, as a batch has, nor a {name}.idx, as a topic of that name has"
     elif os.path.isfile(path):
         # The header of a queue has two bytes; no name is asked for.
-        if os.path.getsize(path) <= 2 or os.path.exists(path + layout.LOG) or layout.chunk_ids(path, os.listdir(directory)):
+        if os.path.getsize(path) <= 2 or os.path.exists(path + paths.LOG) or paths.chunk_ids(path, os.listdir(directory)):
             return "queue"
         what = "this file is neither a manifest.json nor the header file of a queue"
     elif path.endswith(".qew") and os.path.isdir(directory):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from qewqew_core import layout
+from qewqew_core import topic_paths
 from qewqew_core.errors import BadArgument, BadPath, MessagesLost
 from qewqew_core.reader import Reader
 from qewqew_core.topic import Topic
@@ -66,7 +66,7 @@ class TopicStream(_Base):
         self.max_bytes = options.whole("maxBytesPerTrigger")
         self.name = options.text("reader")
         if self.name:
-            layout.check_reader_name(self.name)
+            topic_paths.check_reader_name(self.name)
         if limits is None and (self.max_records or self.max_bytes or self.name is None):
             raise BadArgument(
                 "with this pyspark a stream has no limits, and does not know its reader after a restart: upgrade it to 4.2, or "

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from qewqew_core.block_sums import damaged, pieces_of
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost
 from qewqew_core.files import Files
-from qewqew_core.state import Piece
+from qewqew_core.sparse_index import Piece
 from qewqew_core.tags import Filter
 from qewqew_core.view import SCAN, Found, Position, View
 from qewqew_core.zbus import Entry
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from qewqew_core.manifest import Run
+    from qewqew_core.segments import Run
     from qewqew_spark.options import Options
 
 T = TypeVar("T")

@@ -46,9 +46,9 @@ from qewqew_core import (
     QewQewError,
     QueueLocked,
 )
-from qewqew_core.batch import directory_of
-from qewqew_core.layout import check_reader_name
 from qewqew_core.limits import now_ms
+from qewqew_core.places import directory_of
+from qewqew_core.topic_paths import check_reader_name
 
 STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {

@@ -15,11 +15,11 @@ from itertools import chain, islice, pairwise
 from typing import Any
 
 from qewqew_airflow.page.contents import iso, visible
-from qewqew_core import BadArgument, Message, inspection, layout, manifest, zbus
+from qewqew_core import BadArgument, Message, inspection, layout, manifest, segments, zbus
+from qewqew_core.chunk_state import Chunk
 from qewqew_core.exchange import chunk_records
 from qewqew_core.files import Files
 from qewqew_core.reader_inspection import foresee
-from qewqew_core.state import Chunk
 from qewqew_core.store import Local
 from qewqew_core.tags import Filter
 from qewqew_core.view import WINDOW, View
@@ -70,7 +70,7 @@ def batch_records(directory: str, most: int) -> list[dict[str, Any]]:
 def _records_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[Any]:
     places = (segment.start, *(offset for offset, _ in segment.boundaries), segment.end)
     _check_piece(max(end - start for start, end in pairwise(places)))
-    yield from chain.from_iterable(manifest.read_records(directory, body, segment))
+    yield from chain.from_iterable(segments.read_records(directory, body, segment))
 
 
 def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[tuple[Message, int]]:
@@ -79,7 +79,7 @@ def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifes
     unpack = zbus.unpack_head(dialect)
     at = start = segment.start
     number, data = None, b""
-    with manifest.open_file(Local(directory), segment.file) as file:
+    with segments.open_file(Local(directory), segment.file) as file:
         while at < segment.end:
             if start + len(data) < min(at + zbus.HEAD + SHOWN, segment.end):
                 start, data = at, file.read(at, min(at + WINDOW, segment.end))

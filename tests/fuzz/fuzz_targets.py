@@ -20,7 +20,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Empty, QewQewError, Queue, Topic, journal, manifest, zbus
+from qewqew_core import (
+    BadManifest,
+    BadPath,
+    Batch,
+    CorruptQueue,
+    Empty,
+    QewQewError,
+    Queue,
+    Topic,
+    journal,
+    manifest,
+    segments,
+    zbus,
+)
 from qewqew_core import log as logs
 from qewqew_core import reader_log as readers
 from qewqew_core import topic_log as topics
@@ -29,7 +42,8 @@ from qewqew_core.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.files import Files
 from qewqew_core.operations import Append, Extent, NewChunk, PutKey, Take
 from qewqew_core.reader_state import Flight, Flights, Range, ReaderState
-from qewqew_core.state import Piece, State
+from qewqew_core.sparse_index import Piece
+from qewqew_core.state import State
 from qewqew_core.tags import Filter
 from qewqew_core.topic_state import Append as TopicAppend
 from qewqew_core.topic_state import Block, NewBlock, TopicState, Trim
@@ -907,7 +921,7 @@ def target_manifest(data: bytes) -> None:
         # The boundaries matter only to who reads in small runs.
         for segment in body.segments:
             with contextlib.suppress(CorruptQueue, ValueError):
-                runs = [(count, split(data)[0]) for count, data in manifest.read_segment(folder, segment, 1)]
+                runs = [(count, split(data)[0]) for count, data in segments.read_segment(folder, segment, 1)]
                 if all(count == len(records) for count, records in runs):
                     assert [one for _, records in runs for one in records] == plain_segment(folder, segment), "wrong records"
 

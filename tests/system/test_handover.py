@@ -18,7 +18,7 @@ import os, signal, time
 from datetime import datetime, timedelta, timezone
 from airflow.sdk import DAG, task
 from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
-from qewqew_core import inspect, manifest
+from qewqew_core import inspect, manifest, segments
 
 START = datetime(2020, 11, 1, tzinfo=timezone.utc)
 dates = {"start_date": START, "end_date": START + timedelta(days=3), "catchup": False}  # no runs but those of the backfill
@@ -43,7 +43,7 @@ with DAG("handover", schedule="@daily", **dates, is_paused_upon_creation=False, 
             os.kill(os.getpid(), signal.SIGKILL)
         body = manifest.load(batch["manifest"])
         directory = os.path.dirname(batch["manifest"])
-        parts = (part for segment in body.segments for part in manifest.read_records(directory, body, segment))
+        parts = (part for segment in body.segments for part in segments.read_records(directory, body, segment))
         return sorted(record.decode() for part in parts for record in part)
 
     worked = work(lease.output)

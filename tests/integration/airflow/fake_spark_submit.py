@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 
-from qewqew_core import Message, Queue, Topic, inspect, inspect_reader, manifest
+from qewqew_core import Message, Queue, Topic, inspect, inspect_reader, manifest, segments
 
 home = os.environ["FAKE_SPARK"]
 arguments = sys.argv[1:]
@@ -34,7 +34,7 @@ beside = os.path.dirname(os.path.dirname(directory))
 
 records = []
 for segment in body.segments:
-    for some in manifest.read_records(directory, body, segment):
+    for some in segments.read_records(directory, body, segment):
         records += [(one.body if isinstance(one, Message) else one).decode() for one in some]
 if body.reader is None:
     queue = os.path.join(beside, body.queue)

@@ -15,7 +15,7 @@ from holding import Held
 from qewqew_airflow.assets.qewqew import create_asset
 from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
-from qewqew_core import BadArgument, Queue, manifest
+from qewqew_core import BadArgument, Queue, manifest, segments
 
 NOTHING = {"records": 0, "leased": 0, "returned": 0, "dead": 0}
 
@@ -31,7 +31,7 @@ class Engine:
     def work(self, batch: dict[str, Any]) -> None:
         body = manifest.load(batch["manifest"])
         directory = str(Path(batch["manifest"]).parent)
-        records = [one for segment in body.segments for some in manifest.read_records(directory, body, segment) for one in some]
+        records = [one for segment in body.segments for some in segments.read_records(directory, body, segment) for one in some]
         self.seen.append([getattr(one, "body", one).decode() for one in records])
         self.during()
         if self.fails:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from object_store import CREDENTIALS, object_store, s3_client
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic, manifest
+from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic, manifest, segments
 from qewqew_core.store import store_of
 
 BUCKET = "s3://batches/at/some/depth"
@@ -59,7 +59,7 @@ def batch(tmp_path) -> Batch:
 def records_of(url: str, options: dict[str, Any] | None = None) -> list[bytes]:
     body = manifest.load(url, options)
     store = pickle.loads(pickle.dumps(store_of(url, options)))  # noqa: S301 - as Spark does
-    return [one for segment in body.segments for some in manifest.read_records(store, body, segment) for one in some]
+    return [one for segment in body.segments for some in segments.read_records(store, body, segment) for one in some]
 
 
 @pytest.mark.quick("a batch in an object store is read where it lies")
@@ -71,7 +71,7 @@ def test_a_published_batch_is_read_where_it_lies(s3, batch):
     assert manifest.load(url) == manifest.load(f"{url}/manifest.json") == manifest.load(batch.manifest_path)
     body = manifest.load(url)
     for part in (part for segment in body.segments for part in segment.split(3 << 20)):
-        list(manifest.read_segment(store_of(url), part))
+        list(segments.read_segment(store_of(url), part))
     total = sum(body.files().values())
     assert told == sorted(told)
     assert len(told) > 3
@@ -166,12 +166,12 @@ def test_what_is_missing_or_too_short_is_named(s3, batch):
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' has 5 bytes"):
         manifest.load(url)
     with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset \d+: the file ends before offset"):
-        list(manifest.read_segment(store_of(url), body.segments[1]))
+        list(segments.read_segment(store_of(url), body.segments[1]))
     s3.delete_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.30002")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' cannot be read"):
         manifest.load(url)
     with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset 10: the segment cannot be read"):
-        list(manifest.read_segment(store_of(url), body.segments[1]))
+        list(segments.read_segment(store_of(url), body.segments[1]))
     s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/manifest.json", Body=b"{")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: not JSON"):
         manifest.load(url)
@@ -201,10 +201,10 @@ def test_a_store_that_was_used_is_used_in_a_forked_process_too(s3, batch):
     """As Spark's Python workers are: connections, and the thread that has them, do not survive a fork."""
     url = batch.publish(BUCKET)
     store, body = store_of(url), manifest.load(url)
-    first = next(manifest.read_records(store, body, body.segments[0]))
+    first = next(segments.read_records(store, body, body.segments[0]))
     child = os.fork()
     if not child:
         signal.alarm(300)
-        os._exit(0 if next(manifest.read_records(store, body, body.segments[0])) == first else 1)
+        os._exit(0 if next(segments.read_records(store, body, body.segments[0])) == first else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert next(manifest.read_records(store, body, body.segments[0])) == first
+    assert next(segments.read_records(store, body, body.segments[0])) == first

@@ -16,7 +16,7 @@ from damage import Change, Copy, Cut, Damage, changes, cuts, flip, in_time, tree
 from disk import NoSync
 from plain import crashed, numbers
 
-from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, QueueBroken, chunk, log, manifest, repair
+from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, QueueBroken, chunk, log, manifest, repair, segments
 from qewqew_core.chunk import split
 from qewqew_core.limits import LIMITS
 
@@ -380,7 +380,7 @@ def plain_records(directory: Path) -> list[bytes]:
     """As Spark reads: each segment by itself, in runs that end at boundaries."""
     found = []
     for segment in manifest.load(str(directory)).segments:
-        for count, data in manifest.read_segment(str(directory), segment, 1):
+        for count, data in segments.read_segment(str(directory), segment, 1):
             try:
                 one, used = split(data)
             except ValueError as error:

@@ -75,7 +75,7 @@ MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
     "chain": ("qewqew_core.found.check_reference", lambda chunk_id, path, offset: None),
     "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
-    "manifest": ("qewqew_core.manifest.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
+    "manifest": ("qewqew_core.segments.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
     "topic_log": ("qewqew_core.topic_state.Block.append", append_without_checksum),
     "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
     "topic": ("qewqew_core.zbus.check_head", check_head_of_any_number),

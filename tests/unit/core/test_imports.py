@@ -59,9 +59,9 @@ def test_to_read_a_batch_needs_no_package_of_others(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.modules |= dict.fromkeys(["portalocker", "pendulum", "fsspec"])  # cannot be imported
-from qewqew_core import manifest
+from qewqew_core import manifest, segments
 body = manifest.load({batch.manifest_path!r})
-print(*manifest.read_records({str(Path(batch.manifest_path).parent)!r}, body, body.segments[0]))
+print(*segments.read_records({str(Path(batch.manifest_path).parent)!r}, body, body.segments[0]))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "[b'one']\n"

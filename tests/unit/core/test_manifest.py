@@ -18,7 +18,7 @@ import zbus_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest, zbus
+from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest, segments, zbus
 from qewqew_core.chunk import split
 from qewqew_core.manifest import Manifest, Segment
 from qewqew_core.store import Local
@@ -62,7 +62,7 @@ def records_of(folder: Path) -> list[bytes]:
     return [
         one
         for segment in manifest.load(folder).segments
-        for _, data in manifest.read_segment(folder, segment)
+        for _, data in segments.read_segment(folder, segment)
         for one in split(data)[0]
     ]
 
@@ -238,7 +238,7 @@ def long(tmp_path) -> tuple[str, Segment, list[bytes]]:
 @pytest.mark.parametrize("run_bytes", [1, 100_000, 1 << 20, 1 << 30])
 def test_a_long_segment_is_read_in_runs_of_whole_records(long, run_bytes):
     folder, segment, records = long
-    runs = list(manifest.read_segment(folder, segment, run_bytes))
+    runs = list(segments.read_segment(folder, segment, run_bytes))
     assert [one for _, data in runs for one in split(data)[0]] == records
     assert [count for count, _ in runs] == [len(split(data)[0]) for _, data in runs]
     assert max(len(data) for _, data in runs) < run_bytes + 2 * 65536
@@ -248,7 +248,7 @@ def test_a_long_segment_is_read_in_runs_of_whole_records(long, run_bytes):
 def test_without_boundaries_a_segment_is_one_run(long):
     folder, segment, records = long
     plain = Segment(segment.file, segment.start, segment.end, segment.records, segment.crc32, ())
-    ((count, data),) = manifest.read_segment(folder, plain)
+    ((count, data),) = segments.read_segment(folder, plain)
     assert (count, len(data)) == (len(records), segment.end - segment.start)
 
 
@@ -267,7 +267,7 @@ def test_damage_in_a_long_segment_is_found_before_a_record_of_its_run_is_given_o
     damage(folder, segment, at)
     given: list[bytes] = []
     with pytest.raises(CorruptQueue, match="damaged after it was written") as caught:
-        given.extend(one for _, data in manifest.read_segment(folder, segment, 100_000) for one in split(data)[0])
+        given.extend(one for _, data in segments.read_segment(folder, segment, 100_000) for one in split(data)[0])
     assert given == records[: len(given)]
     assert caught.value.offset == segment.start + 122 * len(given), "of the run"
     assert caught.value.offset <= at < caught.value.offset + 100_000 + 2 * 65536
@@ -279,10 +279,10 @@ def test_without_checksums_of_its_boundaries_it_is_found_before_the_first_record
     changed(Path(folder), "segments/0/checksums", DROP)
     (old,) = manifest.load(folder).segments
     assert old == replace(segment, checksums=())
-    assert [one for _, data in manifest.read_segment(folder, old) for one in split(data)[0]] == records
+    assert [one for _, data in segments.read_segment(folder, old) for one in split(data)[0]] == records
     damage(folder, segment, segment.end - 1)
     with pytest.raises(CorruptQueue, match="damaged after it was written"):
-        next(manifest.read_segment(folder, old))
+        next(segments.read_segment(folder, old))
 
 
 def test_each_checksum_is_that_of_the_bytes_up_to_its_boundary(long):
@@ -312,13 +312,13 @@ def test_a_checksum_that_lies_is_damage_although_that_of_the_whole_is_right(long
     changed(Path(folder), "segments/0/checksums", lying)
     (segment,) = manifest.load(folder).segments
     with pytest.raises(CorruptQueue, match="recorded was 00000000"):
-        list(manifest.read_segment(folder, segment, 1))
+        list(segments.read_segment(folder, segment, 1))
 
 
 def test_a_checksum_of_the_whole_that_lies_is_damage_although_all_others_are_right(long):
     folder, segment, _ = long
     with pytest.raises(CorruptQueue, match="recorded was 12345678"):
-        list(manifest.read_segment(folder, replace(segment, crc32="12345678")))
+        list(segments.read_segment(folder, replace(segment, crc32="12345678")))
 
 
 class Counting(Local):
@@ -340,7 +340,7 @@ def counting(monkeypatch) -> Iterator[type[Counting]]:
 
 def test_a_segment_with_checksums_is_read_once(long, counting):
     folder, segment, _ = long
-    list(manifest.read_segment(counting(folder), segment))
+    list(segments.read_segment(counting(folder), segment))
     assert [start for start, _ in counting.read_from[1:]] == [end for _, end in counting.read_from[:-1]]
     assert (counting.read_from[0][0], counting.read_from[-1][1]) == (segment.start, segment.end)
 
@@ -358,7 +358,7 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
     at = 0
     for part in parts:
         assert f"{zlib.crc32(data[part.start : part.end], int(part.seed, 16)):08x}" == part.crc32
-        found = [one for _, run in manifest.read_segment(folder, part, 1) for one in split(run)[0]]
+        found = [one for _, run in segments.read_segment(folder, part, 1) for one in split(run)[0]]
         assert found == records[at : at + part.records]
         assert [part] == part.split(1 << 31)
         at += part.records
@@ -366,7 +366,7 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
     last = parts[-1]
     damage(folder, segment, last.start)
     with pytest.raises(CorruptQueue, match="damaged after it was written"):
-        list(manifest.read_segment(folder, last))
+        list(segments.read_segment(folder, last))
 
 
 def test_a_segment_without_checksums_cannot_be_cut(long):
@@ -464,7 +464,7 @@ def write_block(folder: Path, messages: Sequence[Message], cuts: Sequence[int] =
 
 def messages_of(folder: Path) -> list[Message]:
     body = manifest.load(str(folder))
-    return [one for segment in body.segments for run in manifest.read_records(str(folder), body, segment) for one in run]
+    return [one for segment in body.segments for run in segments.read_records(str(folder), body, segment) for one in run]
 
 
 def expected(messages: Sequence[Message], filter: str | None = None) -> list[Message]:
@@ -506,7 +506,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(bodies, cuts, di
         assert messages_of(Path(folder)) == expected(messages, filter)
         body = manifest.load(folder)
         assert manifest.parse(json.loads(body.to_json()), "x") == body
-        runs = [run for segment in body.segments for run in manifest.read_messages(folder, body, segment, run_bytes)]
+        runs = [run for segment in body.segments for run in segments.read_messages(folder, body, segment, run_bytes)]
         assert [one for run in runs for one in run.messages(body)] == expected(messages, filter)
         assert all(run.bounds for run in runs)
         assert all(len(run.data) <= max(run_bytes, HEAD + 400) for run in runs)
@@ -518,7 +518,7 @@ def test_a_long_segment_of_a_topic_is_never_read_in_one_piece(tmp_path, boundari
     messages[500] = Message(b"y" * 3_000_000)
     write_block(tmp_path, messages, boundaries=boundaries)
     body = manifest.load(str(tmp_path))
-    runs = list(manifest.read_messages(str(tmp_path), body, body.segments[0]))
+    runs = list(segments.read_messages(str(tmp_path), body, body.segments[0]))
     assert [one for run in runs for one in run.messages(body)] == expected(messages)
     assert sorted(len(run.data) for run in runs)[-2:] == pytest.approx([1 << 20, HEAD + 3_000_000], rel=0.5)
     assert max(len(run.data) for run in runs if len(run.bounds) > 2) <= 1 << 20
@@ -528,7 +528,7 @@ def test_a_long_segment_of_a_topic_is_never_read_in_one_piece(tmp_path, boundari
 def test_a_large_message_that_the_filter_holds_back_is_never_in_memory(tmp_path, counting):
     write_block(tmp_path, [Message(b"a", "a"), Message(b"y" * 9_000_000, "b"), Message(b"c", "a")], boundaries=False, filter="a")
     body = manifest.load(tmp_path)
-    runs = manifest.read_messages(counting(str(tmp_path)), body, body.segments[0])
+    runs = segments.read_messages(counting(str(tmp_path)), body, body.segments[0])
     assert [one.body for run in runs for one in run.messages(body)] == [b"a", b"c"]
     assert max(end - start for start, end in counting.read_from) == 1 << 20
 
@@ -643,7 +643,7 @@ def test_a_damaged_byte_is_found_before_the_first_message(topic):
     file.write_bytes(data)
     body = manifest.load(str(topic))
     with pytest.raises(CorruptQueue, match=r"\.zbus, offset \d+: the checksum .* damaged after it was written") as caught:
-        next(manifest.read_records(str(topic), body, second))
+        next(segments.read_records(str(topic), body, second))
     assert (caught.value.path, caught.value.offset) == (str(file), second.start)
 
 
@@ -674,7 +674,7 @@ def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, m
     mend(tmp_path, 306 + at, patch)
     body = manifest.load(str(tmp_path))
     with pytest.raises(CorruptQueue, match=message) as caught:
-        list(manifest.read_messages(str(tmp_path), body, body.segments[0], run_bytes))
+        list(segments.read_messages(str(tmp_path), body, body.segments[0], run_bytes))
     assert (caught.value.path, caught.value.offset) == (str(tmp_path / zbus.block_name(BASE)), 306)
 
 
@@ -692,7 +692,7 @@ def test_another_number_of_messages_than_the_manifest_says_is_found(tmp_path, fi
     changed(tmp_path, "segments/0/boundaries", [[1008, 1]])
     body = manifest.load(str(tmp_path))
     with pytest.raises(BadManifest, match=r"boundaries or number of records of segment 0+7000000000\.zbus are not"):
-        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 100))
+        list(segments.read_messages(str(tmp_path), body, body.segments[0], 100))
     write_block(tmp_path, [Message(b"x" * 300, "a")] * 3, filter=filter, boundaries=False)
     for field, value in {"segments/0/records": 2, "records": 2, "bytes": 900 + HEAD}.items():
         changed(tmp_path, field, value)
@@ -707,7 +707,7 @@ def test_a_boundary_inside_of_a_message_is_damage_and_never_a_wrong_message(tmp_
     with pytest.raises(
         CorruptQueue, match="offset 504: no message 1 begins here: its number is 1, its length 300, and messages end at 800"
     ):
-        list(manifest.read_messages(str(tmp_path), body, body.segments[0], 100))
+        list(segments.read_messages(str(tmp_path), body, body.segments[0], 100))
 
 
 @given(st.binary(max_size=700), st.sampled_from([None, "a"]), st.sampled_from([1, 300, 1 << 20]))
@@ -717,7 +717,7 @@ def test_no_bytes_make_anything_but_messages_or_an_error(data, filter, run_bytes
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / segment.file).write_bytes(data)
         try:
-            runs = list(manifest.read_messages(folder, body, segment, run_bytes))
+            runs = list(segments.read_messages(folder, body, segment, run_bytes))
         except (CorruptQueue, BadManifest):
             return
         assert sum(len(run.messages(body)) for run in runs) == (1 if data else 0)

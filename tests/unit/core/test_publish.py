@@ -27,6 +27,7 @@ from qewqew_core import (
     StoreError,
     Topic,
     manifest,
+    segments,
 )
 from qewqew_core.publishing import publish
 from qewqew_core.store import Local, Remote, store_of
@@ -61,7 +62,7 @@ def folder_of(batch: Batch) -> Path:
 
 def records_of(path: str) -> list[bytes | Message]:
     body, store = manifest.load(path), store_of(path)
-    return [one for segment in body.segments for some in manifest.read_records(store, body, segment) for one in some]
+    return [one for segment in body.segments for some in segments.read_records(store, body, segment) for one in some]
 
 
 def sent_by(monkeypatch) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from qewqew_core import Queue, Topic, manifest, topic_log
-from qewqew_core import batch as batches
+from qewqew_core import Queue, Topic, manifest, places, segments, topic_log
 from qewqew_core.files import Files
 from qewqew_core.reader_inspection import look
 from qewqew_core.tags import Filter
@@ -92,9 +91,9 @@ def view_of_topic(topic: Topic) -> View:
             stem = f"{topic.path}/state/{name}"
             kept = {}
             for one in state.batches.values():
-                directory = batches.directory_of(stem, one)
+                directory = places.directory_of(stem, one)
                 body = manifest.load(directory)
-                records = [part for segment in body.segments for part in manifest.read_records(directory, body, segment)]
+                records = [part for segment in body.segments for part in segments.read_records(directory, body, segment)]
                 bodies = tuple(message.body for part in records for message in part)
                 kept[one.id] = (one.state, one.attempt, one.keys[-1], bodies)
             readers[name] = ReaderView(state.filter, frozenset(pending), kept)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qewqew_core import zbus
-from qewqew_core.manifest import Run
+from qewqew_core.segments import Run
 from qewqew_core.zbus import Message
 from qewqew_spark.frames import messages
 from qewqew_spark.rows import TOPIC_SCHEMA

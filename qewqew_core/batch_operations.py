@@ -1,0 +1,39 @@
+"""What happens to batches: the same in the log of a queue and of a reader. See `operations`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class LeaseAgain(NamedTuple):
+    """A returned batch goes to the owner of ``key``."""
+
+    id: str
+    key: str
+    attempt: int
+    lease_timeout: int | None  # milliseconds
+
+
+class Extend(NamedTuple):
+    """The owner of a batch lives."""
+
+    id: str
+    lease_timeout: int | None
+
+
+class EndLease(NamedTuple):
+    """A batch is returned, dead or acknowledged."""
+
+    id: str
+    state: str
+    reason: str
+
+
+class Forget(NamedTuple):
+    """The files of batches are dropped. Keys of acknowledged ones are remembered as expired."""
+
+    ids: list[str]
+    keep_manifest: bool
+
+
+BatchOperation = LeaseAgain | Extend | EndLease | Forget
