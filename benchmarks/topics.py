@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qewqew_core import Message, Queue, Topic, zbus
-from qewqew_core.view import View
+from qewqew_core import Message, Queue, Topic
+from qewqew_core.formats import zbus
+from qewqew_core.topic.view import View
 
 BATCH = 1_000
 SIZES = (100, 1_024)

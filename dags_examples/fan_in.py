@@ -15,7 +15,8 @@ from __future__ import annotations
 import sys
 from functools import reduce
 
-from qewqew_core import Queue, manifest
+from qewqew_core import Queue
+from qewqew_core.batch import manifest
 
 SCHEMA = "id BIGINT, host STRING, amount DOUBLE"
 

@@ -20,7 +20,7 @@ from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperat
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
 SERVICE = """
 import json, os, sys
-from qewqew_core import manifest, segments
+from qewqew_core.batch import manifest, segments
 
 path, target = sys.argv[1:]
 body = manifest.load(path)

@@ -1,6 +1,7 @@
 """Durable local queues and topics, with sessions and batches; `inspect` and `repair`. Knows neither Spark nor Airflow."""
 
-from qewqew_core.batch import Batch
+from qewqew_core.batch.batch import Batch
+from qewqew_core.batch.stats import QueueStats
 from qewqew_core.errors import (
     BadArgument,
     BadKey,
@@ -23,20 +24,19 @@ from qewqew_core.errors import (
     RecordTooLarge,
     StoreError,
 )
-from qewqew_core.inspection import inspect
-from qewqew_core.orphans import Orphan
-from qewqew_core.queue import Queue
-from qewqew_core.reader import Reader
-from qewqew_core.repairing import Damage, RepairReport, repair
-from qewqew_core.session import Session
-from qewqew_core.stats import QueueStats
-from qewqew_core.topic import Topic
-from qewqew_core.topic_inspection import TopicStats, inspect_reader
-from qewqew_core.topic_repairing import TopicRepair, repair_topic
-from qewqew_core.topic_session import TopicSession
-from qewqew_core.topic_verification import TopicReport
-from qewqew_core.verification import Report
-from qewqew_core.zbus import Message
+from qewqew_core.formats.zbus import Message
+from qewqew_core.queue.inspection import inspect
+from qewqew_core.queue.orphans import Orphan
+from qewqew_core.queue.queue import Queue
+from qewqew_core.queue.repairing import Damage, RepairReport, repair
+from qewqew_core.queue.session import Session
+from qewqew_core.queue.verification import Report
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.topic import Topic
+from qewqew_core.topic.topic_inspection import TopicStats, inspect_reader
+from qewqew_core.topic.topic_repairing import TopicRepair, repair_topic
+from qewqew_core.topic.topic_session import TopicSession
+from qewqew_core.topic.topic_verification import TopicReport
 
 __all__ = [
     "BadArgument",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from qewqew_core import manifest, segments
-from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.store import Store, store_of
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.batch.store import Store, store_of
 from qewqew_spark.options import Options
 from qewqew_spark.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
 

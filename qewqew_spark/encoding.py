@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
-from qewqew_core import zbus
 from qewqew_core.errors import BadArgument, BadRecord, QewQewError, RecordTooLarge
+from qewqew_core.formats import zbus
 from qewqew_spark.rows import ddl
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from qewqew_core import zbus
-from qewqew_core.chunk import LENGTH, MAX_RECORD
+from qewqew_core.batch.segments import Run
 from qewqew_core.errors import CorruptQueue
-from qewqew_core.segments import Run
+from qewqew_core.formats import zbus
+from qewqew_core.formats.chunk import LENGTH, MAX_RECORD
 
 BATCH_BYTES = 1 << 20  # of frames in one array, unless a single record is larger
 BATCH_RECORDS = 16_384

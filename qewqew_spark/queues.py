@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from qewqew_core import inspection
-from qewqew_core.chunk import chunk_path
-from qewqew_core.chunk_state import Chunk, Region
+from qewqew_core.batch.manifest import Segment, checksums
+from qewqew_core.batch.store import Local, Read
 from qewqew_core.errors import CorruptQueue, RecordsTaken
-from qewqew_core.manifest import Segment, checksums
-from qewqew_core.sparse_index import Piece
-from qewqew_core.store import Local, Read
+from qewqew_core.formats.chunk import chunk_path
+from qewqew_core.formats.chunk_state import Chunk, Region
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.queue import inspection
 from qewqew_spark import batches
 from qewqew_spark.batches import Bundle
 from qewqew_spark.options import Options

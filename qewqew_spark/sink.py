@@ -27,12 +27,15 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from qewqew_core import chunk, layout, paths, topic_paths, zbus
+from qewqew_core import arguments
+from qewqew_core.batch.store import Local, Remote, Store, store_of
 from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull
-from qewqew_core.queue import Queue
-from qewqew_core.store import Local, Remote, Store, store_of
-from qewqew_core.topic import Topic
-from qewqew_core.zbus import Message
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.zbus import Message
+from qewqew_core.queue import paths
+from qewqew_core.queue.queue import Queue
+from qewqew_core.topic import topic_paths
+from qewqew_core.topic.topic import Topic
 from qewqew_spark.encoding import AS_JSON, check_columns, encode, records_schema
 from qewqew_spark.options import Options
 from qewqew_spark.source import local_path
@@ -227,7 +230,7 @@ def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
         raise BadArgument("the format 'qewqew' only appends; say .mode('append'), and to begin anew, remove the target first")
     sink = sink_of(options, schema, "a write", {"key"})
     key = options.text("key")
-    return Writer(sink, None if key is None else layout.check_key(key))
+    return Writer(sink, None if key is None else arguments.check_key(key))
 
 
 def stream_writer(options: Options, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -261,12 +264,12 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     if kind == "queue":
         path = paths.check_path(path)
         size = options.whole("chunkSize", 16 << 20)
-        settings["chunk_size"] = layout.check_whole("chunkSize", size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        settings["chunk_size"] = arguments.check_whole("chunkSize", size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         largest = chunk.largest_record(settings["chunk_size"])
     else:
         path = topic_paths.check_topic_path(path)
         size = options.whole("blockSize", zbus.BLOCK_SIZE)
-        settings["block_size"] = layout.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
+        settings["block_size"] = arguments.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
         largest = zbus.LARGEST_BODY
     check_columns(schema, kind)

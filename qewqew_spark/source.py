@@ -20,8 +20,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from qewqew_core import manifest, paths, store
+from qewqew_core.batch import manifest, store
 from qewqew_core.errors import BadArgument, BadManifest
+from qewqew_core.queue import paths
 from qewqew_spark import batches, queues
 from qewqew_spark.options import Options
 from qewqew_spark.rows import TOPIC_SCHEMA, schema_of

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from qewqew_core import topic_paths
 from qewqew_core.errors import BadArgument, BadPath, MessagesLost
-from qewqew_core.reader import Reader
-from qewqew_core.topic import Topic
-from qewqew_core.view import Position, View
-from qewqew_core.zbus import HEAD, length_at
+from qewqew_core.formats.zbus import HEAD, length_at
+from qewqew_core.topic import topic_paths
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.topic import Topic
+from qewqew_core.topic.view import Position, View
 from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
 from qewqew_spark.source import local_path
 from qewqew_spark.topics import STARTING, Bound, TopicPartition, TopicRead, marks, read_partition, steady

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from qewqew_core.block_sums import damaged, pieces_of
+from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost
-from qewqew_core.files import Files
-from qewqew_core.sparse_index import Piece
-from qewqew_core.tags import Filter
-from qewqew_core.view import SCAN, Found, Position, View
-from qewqew_core.zbus import Entry
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Entry
+from qewqew_core.topic.block_sums import damaged, pieces_of
+from qewqew_core.topic.view import SCAN, Found, Position, View
 from qewqew_spark.batches import SPLIT_OPTIONS, partition_bytes
 from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from qewqew_core.segments import Run
+    from qewqew_core.batch.segments import Run
     from qewqew_spark.options import Options
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from airflow.utils.net import get_hostname
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_airflow.errors import WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
-from qewqew_core.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
-from qewqew_core.journal import MOST_LOG_BYTES
-from qewqew_core.listing import is_topic
-from qewqew_core.zbus import LARGEST_BLOCK
+from qewqew_core.disk.journal import MOST_LOG_BYTES
+from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
+from qewqew_core.formats.zbus import LARGEST_BLOCK
+from qewqew_core.tools.listing import is_topic
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
 EVERY_HOST = "*"

@@ -40,7 +40,7 @@ class QewQewLeaseOperator(BaseOperator):
     the lease lasts until it is acknowledged or returned.
 
     Returns (XCom) connection, queue (or topic and reader), batch_id, key, attempt, records, bytes, and manifest: the path
-    on this worker of the batch's manifest, which `qewqew_core.manifest.load` and Spark's format ``qewqew`` read.
+    on this worker of the batch's manifest, which `qewqew_core.batch.manifest.load` and Spark's format ``qewqew`` read.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)

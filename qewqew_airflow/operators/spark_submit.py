@@ -41,7 +41,7 @@ from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch
-from qewqew_core.store import store_of
+from qewqew_core.batch.store import store_of
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

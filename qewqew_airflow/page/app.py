@@ -36,19 +36,10 @@ from qewqew_airflow.page import preview
 from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
 from qewqew_airflow.page.history import History
 from qewqew_airflow.shared.source import Source, reader_stem
-from qewqew_core import (
-    BadArgument,
-    BadPath,
-    Batch,
-    BatchConflict,
-    BatchExpired,
-    BatchNotFound,
-    QewQewError,
-    QueueLocked,
-)
+from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
+from qewqew_core.batch.places import directory_of
 from qewqew_core.limits import now_ms
-from qewqew_core.places import directory_of
-from qewqew_core.topic_paths import check_reader_name
+from qewqew_core.topic.topic_paths import check_reader_name
 
 STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {

@@ -19,9 +19,12 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
-from qewqew_core import BatchNotFound, QewQewError, inspection, layout, listing, topic_inspection
-from qewqew_core.batch_state import BatchState
+from qewqew_core import BatchNotFound, QewQewError, arguments
+from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.limits import now_ms
+from qewqew_core.queue import inspection
+from qewqew_core.tools import listing
+from qewqew_core.topic import topic_inspection
 
 FRESH = 2.0  # seconds: however many people look, a directory is read once in this time
 MOST_BATCHES = 100  # of one queue, the oldest first; it is said how many there are
@@ -150,8 +153,8 @@ def _batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
         "bytes": batch.bytes,
         "attempt": batch.attempt,
         "made": batch.created,  # tells batches of one id apart
-        "since": iso(layout.moment(batch.changed)),
-        "expires": iso(layout.moment(batch.expires)) if batch.expires is not None else None,
+        "since": iso(arguments.moment(batch.changed)),
+        "expires": iso(arguments.moment(batch.expires)) if batch.expires is not None else None,
         "reason": visible(batch.reason),
     }
 

@@ -15,14 +15,17 @@ from itertools import chain, islice, pairwise
 from typing import Any
 
 from qewqew_airflow.page.contents import iso, visible
-from qewqew_core import BadArgument, Message, inspection, layout, manifest, segments, zbus
-from qewqew_core.chunk_state import Chunk
-from qewqew_core.exchange import chunk_records
-from qewqew_core.files import Files
-from qewqew_core.reader_inspection import foresee
-from qewqew_core.store import Local
-from qewqew_core.tags import Filter
-from qewqew_core.view import WINDOW, View
+from qewqew_core import BadArgument, Message, arguments
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.store import Local
+from qewqew_core.disk.files import Files
+from qewqew_core.formats import zbus
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.tags import Filter
+from qewqew_core.queue import inspection
+from qewqew_core.tools.exchange import chunk_records
+from qewqew_core.topic.reader_inspection import foresee
+from qewqew_core.topic.view import WINDOW, View
 
 SHOWN = 4096  # bytes of a record, or as hex …
 SHOWN_HEX = 512
@@ -115,7 +118,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
 
 def described_message(message: Message, size: int) -> dict[str, Any]:
     """``size``: of its body, of which it may have the beginning alone."""
-    time = None if message.timestamp is None else iso(layout.moment(message.timestamp))
+    time = None if message.timestamp is None else iso(arguments.moment(message.timestamp))
     head = {"number": message.number, "tag": visible(message.tag or ""), "id": visible(message.id or ""), "time": time}
     return {**head, **described(message.body, size)}
 

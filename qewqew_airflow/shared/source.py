@@ -12,8 +12,8 @@ from typing import Any, Literal
 from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
-from qewqew_core.tags import Filter
-from qewqew_core.topic_paths import check_reader_name
+from qewqew_core.formats.tags import Filter
+from qewqew_core.topic.topic_paths import check_reader_name
 
 Start = Literal["oldest", "latest"] | int | datetime
 

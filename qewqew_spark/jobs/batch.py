@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 try:
-    from qewqew_core import manifest
+    from qewqew_core.batch import manifest
     from qewqew_core.errors import BadArgument, CorruptQueue, QewQewError
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, explain

@@ -11,8 +11,8 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
+from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, CorruptQueue
-from qewqew_core.manifest import Manifest
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.writing import delete, setting
 from qewqew_spark.source import QewqewDataSource

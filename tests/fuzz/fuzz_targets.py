@@ -20,36 +20,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from qewqew_core import (
-    BadManifest,
-    BadPath,
-    Batch,
-    CorruptQueue,
-    Empty,
-    QewQewError,
-    Queue,
-    Topic,
-    journal,
-    manifest,
-    segments,
-    zbus,
-)
-from qewqew_core import log as logs
-from qewqew_core import reader_log as readers
-from qewqew_core import topic_log as topics
-from qewqew_core.batch_state import BATCH_OPERATIONS, BatchState
-from qewqew_core.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
-from qewqew_core.files import Files
-from qewqew_core.operations import Append, Extent, NewChunk, PutKey, Take
-from qewqew_core.reader_state import Flight, Flights, Range, ReaderState
-from qewqew_core.sparse_index import Piece
-from qewqew_core.state import State
-from qewqew_core.tags import Filter
-from qewqew_core.topic_state import Append as TopicAppend
-from qewqew_core.topic_state import Block, NewBlock, TopicState, Trim
-from qewqew_core.topic_state import Extent as TopicExtent
-from qewqew_core.topic_state import PutKey as TopicPutKey
-from qewqew_core.view import Position
+from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Empty, QewQewError, Queue, Topic
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.batch_state import BATCH_OPERATIONS, BatchState
+from qewqew_core.disk import journal
+from qewqew_core.disk.files import Files
+from qewqew_core.formats import zbus
+from qewqew_core.formats.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.tags import Filter
+from qewqew_core.queue import log as logs
+from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
+from qewqew_core.queue.state import State
+from qewqew_core.topic import reader_log as readers
+from qewqew_core.topic import topic_log as topics
+from qewqew_core.topic.reader_state import Flight, Flights, Range, ReaderState
+from qewqew_core.topic.topic_state import Append as TopicAppend
+from qewqew_core.topic.topic_state import Block, NewBlock, TopicState, Trim
+from qewqew_core.topic.topic_state import Extent as TopicExtent
+from qewqew_core.topic.topic_state import PutKey as TopicPutKey
+from qewqew_core.topic.view import Position
 
 # Frames: the first byte says how many records to split off at most (0: all), the rest are the frames.
 

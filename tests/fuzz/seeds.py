@@ -15,9 +15,10 @@ from pathlib import Path
 
 import fuzz_targets
 
-from qewqew_core import Empty, Queue, Topic, manifest
-from qewqew_core.chunk import frame
-from qewqew_core.reader import Reader
+from qewqew_core import Empty, Queue, Topic
+from qewqew_core.batch import manifest
+from qewqew_core.formats.chunk import frame
+from qewqew_core.topic.reader import Reader
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "core"))
 import test_java_states as states

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from demo.local_airflow import BIN, LocalAirflow, Run
 from qewqew_core import BatchExpired, Queue, QueueStats, inspect
-from qewqew_core.chunk import OUR_FIRST as FIRST
+from qewqew_core.formats.chunk import OUR_FIRST as FIRST
 
 T = TypeVar("T")
 

@@ -18,7 +18,8 @@ import os, signal, time
 from datetime import datetime, timedelta, timezone
 from airflow.sdk import DAG, task
 from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
-from qewqew_core import inspect, manifest, segments
+from qewqew_core import inspect
+from qewqew_core.batch import manifest, segments
 
 START = datetime(2020, 11, 1, tzinfo=timezone.utc)
 dates = {"start_date": START, "end_date": START + timedelta(days=3), "catchup": False}  # no runs but those of the backfill

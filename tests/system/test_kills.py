@@ -34,7 +34,7 @@ from killing import (
 from demo import flights
 from demo.local_airflow import Run
 from qewqew_core import Queue
-from qewqew_core.lock import holder
+from qewqew_core.disk.lock import holder
 
 EXAMPLE = Path(__file__).parents[2] / "dags_examples" / "flights_to_parquet.py"
 FLIGHTS = 336_776

@@ -21,7 +21,8 @@ import signal
 import sys
 import time
 
-from qewqew_core import Message, Queue, Topic, inspect, inspect_reader, manifest, segments
+from qewqew_core import Message, Queue, Topic, inspect, inspect_reader
+from qewqew_core.batch import manifest, segments
 
 home = os.environ["FAKE_SPARK"]
 arguments = sys.argv[1:]

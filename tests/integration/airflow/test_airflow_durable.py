@@ -31,7 +31,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[3]
 JOB = """
 import os, sys, time
-from qewqew_core import manifest
+from qewqew_core.batch import manifest
 
 home, path = sys.argv[1:]
 body = manifest.load(path)

@@ -15,7 +15,8 @@ from holding import Held
 from qewqew_airflow.assets.qewqew import create_asset
 from qewqew_airflow.operators.leases import QewQewAckOperator, QewQewLeaseOperator, QewQewNackOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
-from qewqew_core import BadArgument, Queue, manifest, segments
+from qewqew_core import BadArgument, Queue
+from qewqew_core.batch import manifest, segments
 
 NOTHING = {"records": 0, "leased": 0, "returned": 0, "dead": 0}
 

@@ -15,7 +15,7 @@ from object_store import CREDENTIALS, object_store
 
 SPARK_SUBMIT = """#!{python}
 import json, os, sys
-from qewqew_core import manifest
+from qewqew_core.batch import manifest
 
 path = next(argument for argument in sys.argv if argument.endswith("manifest.json"))
 with open({home!r} + "/seen", "a") as file:

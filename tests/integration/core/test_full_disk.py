@@ -74,7 +74,7 @@ def test_nothing_acknowledged_is_lost_nothing_refused_delivered_and_the_queue_ca
 def test_an_error_of_the_disk_is_no_full_disk(tmp_path, monkeypatch):
     """Only what says that there is no room may be taken for it: after anything else the queue must refuse to go on."""
     from qewqew_core import QueueBroken
-    from qewqew_core.files import Files
+    from qewqew_core.disk.files import Files
 
     class Failing(Files):
         def write(self, fd, data, offset):

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from object_store import CREDENTIALS, object_store, s3_client
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic, manifest, segments
-from qewqew_core.store import store_of
+from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.store import store_of
 
 BUCKET = "s3://batches/at/some/depth"
 RECORDS = [b"%06d" % number * 20 for number in range(100_000)]  # 12 MB: one file is sent in parts
@@ -121,7 +122,7 @@ def test_a_damaged_segment_is_never_published(s3, batch):
 def test_a_kill_while_it_is_published_leaves_no_batch_and_the_next_call_goes_on(s3, batch):
     program = (
         "import sys, time\n"
-        "from qewqew_core.publishing import publish\n"
+        "from qewqew_core.batch.publishing import publish\n"
         "def progress(done, total):\n"
         "    if done > 11_000_000:\n"
         "        print('sent', flush=True)\n"

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Empty, QueueClosed, QueueLocked, Topic, inspect_reader
-from qewqew_core.journal import Log
-from qewqew_core.tags import Filter
+from qewqew_core.disk.journal import Log
+from qewqew_core.formats.tags import Filter
 
 TIMEOUT = 300  # seconds after which something hangs
 
@@ -625,7 +625,8 @@ def test_a_producer_and_a_transformer_killed_at_random_make_one_message_out_of_e
 
 DIE = """
 import os, sys
-from qewqew_core import Topic, participant, writer
+from qewqew_core import Topic
+from qewqew_core.topic import participant, writer
 path, place = sys.argv[1:]
 die = lambda *arguments, **options: os._exit(9)
 if place == "before the commit":

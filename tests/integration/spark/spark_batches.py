@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from qewqew_core import chunk, zbus
-from qewqew_core.manifest import MANIFEST, Manifest, Segment
-from qewqew_core.tags import Filter
-from qewqew_core.zbus import Message
+from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Message
 
 
 def write_segment(

@@ -14,7 +14,7 @@ import pytest
 from spark_batches import make_batch, make_topic_batch
 
 from qewqew_core.errors import BadArgument, BadManifest
-from qewqew_core.zbus import Message
+from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.output import Output

@@ -16,7 +16,8 @@ import pytest
 from pyspark.sql import functions as F
 from spark_version import PLANS_BATCHES, WRITES_STREAMS
 
-from qewqew_core import Queue, Topic, manifest
+from qewqew_core import Queue, Topic
+from qewqew_core.batch import manifest
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame
 from spark_batches import make_batch, make_topic_batch
 from spark_version import KEEPS_PLANS
 
-from qewqew_core import Message, Queue, Topic, zbus
+from qewqew_core import Message, Queue, Topic
+from qewqew_core.formats import zbus
 
 RECORDS = [b'{"n": %4d}' % n for n in range(40)]
 MESSAGES = [Message(record, "a", timestamp=n, number=n) for n, record in enumerate(RECORDS)]

@@ -10,7 +10,7 @@ import pytest
 from spark_batches import make_batch, make_topic_batch
 
 from qewqew_core.errors import BadArgument
-from qewqew_core.zbus import Message
+from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TransformFailed, run
 from qewqew_spark.jobs.records import Records

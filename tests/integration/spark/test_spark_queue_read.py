@@ -9,7 +9,8 @@ import textwrap
 import pytest
 from pyspark.errors import PySparkException
 
-from qewqew_core import Queue, chunk
+from qewqew_core import Queue
+from qewqew_core.formats import chunk
 
 
 def rows(spark, path, **options) -> list[tuple[bytes, int, str]]:

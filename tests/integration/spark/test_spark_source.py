@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_batches import make_batch, write_manifest, write_segment
 
-from qewqew_core import chunk
-from qewqew_core.manifest import Segment
+from qewqew_core.batch.manifest import Segment
+from qewqew_core.formats import chunk
 
 
 def rows(spark, path) -> list[tuple[bytes, int, str]]:

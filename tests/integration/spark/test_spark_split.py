@@ -7,7 +7,7 @@ from pyspark.errors import PySparkException
 from spark_batches import make_topic_batch, write_manifest, write_segment
 
 from qewqew_core import Queue
-from qewqew_core.zbus import Message
+from qewqew_core.formats.zbus import Message
 
 RECORDS = [b"%d" % n * (n % 40) for n in range(20_000)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Topic
-from qewqew_core.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import inspect_topic
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_batches import make_topic_batch, write_block, write_topic_manifest
 
-from qewqew_core import manifest, zbus
-from qewqew_core.zbus import Message
+from qewqew_core.batch import manifest
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Message
 
 FIRST = 1_763_683_200_123  # 2025-11-21T00:00:00.123Z
 MESSAGES = [

@@ -11,7 +11,7 @@ from spark_batches import make_batch, make_topic_batch
 from spark_version import read_alike
 from typed_reads import fails_fast, our_rows, spark_rows, table_rows
 
-from qewqew_core.zbus import Message
+from qewqew_core.formats.zbus import Message
 
 FIRST = b'{"first":1}'  # Spark's reader of lines would drop a byte order mark from the first one
 

@@ -7,7 +7,7 @@ from functools import cache
 import typer.testing
 from typer.testing import CliRunner, Result
 
-from qewqew_core.cli import app
+from qewqew_core.cli.main import app
 
 typer.testing._get_command = cache(typer.testing._get_command)  # else each call would make all commands anew
 

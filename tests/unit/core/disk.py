@@ -17,7 +17,7 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 
 
 class NoSync(Files):

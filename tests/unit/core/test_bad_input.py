@@ -37,7 +37,7 @@ from qewqew_core import (
     inspect_reader,
     repair,
 )
-from qewqew_core.chunk import POINTERS
+from qewqew_core.formats.chunk import POINTERS
 
 PACKAGE = Path(qewqew_core.__file__).parent
 RECORDS = [b"zero", b"", b"two", b"three", b"4", b"fifth"]

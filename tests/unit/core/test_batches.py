@@ -27,9 +27,9 @@ from qewqew_core import (
     CorruptQueue,
     Queue,
     RecordTooLarge,
-    manifest,
 )
-from qewqew_core.files import Files
+from qewqew_core.batch import manifest
+from qewqew_core.disk.files import Files
 
 Make = Callable[..., Queue]
 
@@ -599,7 +599,7 @@ def test_a_batch_directory_copied_elsewhere_is_read_by_the_manifest_module_alone
     shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
     shutil.rmtree(folder)
     program = (
-        "import sys\nfrom qewqew_core import manifest, segments\nfrom qewqew_core.chunk import split\n"
+        "import sys\nfrom qewqew_core.batch import manifest, segments\nfrom qewqew_core.formats.chunk import split\n"
         "for segment in manifest.load(sys.argv[1]).segments:\n"
         "    for _, data in segments.read_segment(sys.argv[1], segment):\n"
         "        print(b' '.join(split(data)[0]).decode())\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 
-from qewqew_core import checksum
+from qewqew_core.disk import checksum
 
 SIZES = (0, 1, 13, 255, 256, 257, 1023, 1025, 4096, 70_001)
 

@@ -11,8 +11,8 @@ from disk import JournalDisk
 from test_queue import chunk_files, contents, numbers
 
 from qewqew_core import Queue, QueueFull, RecordTooLarge
-from qewqew_core.chunk import OUR_FIRST as FIRST
-from qewqew_core.chunk import POINTERS
+from qewqew_core.formats.chunk import OUR_FIRST as FIRST
+from qewqew_core.formats.chunk import POINTERS
 
 
 @pytest.mark.req("REQ-4")
@@ -147,8 +147,8 @@ def test_ids_wrap_after_65534_and_leave_out_1_where_the_original_begins(tmp_path
 @pytest.mark.req("REQ-1", "REQ-14", "DEF-12")
 def test_when_all_ids_are_in_use_nothing_is_stored_and_no_live_chunk_is_touched(tmp_path, monkeypatch):
     """In the original the next record overwrites the first chunk. Twenty ids: 65,533 files take a minute."""
-    monkeypatch.setattr("qewqew_core.chunk.MAX_ID", 21)
-    monkeypatch.setattr("qewqew_core.chunk.OUR_FIRST", 2)
+    monkeypatch.setattr("qewqew_core.formats.chunk.MAX_ID", 21)
+    monkeypatch.setattr("qewqew_core.formats.chunk.OUR_FIRST", 2)
     disk = JournalDisk(str(tmp_path))
     with Queue(tmp_path / "q", chunk_size=12, _files=disk) as q:  # an empty record fills a chunk
         q.put_many([b""] * 16)

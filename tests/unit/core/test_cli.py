@@ -15,7 +15,7 @@ import pytest
 from commands import done, refused, run
 
 from qewqew_core import Queue, inspect
-from qewqew_core.terminal import EXIT_CODES
+from qewqew_core.cli.terminal import EXIT_CODES
 
 RECORDS = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
 
@@ -593,13 +593,13 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_only_the_command_line_needs_typer_and_rich():
-    code = "import sys, qewqew_core; print([name for name in ('typer', 'rich', 'qewqew_core.cli') if name in sys.modules])"
+    code = "import sys, qewqew_core; print([name for name in ('typer', 'rich', 'qewqew_core.cli.main') if name in sys.modules])"
     assert python(code).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_what_is_missing_is_named_with_what_to_install(missing):
-    result = python(f"import sys; sys.modules[{missing!r}] = None; from qewqew_core.cli import main; main()")
+    result = python(f"import sys; sys.modules[{missing!r}] = None; from qewqew_core.cli.main import main; main()")
     assert result.returncode == 1
     assert result.stderr.startswith(f"qewqew: the command line needs {missing}")
     assert result.stderr.endswith("which is not installed: pip install 'qewqew[cli]'\n")

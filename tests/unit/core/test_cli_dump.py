@@ -11,7 +11,8 @@ import pytest
 import zbus_cases
 from commands import run
 
-from qewqew_core import Message, Queue, Topic, zbus
+from qewqew_core import Message, Queue, Topic
+from qewqew_core.formats import zbus
 
 DATA = Path(__file__).parents[2] / "data"
 BINARY = ("*.dat", "*.dat.*", "*.zbus", "*.idx", "*.rdx", "*.nak", "*.log", "*.sums", "*.stamp", "q", "q.*")

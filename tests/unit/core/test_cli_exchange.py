@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from commands import done, refused, run
 
-from qewqew_core import CorruptQueue, Message, Queue, Topic, diskqueue, inspect
+from qewqew_core import CorruptQueue, Message, Queue, Topic, inspect
+from qewqew_core.tools import diskqueue
 
 RECORDS = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb\r\n", b'{"a": 1}', b"\xe2\x80\xa8", b"x" * 65_535]
 MESSAGES = [
@@ -153,7 +154,7 @@ def test_parquet_is_not_exported_but_written_by_spark(tmp_path):
 
 
 def test_records_that_are_taken_during_an_export_are_an_error(tmp_path, monkeypatch):
-    from qewqew_core import inspection
+    from qewqew_core.queue import inspection
 
     fill(tmp_path / "q", [b"x" * 1000] * 50)
     found = inspection.snapshot(str(tmp_path / "q"))

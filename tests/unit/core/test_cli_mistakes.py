@@ -17,7 +17,7 @@ from commands import run
 from typer.testing import Result
 
 from qewqew_core import Queue, Topic
-from qewqew_core.cli import app
+from qewqew_core.cli.main import app
 
 # Of each command what it needs, PATH being that of what it is about.
 COMMANDS: dict[str, list[str]] = {
@@ -171,7 +171,7 @@ def without_permission(place: Path) -> dict[str, tuple[int, str, str]]:
     program = """
 import json, os, sys
 sys.path.insert(0, sys.argv[2])
-import qewqew_core.ofd  # portalocker, which is imported late
+import qewqew_core.disk.ofd  # portalocker, which is imported late
 from commands import CliRunner, app
 
 def run(arguments):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from commands import done, refused, run
 
-from qewqew_core import Queue, inspect, lock
+from qewqew_core import Queue, inspect
+from qewqew_core.disk import lock
 
 RECORDS = [b"first", b"", b"\xff\x00", b"last"]
 

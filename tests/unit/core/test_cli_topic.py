@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from commands import done, refused, run
 
-from qewqew_core import CorruptQueue, DiskFull, Message, Topic, inspect_reader, zbus
+from qewqew_core import CorruptQueue, DiskFull, Message, Topic, inspect_reader
+from qewqew_core.formats import zbus
 
 BODIES = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
 

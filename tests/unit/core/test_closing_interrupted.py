@@ -22,7 +22,20 @@ from plain import crashed
 
 from qewqew_core import Queue, QueueBroken, QueueClosed, QueueLocked
 
-MODULES = ("queue", "engine", "chain", "records", "holds", "recovery", "lock", "ofd", "journal", "session", "files", "stamp")
+MODULES = (
+    "queue/queue",
+    "disk/engine",
+    "queue/chain",
+    "queue/records",
+    "queue/holds",
+    "queue/recovery",
+    "disk/lock",
+    "disk/ofd",
+    "disk/journal",
+    "queue/session",
+    "disk/files",
+    "queue/stamp",
+)
 
 
 def opened(path: Path) -> Queue:

@@ -25,7 +25,7 @@ from disk import JournalDisk, NoSync
 from plain import crashed, numbers
 
 from qewqew_core import Message, Queue, Reader, Topic
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
 RECORD = bytes(range(100))
@@ -366,7 +366,7 @@ MEASURE = """
 import os, sys
 from pathlib import Path
 from qewqew_core import Queue
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 
 class Counting(Files):
     read_from_chunks = 0

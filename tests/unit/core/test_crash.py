@@ -19,8 +19,9 @@ from views import view
 from work import TopicWork, Work
 from work import kind as kind  # a fixture
 
-import qewqew_core.topic_session
-from qewqew_core import CorruptQueue, Empty, Queue, Topic, topic_state
+import qewqew_core.topic.topic_session
+from qewqew_core import CorruptQueue, Empty, Queue, Topic
+from qewqew_core.topic import topic_state
 
 QUEUES = "queue, log carries", "queue, chunks carry"
 TOPICS = "topic, log carries", "topic, blocks carry"
@@ -335,13 +336,13 @@ def test_what_a_session_read_comes_again_if_a_power_cut_took_what_it_appended(tm
     options: dict[str, Any] = {"sync": "never", "_files": NoSync()}
     with Topic(tmp_path / "t", **options) as topic:
         topic.append(b"read")
-    note = qewqew_core.topic_session._note
+    note = qewqew_core.topic.topic_session._note
 
     def note_later(reader, session):
         shutil.copytree(tmp_path / "t", tmp_path / "cut" / "t")
         return note(reader, session)
 
-    monkeypatch.setattr(qewqew_core.topic_session, "_note", note_later)
+    monkeypatch.setattr(qewqew_core.topic.topic_session, "_note", note_later)
     with Topic(tmp_path / "t", **options) as topic, topic.reader("r") as reader, topic.session() as session:
         session.read(reader)
         session.append(b"x" * 5000)  # too large for the log to carry it

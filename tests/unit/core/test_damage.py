@@ -16,9 +16,12 @@ from damage import Change, Copy, Cut, Damage, changes, cuts, flip, in_time, tree
 from disk import NoSync
 from plain import crashed, numbers
 
-from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, QueueBroken, chunk, log, manifest, repair, segments
-from qewqew_core.chunk import split
+from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, QueueBroken, repair
+from qewqew_core.batch import manifest, segments
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk import split
 from qewqew_core.limits import LIMITS
+from qewqew_core.queue import log
 
 # Of each batch: state, attempt, key, reason, and its records or the error that reading them gives.
 Batches = dict[str, tuple[str, int, str, str, "list[bytes] | None"]]

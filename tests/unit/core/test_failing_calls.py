@@ -24,7 +24,7 @@ from work import Action, Drawn, QueueWork, SessionWork, TopicSessionWork, TopicW
 from work import kind as kind  # a fixture
 
 from qewqew_core import BadPath, DiskFull, QewQewError, Queue, QueueBroken, QueueClosed
-from qewqew_core.engine import Engine
+from qewqew_core.disk.engine import Engine
 
 NEVER = 1 << 60
 LENGTH = 40

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import reader_log, zbus
-from qewqew_core.reader_state import ReaderState
-from qewqew_core.topic_state import Block
+from qewqew_core.formats import zbus
+from qewqew_core.topic import reader_log
+from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic_state import Block
 
 FUZZ = Path(__file__).parents[2] / "fuzz"
 sys.path.insert(0, str(FUZZ))
@@ -73,12 +74,12 @@ def check_head_of_any_number(data: bytes, start: int, at: int, *_: object) -> tu
 
 MUTANTS = {
     "split": ("fuzz_targets.split", lambda frames, limit=None: ([frames], len(frames))),
-    "chain": ("qewqew_core.found.check_reference", lambda chunk_id, path, offset: None),
-    "log": ("qewqew_core.journal._frame_end", frame_end_without_checksum),
-    "manifest": ("qewqew_core.segments.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
-    "topic_log": ("qewqew_core.topic_state.Block.append", append_without_checksum),
-    "reader_log": ("qewqew_core.reader_log._load", load_without_filter),
-    "topic": ("qewqew_core.zbus.check_head", check_head_of_any_number),
+    "chain": ("qewqew_core.queue.found.check_reference", lambda chunk_id, path, offset: None),
+    "log": ("qewqew_core.disk.journal._frame_end", frame_end_without_checksum),
+    "manifest": ("qewqew_core.batch.segments.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
+    "topic_log": ("qewqew_core.topic.topic_state.Block.append", append_without_checksum),
+    "reader_log": ("qewqew_core.topic.reader_log._load", load_without_filter),
+    "topic": ("qewqew_core.formats.zbus.check_head", check_head_of_any_number),
 }
 
 

@@ -19,22 +19,13 @@ from typing import Any
 import pytest
 from test_links_in_place import QUEUE, TOPIC, content, unpacked, use_queue, use_topic
 
-from qewqew_core import (
-    BadManifest,
-    CorruptQueue,
-    QewQewError,
-    Queue,
-    Topic,
-    diskqueue,
-    inspect,
-    journal,
-    manifest,
-    repair,
-    repair_topic,
-)
-from qewqew_core import log as logs
-from qewqew_core import reader_log as readers
-from qewqew_core import topic_log as topics
+from qewqew_core import BadManifest, CorruptQueue, QewQewError, Queue, Topic, inspect, repair, repair_topic
+from qewqew_core.batch import manifest
+from qewqew_core.disk import journal
+from qewqew_core.queue import log as logs
+from qewqew_core.tools import diskqueue
+from qewqew_core.topic import reader_log as readers
+from qewqew_core.topic import topic_log as topics
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -21,18 +21,18 @@ from qewqew_core import Queue, QueueBroken
 from qewqew_core.limits import LIMITS
 
 MODULES = (
-    "queue",
-    "engine",
-    "chain",
-    "records",
-    "holds",
-    "queue_batches",
-    "leases",
-    "state",
-    "log",
-    "journal",
-    "session",
-    "batch",
+    "queue/queue",
+    "disk/engine",
+    "queue/chain",
+    "queue/records",
+    "queue/holds",
+    "queue/queue_batches",
+    "batch/leases",
+    "queue/state",
+    "queue/log",
+    "disk/journal",
+    "queue/session",
+    "batch/batch",
 )
 PASSING = ("poison", "__init__")
 WHOLE = Interrupt(1 << 30, MODULES, PASSING)

@@ -17,7 +17,7 @@ import pytest
 from damage import in_time
 
 from qewqew_core import CorruptQueue, Queue, QueueLocked, inspect
-from qewqew_core.chunk import POINTERS
+from qewqew_core.formats.chunk import POINTERS
 
 OURS = [b"ours %d" % number for number in range(9)]
 

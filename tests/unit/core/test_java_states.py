@@ -19,7 +19,7 @@ from disk import JournalDisk, image
 from plain import plain_read
 
 from qewqew_core import CorruptQueue, Queue, inspect, repair
-from qewqew_core.chunk import POINTERS
+from qewqew_core.formats.chunk import POINTERS
 
 FIRST = bytes.fromhex("aaaaaa")  # the record in flight
 NEW = bytes.fromhex("bbbbbb")  # what the probes put

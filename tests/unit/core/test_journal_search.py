@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import CorruptQueue, Queue, Topic, checksum, journal, log, reader_log, repair, topic_log
-from qewqew_core.journal import BEGIN, Frame
-from qewqew_core.reader_state import HandOut, Range
-from qewqew_core.view import Position
+from qewqew_core import CorruptQueue, Queue, Topic, repair
+from qewqew_core.disk import checksum, journal
+from qewqew_core.disk.journal import BEGIN, Frame
+from qewqew_core.queue import log
+from qewqew_core.topic import reader_log, topic_log
+from qewqew_core.topic.reader_state import HandOut, Range
+from qewqew_core.topic.view import Position
 
 FRAME = struct.Struct(">IIIB")  # docs/format.md: length, crc32, durable, kind
 KINDS = (6, 7)

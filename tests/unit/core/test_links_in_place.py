@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import QewQewError, Queue, Topic, inspect, repair, repair_topic
-from qewqew_core.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import inspect_topic
 
 with tempfile.TemporaryDirectory() as _place:
     for _end in ("closed", "killed"):

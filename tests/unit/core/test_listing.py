@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Queue, Topic
-from qewqew_core.listing import find
+from qewqew_core.tools.listing import find
 
 
 def put(path: Path) -> None:

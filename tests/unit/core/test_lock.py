@@ -17,8 +17,9 @@ import portalocker
 import pytest
 from portalocker.portalocker import PosixLocker
 
-from qewqew_core import Queue, QueueClosed, QueueLocked, Topic, inspect, lock
-from qewqew_core.files import Files
+from qewqew_core import Queue, QueueClosed, QueueLocked, Topic, inspect
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files
 
 LOCK = """
 import fcntl, sys

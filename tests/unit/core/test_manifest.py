@@ -18,12 +18,14 @@ import zbus_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Queue, manifest, segments, zbus
-from qewqew_core.chunk import split
-from qewqew_core.manifest import Manifest, Segment
-from qewqew_core.store import Local
-from qewqew_core.tags import Filter
-from qewqew_core.zbus import HEAD, Message
+from qewqew_core import BadManifest, Batch, CorruptQueue, Queue
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.batch.store import Local
+from qewqew_core.formats import zbus
+from qewqew_core.formats.chunk import split
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD, Message
 
 RECORDS = [b"%d" % number for number in range(60)]
 DROP = object()

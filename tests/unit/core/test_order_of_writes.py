@@ -11,7 +11,7 @@ from disk import JournalDisk, NoSync, image
 from plain import plain_read
 
 from qewqew_core import Queue
-from qewqew_core.chunk import POINTERS
+from qewqew_core.formats.chunk import POINTERS
 
 ONE, TWO, THREE, FOUR, FIVE = (bytes([number]) * 3 for number in range(1, 6))  # two in a chunk
 

@@ -11,7 +11,7 @@ from disk import JournalDisk, image
 from test_golden import CASES
 
 from qewqew_core import BadPath, CorruptQueue, Queue, RecordTooLarge
-from qewqew_core.chunk import POINTERS, frame
+from qewqew_core.formats.chunk import POINTERS, frame
 
 GOLDEN = CASES[0].parent.parent
 LEFT = [b"one", b"", b"three"]

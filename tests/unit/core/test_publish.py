@@ -26,11 +26,10 @@ from qewqew_core import (
     Queue,
     StoreError,
     Topic,
-    manifest,
-    segments,
 )
-from qewqew_core.publishing import publish
-from qewqew_core.store import Local, Remote, store_of
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.publishing import publish
+from qewqew_core.batch.store import Local, Remote, store_of
 
 RECORDS = [b"%06d" % number * 20 for number in range(20_000)]  # 2.4 MB in three files
 
@@ -269,7 +268,7 @@ def test_a_full_disk_is_named(batch, tmp_path):
     program = (
         "import resource, signal, sys\n"
         "from qewqew_core.errors import DiskFull\n"
-        "from qewqew_core.publishing import publish\n"
+        "from qewqew_core.batch.publishing import publish\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))\n"
         "try:\n"
@@ -289,7 +288,7 @@ def test_a_full_disk_is_named(batch, tmp_path):
 def test_a_kill_while_it_is_published_leaves_no_batch_and_the_next_call_goes_on(batch, tmp_path, monkeypatch, after):
     program = (
         "import os, signal, sys\n"
-        "from qewqew_core.publishing import publish\n"
+        "from qewqew_core.batch.publishing import publish\n"
         "def progress(done, total):\n"
         "    if done > int(sys.argv[3]):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -17,19 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import (
-    BadArgument,
-    BadKey,
-    BadRecord,
-    Empty,
-    Queue,
-    QueueClosed,
-    QueueStats,
-    RecordTooLarge,
-    inspect,
-)
-from qewqew_core.chunk import OUR_FIRST as FIRST
-from qewqew_core.journal import RESERVE
+from qewqew_core import BadArgument, BadKey, BadRecord, Empty, Queue, QueueClosed, QueueStats, RecordTooLarge, inspect
+from qewqew_core.disk.journal import RESERVE
+from qewqew_core.formats.chunk import OUR_FIRST as FIRST
 from qewqew_core.limits import LIMITS
 
 Make = Callable[..., Queue]

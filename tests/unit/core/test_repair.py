@@ -35,9 +35,9 @@ from qewqew_core import (
     repair,
     repair_topic,
 )
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
-from qewqew_core.log import replay
+from qewqew_core.queue.log import replay
 
 SIZE = {"queue": 100, "topic": 700}
 STRIDE = {"queue": {"quick": 100, "full": 20}, "topic": {"quick": 800, "full": 160}}

@@ -11,7 +11,7 @@ from disk import NoSync
 from plain import numbers
 
 from qewqew_core import Queue
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 
 
 def test_threads_with_sessions_that_often_roll_back_get_each_record_once(tmp_path):

@@ -39,7 +39,7 @@ from qewqew_core import (
     RecordTooLarge,
     inspect,
 )
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
 Make = Callable[..., Queue]
@@ -953,8 +953,8 @@ def test_a_commit_beyond_the_bound_is_refused_and_nothing_has_happened(tmp_path)
 @pytest.mark.parametrize("spill", [1, 1 << 20])
 def test_a_commit_for_which_no_chunk_id_is_free_is_refused_and_can_be_made_when_there_are_some(tmp_path, monkeypatch, spill):
     """Twenty ids: 65,533 files take a minute."""
-    monkeypatch.setattr("qewqew_core.chunk.MAX_ID", 21)
-    monkeypatch.setattr("qewqew_core.chunk.OUR_FIRST", 2)
+    monkeypatch.setattr("qewqew_core.formats.chunk.MAX_ID", 21)
+    monkeypatch.setattr("qewqew_core.formats.chunk.OUR_FIRST", 2)
     monkeypatch.setattr(LIMITS, "spill_bytes", spill)
     with Queue(tmp_path / "q", chunk_size=13) as q, q.session() as session:  # one record fills a chunk
         q.put_many(numbers(0, 9) + [b"x"] * 10)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, Topic, lock
+from qewqew_core import Queue, Topic
+from qewqew_core.disk import lock
 
 OPEN = """
 import sys

@@ -13,8 +13,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from qewqew_core import BadArgument, StoreError, manifest
-from qewqew_core.store import Local, Remote, Store, local_path, store_of
+from qewqew_core import BadArgument, StoreError
+from qewqew_core.batch import manifest
+from qewqew_core.batch.store import Local, Remote, Store, local_path, store_of
 
 
 @pytest.fixture
@@ -100,7 +101,9 @@ def test_files_and_directories_are_for_their_owner_only(tmp_path):
 
 
 def test_what_a_killed_writer_has_left_is_removed_and_nothing_else(tmp_path):
-    program = "import os, sys, qewqew_core.store as s\ns.Local(sys.argv[1]).write('a', (os.kill(os.getpid(), 9) for _ in (1,)))"
+    program = (
+        "import os, sys, qewqew_core.batch.store as s\ns.Local(sys.argv[1]).write('a', (os.kill(os.getpid(), 9) for _ in (1,)))"
+    )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     (left,) = os.listdir(tmp_path)
     for name in (".other", "b.tmp", "manifest.json"):
@@ -222,7 +225,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_do(missing, message):
     program = (
         "import sys\n"
         "sys.modules[sys.argv[1]] = None\n"
-        "from qewqew_core import BadArgument, manifest\n"
+        "from qewqew_core import BadArgument\nfrom qewqew_core.batch import manifest\n"
         "try:\n"
         "    manifest.load('s3://bucket')\n"
         "except BadArgument as error:\n"
@@ -236,7 +239,7 @@ def test_a_directory_needs_no_fsspec(tmp_path):
     program = (
         "import sys\n"
         "sys.modules['fsspec'] = None\n"
-        "from qewqew_core import BadManifest, manifest\n"
+        "from qewqew_core import BadManifest\nfrom qewqew_core.batch import manifest\n"
         "try:\n"
         "    manifest.load('file://' + sys.argv[1])\n"
         "except BadManifest as error:\n"

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from zbus_cases import reference_matches
 
-from qewqew_core import BadArgument, Message, Topic, tags
-from qewqew_core.tags import Filter
+from qewqew_core import BadArgument, Message, Topic
+from qewqew_core.formats import tags
+from qewqew_core.formats.tags import Filter
 
 # What the original answered, in three versions of it alike.
 TABLE = [

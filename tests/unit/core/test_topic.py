@@ -36,9 +36,9 @@ from qewqew_core import (
     RecordTooLarge,
     Topic,
     inspect_reader,
-    zbus,
 )
-from qewqew_core.journal import RESERVE
+from qewqew_core.disk.journal import RESERVE
+from qewqew_core.formats import zbus
 
 Make = Callable[..., Topic]
 

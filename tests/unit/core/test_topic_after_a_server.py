@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 from disk import NoSync
 
-from qewqew_core import CorruptQueue, Empty, Topic, zbus
-from qewqew_core.zbus import HEAD, LENGTH_AT, NUMBER_AT, TAG_AT
+from qewqew_core import CorruptQueue, Empty, Topic
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import HEAD, LENGTH_AT, NUMBER_AT, TAG_AT
 
 DIALECTS = ["B", "C"]
 Dialect = Literal["A", "B", "C"]

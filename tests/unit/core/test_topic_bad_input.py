@@ -14,17 +14,8 @@ import pytest
 from damage import tree
 from refusal import refused
 
-from qewqew_core import (
-    BadArgument,
-    BadPath,
-    CorruptQueue,
-    Message,
-    QewQewError,
-    Queue,
-    Topic,
-    inspect_reader,
-    zbus,
-)
+from qewqew_core import BadArgument, BadPath, CorruptQueue, Message, QewQewError, Queue, Topic, inspect_reader
+from qewqew_core.formats import zbus
 
 NAN = float("nan")
 

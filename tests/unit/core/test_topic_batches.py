@@ -29,9 +29,9 @@ from qewqew_core import (
     Reader,
     Topic,
     inspect_reader,
-    manifest,
 )
-from qewqew_core.tags import Filter
+from qewqew_core.batch import manifest
+from qewqew_core.formats.tags import Filter
 
 Make = Callable[..., Topic]
 

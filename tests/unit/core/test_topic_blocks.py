@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import Topic, zbus
+from qewqew_core import Topic
+from qewqew_core.formats import zbus
 
 
 class Recording(NoSync):

@@ -17,7 +17,7 @@ from disk import NoSync
 from work import LOG_BYTES, set_small_limits
 
 from qewqew_core import Message, QewQewError, Topic
-from qewqew_core.reader import Reader
+from qewqew_core.topic.reader import Reader
 
 MESSAGES = [(b"%d:" % number + b"x" * (number % 5 * 9), ("a", None, "b.c")[number % 3]) for number in range(16)]
 LEASED = {"key a": (4, 5), "key d": (6, 7), "key l": (8, 9)}  # numbers by key

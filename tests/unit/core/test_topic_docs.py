@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core.tags import Filter
+from qewqew_core.formats.tags import Filter
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "topics.md").read_text()

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from disk import JournalDisk, image
 
-import qewqew_core.reader_inspection
-from qewqew_core import BadArgument, BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader, topic_log
-from qewqew_core.files import Files
+import qewqew_core.topic.reader_inspection
+from qewqew_core import BadArgument, BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
+from qewqew_core.topic import topic_log
 
 
 class Interrupted(Files):
@@ -131,14 +132,14 @@ def test_what_nobody_has_committed_stays_when_the_only_reader_is_deleted_meanwhi
         topic.reader("r").close()
         for _ in range(6):
             topic.append(b"x" * 600)
-        foresee = qewqew_core.reader_inspection.foresee
+        foresee = qewqew_core.topic.reader_inspection.foresee
 
         def gone(files: Files, view: Any, name: str) -> Any:
             monkeypatch.undo()
             topic.delete_reader(name)
             return foresee(files, view, name)
 
-        monkeypatch.setattr(qewqew_core.reader_inspection, "foresee", gone)
+        monkeypatch.setattr(qewqew_core.topic.reader_inspection, "foresee", gone)
         assert topic.trim() == 0
         assert len(topic) == 6
 

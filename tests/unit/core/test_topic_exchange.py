@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from qewqew_core import zbus
-from qewqew_core.topic import Topic
-from qewqew_core.topic_inspection import inspect_reader
-from qewqew_core.zbus import Message
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Message
+from qewqew_core.topic.topic import Topic
+from qewqew_core.topic.topic_inspection import inspect_reader
 
 
 def filled(path: Path, count: int = 10, **settings: Any) -> Topic:

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qewqew_core import CorruptQueue, Message, Topic, journal, reader_log
-from qewqew_core.reader_state import Commit, Flight, Flights, Range, ReaderState, evenly
-from qewqew_core.view import Position
+from qewqew_core import CorruptQueue, Message, Topic
+from qewqew_core.disk import journal
+from qewqew_core.topic import reader_log
+from qewqew_core.topic.reader_state import Commit, Flight, Flights, Range, ReaderState, evenly
+from qewqew_core.topic.view import Position
 
 SIZES = st.lists(st.sampled_from([204, 204, 204, 205, 300]), min_size=1, max_size=6)
 STEPS = st.lists(

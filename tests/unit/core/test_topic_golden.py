@@ -12,7 +12,8 @@ import zbus_cases
 from disk import NoSync
 from zbus_cases import cases, content
 
-from qewqew_core import Empty, Message, Reader, Topic, zbus
+from qewqew_core import Empty, Message, Reader, Topic
+from qewqew_core.formats import zbus
 from qewqew_core.limits import LIMITS
 
 CASES = cases()

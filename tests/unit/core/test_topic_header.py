@@ -12,8 +12,9 @@ import pytest
 import zbus_cases
 from disk import JournalDisk, NoSync, image
 
-from qewqew_core import BadArgument, QueueClosed, Topic, zbus
-from qewqew_core.reader import Reader
+from qewqew_core import BadArgument, QueueClosed, Topic
+from qewqew_core.formats import zbus
+from qewqew_core.topic.reader import Reader
 
 PATCHES: list[tuple[str, tuple[Any, ...]]] = [
     ("set_mask", (zbus.PAUSE | zbus.ACK_REQUIRED,)),

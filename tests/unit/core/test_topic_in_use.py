@@ -12,8 +12,8 @@ import pytest
 from disk import NoSync
 
 from qewqew_core import Topic, inspect_reader
-from qewqew_core.view import View
-from qewqew_core.zbus import Index
+from qewqew_core.formats.zbus import Index
+from qewqew_core.topic.view import View
 
 
 @pytest.fixture

@@ -15,27 +15,27 @@ from work import LOG_BYTES
 from work import kind as kind  # a fixture
 
 from qewqew_core import QueueBroken, QueueClosed, Topic
-from qewqew_core.reader import Reader
-from qewqew_core.topic_session import TopicSession
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.topic_session import TopicSession
 
 MODULES = (
-    "topic",
-    "writer",
-    "blocks",
-    "outgoing",
-    "topic_log",
-    "topic_session",
-    "reader",
-    "engine",
-    "shared_log",
-    "deliveries",
-    "participant",
-    "reader_batches",
-    "reader_files",
-    "reader_log",
-    "journal",
-    "leases",
-    "batch",
+    "topic/topic",
+    "topic/writer",
+    "topic/blocks",
+    "topic/outgoing",
+    "topic/topic_log",
+    "topic/topic_session",
+    "topic/reader",
+    "disk/engine",
+    "topic/shared_log",
+    "topic/deliveries",
+    "topic/participant",
+    "topic/reader_batches",
+    "topic/reader_files",
+    "topic/reader_log",
+    "disk/journal",
+    "batch/leases",
+    "batch/batch",
 )
 # Not while an error is handled, or locks are given back: that is what would be interrupted a second time.
 PASSING = ("poison", "__init__", "enter", "leave", "_release", "release")

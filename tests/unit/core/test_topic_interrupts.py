@@ -23,27 +23,27 @@ from stride import Every
 
 from qewqew_core import Message, QewQewError, QueueLocked, Topic
 from qewqew_core.limits import LIMITS
-from qewqew_core.reader import Reader
-from qewqew_core.topic_session import TopicSession
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.topic_session import TopicSession
 
 MODULES = (
-    "topic",
-    "reader",
-    "engine",
-    "shared_log",
-    "deliveries",
-    "participant",
-    "reader_batches",
-    "reader_files",
-    "reader_inspection",
-    "reader_log",
-    "writer",
-    "blocks",
-    "topic_recovery",
-    "topic_session",
-    "outgoing",
-    "view",
-    "files",
+    "topic/topic",
+    "topic/reader",
+    "disk/engine",
+    "topic/shared_log",
+    "topic/deliveries",
+    "topic/participant",
+    "topic/reader_batches",
+    "topic/reader_files",
+    "topic/reader_inspection",
+    "topic/reader_log",
+    "topic/writer",
+    "topic/blocks",
+    "topic/topic_recovery",
+    "topic/topic_session",
+    "topic/outgoing",
+    "topic/view",
+    "disk/files",
 )
 
 

@@ -17,9 +17,10 @@ import pytest
 from disk import JournalDisk, NoSync, image
 from stride import Every
 
-from qewqew_core import Message, QueueLocked, Topic, lock
+from qewqew_core import Message, QueueLocked, Topic
+from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
-from qewqew_core.reader_inspection import look
+from qewqew_core.topic.reader_inspection import look
 
 BASE = "00000000000000000000"
 WRITERS = ("t.idx.tmp", "t.log.tmp", f"data/{BASE}.sums.tmp")
@@ -193,7 +194,7 @@ def test_a_process_that_is_killed_while_it_makes_a_reader_leaves_none_without_it
     program = """if True:
         import os, sys
         from qewqew_core import Topic
-        from qewqew_core.files import Files
+        from qewqew_core.disk.files import Files
         class Dies(Files):
             def sync_directory(self, path):
                 if path.endswith("reader") and os.path.exists(path + "/eu.rdx"):

@@ -16,11 +16,11 @@ from work import LOG_BYTES, set_small_limits
 from zbus_cases import reference_matches
 
 from qewqew_core import Batch, CommitConflict, Empty, Message, Topic, inspect_reader
-from qewqew_core.files import Files
+from qewqew_core.disk.files import Files
 from qewqew_core.keys import key_hash
-from qewqew_core.reader import Reader
-from qewqew_core.reader_inspection import look
-from qewqew_core.topic_session import TopicSession
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.reader_inspection import look
+from qewqew_core.topic.topic_session import TopicSession
 
 NAMES = st.sampled_from(["r", "s"])
 TAGS = st.sampled_from([None, "a", "a.b", "c"])

@@ -11,12 +11,13 @@ import pytest
 from conftest import Clock
 from disk import NoSync
 
-from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic, zbus
-from qewqew_core.block_sums import pieces_of
-from qewqew_core.files import Files
-from qewqew_core.tags import Filter
-from qewqew_core.view import Position, View
-from qewqew_core.zbus import HEAD, NUMBER_AT, Entry
+from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic
+from qewqew_core.disk.files import Files
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD, NUMBER_AT, Entry
+from qewqew_core.topic.block_sums import pieces_of
+from qewqew_core.topic.view import Position, View
 
 
 @pytest.fixture

@@ -17,9 +17,12 @@ import pytest
 from disk import JournalDisk, NoSync, image
 from stride import Every
 
-from qewqew_core import CorruptQueue, Message, QewQewError, Topic, inspect_reader, journal, reader_log, repair_topic, zbus
+from qewqew_core import CorruptQueue, Message, QewQewError, Topic, inspect_reader, repair_topic
+from qewqew_core.disk import journal
+from qewqew_core.formats import zbus
 from qewqew_core.limits import LIMITS
-from qewqew_core.reader import Reader
+from qewqew_core.topic import reader_log
+from qewqew_core.topic.reader import Reader
 
 END = 20  # messages
 

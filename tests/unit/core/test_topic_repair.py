@@ -10,7 +10,8 @@ import pytest
 from damage import flip
 from disk import NoSync
 
-from qewqew_core import CorruptQueue, Message, QewQewError, Topic, repair_topic, zbus
+from qewqew_core import CorruptQueue, Message, QewQewError, Topic, repair_topic
+from qewqew_core.formats import zbus
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, inspect_reader, zbus
+from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, inspect_reader
+from qewqew_core.formats import zbus
 
 Make = Callable[..., Topic]
 BODY = b"x" * 46  # a message of 250 bytes: two fill a block

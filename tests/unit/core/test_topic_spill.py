@@ -12,9 +12,11 @@ import pytest
 from conftest import Clock
 from disk import NoSync
 
-from qewqew_core import DiskFull, Message, Topic, outgoing, zbus
+from qewqew_core import DiskFull, Message, Topic
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import LIMITS
-from qewqew_core.zbus import HEAD
+from qewqew_core.topic import outgoing
 
 ODD = Message(b"", "ü" * 63, "i" * 39, 0, 0)
 

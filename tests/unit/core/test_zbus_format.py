@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zbus_cases import cases, content, reference_matches
 
-from qewqew_core import BadArgument, BadRecord, CorruptQueue, RecordTooLarge, zbus
-from qewqew_core.tags import Filter
-from qewqew_core.zbus import Entry, Index, Message, Nak
+from qewqew_core import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Entry, Index, Message, Nak
 
 CASES = cases()
 

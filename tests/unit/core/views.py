@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from qewqew_core import Queue, Topic, manifest, places, segments, topic_log
-from qewqew_core.files import Files
-from qewqew_core.reader_inspection import look
-from qewqew_core.tags import Filter
-from qewqew_core.view import Found
-from qewqew_core.view import View as TopicView
+from qewqew_core import Queue, Topic
+from qewqew_core.batch import manifest, places, segments
+from qewqew_core.disk.files import Files
+from qewqew_core.formats.tags import Filter
+from qewqew_core.topic import topic_log
+from qewqew_core.topic.reader_inspection import look
+from qewqew_core.topic.view import Found
+from qewqew_core.topic.view import View as TopicView
 
 
 class ReaderView(NamedTuple):

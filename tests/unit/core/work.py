@@ -19,26 +19,17 @@ from disk import JournalDisk, NoSync
 from plain import plain
 from views import EMPTY, View, bases, differences, is_between, of_queue, view
 
-import qewqew_core.block_sums
-import qewqew_core.deliveries
-import qewqew_core.journal
-import qewqew_core.outgoing
-import qewqew_core.view
-import qewqew_core.zbus
-from qewqew_core import (
-    BatchConflict,
-    CommitConflict,
-    Empty,
-    Message,
-    Queue,
-    QueueClosed,
-    QueueFull,
-    Topic,
-)
-from qewqew_core.files import Files
+import qewqew_core.disk.journal
+import qewqew_core.formats.zbus
+import qewqew_core.topic.block_sums
+import qewqew_core.topic.deliveries
+import qewqew_core.topic.outgoing
+import qewqew_core.topic.view
+from qewqew_core import BatchConflict, CommitConflict, Empty, Message, Queue, QueueClosed, QueueFull, Topic
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
-from qewqew_core.reader import Reader
-from qewqew_core.reader_inspection import look
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.reader_inspection import look
 
 Action = Callable[[], object]
 LOG_BYTES = 5000  # so few that a short workload on a topic has its logs cut back
@@ -55,14 +46,14 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (LIMITS, "reader_log_bytes", 2500),
         (LIMITS, "look_at_owners", 0),
         (LIMITS, "topic_spill_bytes", 600),
-        (qewqew_core.block_sums, "SCAN", 600),
-        (qewqew_core.deliveries, "SCAN", 600),
-        (qewqew_core.view, "SCAN", 600),
-        (qewqew_core.view, "WINDOW", 300),
-        (qewqew_core.outgoing, "READ_BYTES", 200),
-        (qewqew_core.journal, "RESERVE", 2000),
-        (qewqew_core.zbus, "RING", 24),
-        (qewqew_core.zbus, "INDEX_SIZE", qewqew_core.zbus.HEADER + 24 * qewqew_core.zbus.ENTRY),
+        (qewqew_core.topic.block_sums, "SCAN", 600),
+        (qewqew_core.topic.deliveries, "SCAN", 600),
+        (qewqew_core.topic.view, "SCAN", 600),
+        (qewqew_core.topic.view, "WINDOW", 300),
+        (qewqew_core.topic.outgoing, "READ_BYTES", 200),
+        (qewqew_core.disk.journal, "RESERVE", 2000),
+        (qewqew_core.formats.zbus, "RING", 24),
+        (qewqew_core.formats.zbus, "INDEX_SIZE", qewqew_core.formats.zbus.HEADER + 24 * qewqew_core.formats.zbus.ENTRY),
     ):
         patch.setattr(module, name, value)
 

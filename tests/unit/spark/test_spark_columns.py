@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qewqew_core import zbus
-from qewqew_core.segments import Run
-from qewqew_core.zbus import Message
+from qewqew_core.batch.segments import Run
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Message
 from qewqew_spark.frames import messages
 from qewqew_spark.rows import TOPIC_SCHEMA
 

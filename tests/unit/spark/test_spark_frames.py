@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qewqew_core.chunk import MAX_RECORD, frame
 from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats.chunk import MAX_RECORD, frame
 from qewqew_spark import frames
 from qewqew_spark.frames import BATCH_BYTES, BATCH_RECORDS, frame_positions, payloads, positions_between
 

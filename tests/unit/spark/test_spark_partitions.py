@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from qewqew_core.manifest import Segment
+from qewqew_core.batch.manifest import Segment
 from qewqew_spark.batches import BatchPart, Split, partition_bytes
 from qewqew_spark.options import Options
 

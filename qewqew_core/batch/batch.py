@@ -1,0 +1,149 @@
+"""Batches: the records that one consumer has leased under a key, and the files they lie in.
+
+What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after
+the commit, `settle` moves them to where the log says, and recovery does the same again after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from qewqew_core import arguments
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.publishing import publish
+from qewqew_core.errors import BadArgument, BatchExpired
+from qewqew_core.formats.zbus import Message
+
+
+class Endings(Protocol):
+    """What happens to a batch at the wish of whoever has it: `Leases`."""
+
+    def end(self, batch: Batch, to: str, reason: str) -> None: ...
+
+    def extend(self, batch: Batch, lease_timeout: float | None) -> None: ...
+
+    def revive(self, batch: Batch) -> None: ...
+
+    def put_back(self, batch: Batch) -> None: ...
+
+    def drop(self, batch: Batch) -> None: ...
+
+
+class Batch:
+    """A batch as it was when it was looked up. Its records are read from its own files, whoever has the queue.
+
+    ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
+    end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
+    whatever ``sync`` is.
+    """
+
+    def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str) -> None:
+        self._owner = owner  # which stays open as long as the batch is there
+        self._leases = leases
+        self.show(state, directory)
+
+    def show(self, state: BatchState, directory: str) -> None:
+        """The batch as it is now."""
+        self.id = state.id
+        self.key = state.keys[-1]
+        self.made = state.created  # a later batch of the same key has the same id
+        self.state = state.state
+        self.attempt = state.attempt
+        self.records = state.records
+        self.bytes = state.bytes  # payload
+        self.reason = state.reason  # why it was returned or is dead
+        self.created = arguments.moment(state.created)
+        self.expires = None if state.expires is None else arguments.moment(state.expires)  # when anyone may return the batch
+        self.manifest_path = os.path.join(directory, manifest.MANIFEST)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The records in order (of a topic: the bodies), some 1 MiB at a time: none is given out before its checksum is verified.
+
+        Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
+        """
+        for one in self._records():
+            yield one.body if isinstance(one, Message) else one
+
+    def messages(self) -> Iterator[Message]:
+        """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
+        for one in self._records():
+            if not isinstance(one, Message):
+                raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
+            yield one
+
+    def _records(self) -> Iterator[bytes | Message]:
+        directory = self._directory()
+        body = manifest.load(self.manifest_path)
+        for segment in body.segments:
+            for records in segments.read_records(directory, body, segment):
+                yield from records
+
+    def _directory(self) -> str:
+        directory = os.path.dirname(self.manifest_path)
+        if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
+            raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
+        return directory
+
+    def publish(
+        self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> str:
+        """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
+
+        The batch stays where it is, in its state: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
+        """
+        return publish(self._directory(), url, options=options, progress=progress)
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id} {self.state}, attempt {self.attempt}, {self.records:,} records>"
+
+    def ack(self) -> None:
+        """The work on the batch is done: it will not be leased again. Acknowledging it twice is no error.
+
+        Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
+        """
+        self._leases.end(self, "acked", "")
+
+    def nack(self, reason: str = "") -> None:
+        """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
+
+        After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
+        """
+        self._leases.end(self, "returned", reason)
+
+    def extend(self, lease_timeout: float | None = None) -> None:
+        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
+
+        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
+        if it was leased without a time-out and none is given.
+        """
+        self._leases.extend(self, lease_timeout)
+
+    def to_dead_letters(self, reason: str = "") -> None:
+        """Set the batch aside, to be looked at by a person. Raises as `ack`."""
+        self._leases.end(self, "dead", reason)
+
+    def return_to_queue(self) -> None:
+        """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
+        self._leases.revive(self)
+
+    def put_back(self) -> None:
+        """The records go back to the front of what they were leased from, in their order, and the batch is no more.
+
+        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
+        id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
+        raises as `ack`.
+        """
+        self._leases.put_back(self)
+
+    def drop(self) -> None:
+        """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
+        self._leases.drop(self)
+
+
+# Each of these makes the files agree with what was committed, from any point at which a crash stopped it.

@@ -1,0 +1,391 @@
+"""`Leases`: the life cycle of batches, the same for a queue and for a reader of a topic, which have one each.
+
+A batch is leased under a key, and its lease may be extended. Then it is acknowledged (and its records are kept for a
+while), or returned, also when its time is over, or after too many attempts set aside as a dead letter. What changes
+is committed first, as one of `operations.BatchOperation`; the files follow. What that needs of room on the disk is taken before.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from qewqew_core import arguments
+from qewqew_core.batch import places
+from qewqew_core.batch.batch import Batch
+from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
+from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
+from qewqew_core.keys import key_hash
+from qewqew_core.limits import now_ms
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+
+class Source(ABC):
+    """What batches are cut from. All calls are made with the engine's lock.
+
+    The batches lie in ``stem``.batches/ID, dead letters in ``stem``.dead/ID; ``name`` is the path or name that their ids
+    are made from, see `places.batch_id`.
+    """
+
+    def __init__(self, files: Files, stem: str, name: str, engine: Engine[Any]) -> None:
+        self.files = files
+        self.stem = stem
+        self.name = name
+        self.engine = engine
+        self._last_made = 0  # when the newest batch was made
+
+    def new_batch(self, key: str) -> BatchState:
+        """A batch for the owner of ``key``, as yet without records."""
+        now = self._last_made = max(now_ms(), self._last_made + 1)  # tells batches of one key apart
+        return BatchState(places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now)
+
+    @abstractmethod
+    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+        """Cut a batch off the front, durably, with its files; None if no records wait. Times in milliseconds."""
+
+    @abstractmethod
+    def put_back(self, batch: BatchState) -> None:
+        """Put the records of a batch back to the front; the batch is no more. Durable when it returns."""
+
+    @abstractmethod
+    def commit(self, operation: BatchOperation) -> None:
+        """Commit what happens to a batch; durable when it returns, as the files follow."""
+
+    @abstractmethod
+    def manifest_of(self, batch: BatchState) -> Manifest:
+        """The manifest that a batch with this owner and attempt has in its directory."""
+
+    @abstractmethod
+    def occupied(self, batch: BatchState) -> int:
+        """Bytes that keeping the records of an acknowledged batch takes, as ``retention_bytes`` counts them."""
+
+    # Room on the disk. To enter a name into a directory may need some.
+
+    def prepare(self, act: Callable[[], T]) -> T:
+        """Do before a commit what needs room; raises `DiskFull`, and nothing has changed."""
+        try:
+            return self.with_room(act)
+        except OSError as error:
+            if (full := self.engine.full(error)) is None:
+                raise
+            raise full from error
+
+    def with_room(self, act: Callable[[], T]) -> T:
+        """Do it, also on a full disk if that is possible."""
+        return act()
+
+    @abstractmethod
+    def keep_room(self, names: int, size: int = 0) -> None:
+        """See to it that so many files can be moved after the next commit (``size``: its bytes, if they may be many).
+
+        Raises `DiskFull`; then nothing has changed.
+        """
+
+    @abstractmethod
+    def move(self, act: Callable[[], None]) -> None:
+        """Move files after a commit, also on a full disk."""
+
+
+class Leases:
+    """The batches of a source. All calls are made with the engine's lock, but for those that end or extend a `Batch`.
+
+    ``max_attempts``, ``retention``, ``retention_bytes``: as of `Queue`; raises `BadArgument`.
+    """
+
+    def __init__(self, source: Source, max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
+        check_limits(max_attempts, retention, retention_bytes)
+        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+        self.engine = source.engine
+        self._source = source
+        self._files = source.files
+        self._stem = source.stem
+
+    @property
+    def _state(self) -> LeaseState:
+        state: LeaseState = self.engine.state
+        return state
+
+    def directory_of(self, state: BatchState) -> str:
+        return places.directory_of(self._stem, state)
+
+    def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
+        """See `HasBatches.lease`."""
+        arguments.check_key(key)
+        most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
+        most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
+        lasts = _milliseconds("lease_timeout", lease_timeout)
+        self.return_expired(except_for=key)
+        state = self.of_key(key)
+        if state is None:
+            state = next((batch for batch in self._state.batches.values() if batch.state == "returned"), None)
+        if state is None:
+            return self._source.cut(key, most_records, most_bytes, lasts)
+        if state.state == "returned":
+            self._lease_again(state, key, lasts)
+        elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
+            self._source.commit(Extend(state.id, lasts))
+        return state
+
+    def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> None:
+        directory, attempt = self.directory_of(state), state.attempt + 1
+        coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
+        self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
+        try:
+            self._source.commit(LeaseAgain(state.id, key, attempt, lease_timeout))
+        except DiskFull:
+            places.discard_manifest(self._files, directory)
+            raise
+        places.place_manifest(self._files, directory)
+
+    def return_expired(self, except_for: str | None = None) -> list[BatchState]:
+        """Return the batches whose lease time is over."""
+        now = now_ms()
+        expired = [batch for batch in self._state.batches.values() if batch.expired(now) and batch.keys[-1] != except_for]
+        for batch in expired:
+            assert batch.expires is not None
+            when = arguments.moment(batch.expires).to_datetime_string()
+            self._end(batch, "returned", f"the lease of {batch.keys[-1]!r} ended at {when} UTC and was not extended")
+        return expired
+
+    def in_states(self, *states: str) -> list[BatchState]:
+        """Oldest first."""
+        return [batch for batch in self._state.batches.values() if batch.state in states]
+
+    def of_key(self, key: str) -> BatchState | None:
+        """The batch that was leased under this key; None if there never was one. Raises `BatchConflict`, `BatchExpired`."""
+        path = self.engine.path
+        for state in self._state.batches.values():
+            if key in state.keys:
+                if state.state == "leased" and key != state.keys[-1]:
+                    raise BatchConflict(
+                        f"batch {state.id}, once leased under {key!r}, was returned and is now leased under {state.keys[-1]!r}; "
+                        "wait for that to end",
+                        path=path,
+                    )
+                if state.state == "dead":
+                    raise BatchConflict(
+                        f"batch {state.id} of key {key!r} is in the dead letters ({state.reason or 'no reason given'}); "
+                        "look at it, then return it to the queue or drop it",
+                        path=path,
+                    )
+                return state
+        if key_hash(key) in self._state.expired_keys:
+            raise BatchExpired(
+                f"the batch of key {key!r} was acknowledged, and its records are no longer kept (retention {self.retention}, "
+                f"{self.retention_bytes:,} bytes). A new batch needs a new key, for example a new run",
+                path=path,
+            )
+        return None
+
+    def of_id(self, batch_id: str) -> BatchState:
+        """Raises `BatchNotFound`, `BatchExpired`."""
+        state, path = self._state.batches.get(batch_id) if isinstance(batch_id, str) else None, self.engine.path
+        if state is None:
+            expired = self._state.expired_keys.values()
+            if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
+                raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
+            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
+        return state
+
+    # What a `Batch` calls
+
+    def end(self, batch: Batch, to: str, reason: str) -> None:
+        if not isinstance(reason, str):
+            raise BadArgument(f"a reason is a str, not {type(reason).__name__}")
+        with self.engine.exclusive():
+            state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
+            if state.state == "leased":
+                self._end(state, to, reason)
+            batch.show(state, self.directory_of(state))
+            if to == "acked":
+                try:
+                    self._expire()
+                except DiskFull as error:
+                    _logger.warning("acknowledged, but what has expired is still there: %s", error)
+
+    def extend(self, batch: Batch, lease_timeout: float | None) -> None:
+        with self.engine.exclusive():
+            state = self._current(batch, "leased")
+            lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
+            if lasts is None:
+                raise BadArgument(f"batch {state.id} was leased without lease_timeout: it never ends; or give one now")
+            self._source.commit(Extend(state.id, lasts))
+            batch.show(state, self.directory_of(state))
+
+    def revive(self, batch: Batch) -> None:
+        with self.engine.exclusive():
+            state = self._current(batch, "dead")
+            self._source.keep_room(1)
+            self._source.commit(EndLease(state.id, "returned", state.reason))
+            self._source.move(partial(places.settle_place, self._files, self._stem, state))
+            batch.show(state, self.directory_of(state))
+
+    def put_back(self, batch: Batch) -> None:
+        with self.engine.exclusive():
+            self._source.put_back(self._current(batch, "leased", "returned", "dead"))
+
+    def drop(self, batch: Batch) -> None:
+        with self.engine.exclusive():
+            self._forget([self._current(batch, "dead").id], keep_manifest=False)
+
+    def _current(self, batch: Batch, *states: str) -> BatchState:
+        """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
+        state, path = self._state.batches.get(batch.id), self.engine.path
+        if state is None:
+            raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=path)
+        if state.state not in states:
+            raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=path)
+        if state.created != batch.made:
+            raise BatchNotFound(f"batch {batch.id} was put back, and its key has leased another since", path=path)
+        if state.state == "leased" and (state.attempt, state.keys[-1]) != (batch.attempt, batch.key):
+            raise BatchConflict(
+                f"batch {batch.id} was returned and is now leased under {state.keys[-1]!r}, attempt {state.attempt}; "
+                f"this is attempt {batch.attempt} under {batch.key!r}",
+                path=path,
+            )
+        return state
+
+    def _end(self, state: BatchState, to: str, reason: str) -> None:
+        if to == "returned" and state.attempt >= self.max_attempts:
+            to, reason = "dead", f"attempt {state.attempt} of {self.max_attempts}: {reason or 'no reason given'}"
+        if to == "dead":
+            self._source.prepare(partial(places.make_home, self._files, self._stem, places.DEAD))
+            self._source.keep_room(1)
+        self._source.commit(EndLease(state.id, to, reason[:1000]))
+        if to == "dead":
+            self._source.move(partial(places.settle_place, self._files, self._stem, state))
+        self.engine.notify()
+
+    def _expire(self) -> None:
+        """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
+        acked = sorted(self.in_states("acked"), key=lambda batch: batch.changed)
+        kept = sum(self._source.occupied(batch) for batch in acked)
+        oldest = now_ms() - self.retention // timedelta(milliseconds=1)
+        gone = []
+        for batch in acked:
+            if batch.changed > oldest and kept <= self.retention_bytes:
+                break
+            gone.append(batch.id)
+            kept -= self._source.occupied(batch)
+        if gone:
+            self._forget(gone, keep_manifest=True)
+
+    def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
+        self._source.commit(Forget(batch_ids, keep_manifest))
+        places.settle_forget(self._files, self._stem, batch_ids, keep_manifest)
+
+
+class HasBatches:
+    """What a queue and a reader offer of their batches."""
+
+    path: str  # what errors name
+    _leases: Leases
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a batch may be leased before `Batch.nack` sends it to the dead letters."""
+        return self._leases.max_attempts
+
+    @property
+    def retention(self) -> timedelta:
+        """How long the records of acknowledged batches are kept, up to `retention_bytes` together."""
+        return self._leases.retention
+
+    @property
+    def retention_bytes(self) -> int:
+        return self._leases.retention_bytes
+
+    def lease(
+        self,
+        key: str,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        lease_timeout: float | None = None,
+    ) -> Batch | None:
+        """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
+
+        The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
+        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
+        otherwise a new one is cut off the front of what waits: up to ``max_records`` records of together up to
+        ``max_bytes`` payload bytes, at least one. In a queue, the cost depends on the number of chunk files, not of records
+        (a chunk that holds records of open sessions is copied).
+
+        ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
+        (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
+
+        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
+        `BatchConflict` (somebody else has this key's batch now, or it is dead), `CorruptQueue`, `DiskFull`.
+        """
+        with self._leases.engine.exclusive():
+            state = self._leases.lease(key, max_records, max_bytes, lease_timeout)
+            return self._present(state) if state else None
+
+    def return_expired(self) -> list[Batch]:
+        """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
+        send them to the dead letters). Anyone may; a lease without ``lease_timeout`` never ends so.
+        """
+        with self._leases.engine.exclusive():
+            return [self._present(state) for state in self._leases.return_expired()]
+
+    def batches(self) -> list[Batch]:
+        """The batches that are leased or returned, oldest first."""
+        return self._list("leased", "returned")
+
+    def dead(self) -> list[Batch]:
+        """The dead letters, oldest first."""
+        return self._list("dead")
+
+    def acknowledged(self) -> list[Batch]:
+        """The acknowledged batches whose records are still kept, oldest first."""
+        return self._list("acked")
+
+    def _list(self, *states: str) -> list[Batch]:
+        with self._leases.engine.exclusive():
+            return [self._present(state) for state in self._leases.in_states(*states)]
+
+    def batch(self, batch_id: str) -> Batch:
+        """The batch with this id, in any state. Raises `BatchNotFound`, or `BatchExpired` if its records were dropped."""
+        with self._leases.engine.exclusive():
+            return self._present(self._leases.of_id(batch_id))
+
+    def find_batch(self, key: str) -> Batch:
+        """The batch with this id, or that was leased under this key. Raises as `batch`, and `BatchConflict` if somebody else has
+        the key's batch now, or it is dead.
+        """
+        with self._leases.engine.exclusive():
+            try:
+                return self.batch(key)
+            except BatchNotFound:
+                if (state := self._leases.of_key(key)) is None:
+                    raise BatchNotFound(f"no batch has the key or the id {key!r:.120}", path=self._leases.engine.path) from None
+                return self._present(state)
+
+    def _present(self, state: BatchState) -> Batch:
+        return Batch(self, self._leases, state, self._leases.directory_of(state))
+
+
+def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
+    arguments.check_whole("max_attempts", max_attempts, 1, 1 << 31)
+    arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
+    if not isinstance(retention, timedelta) or retention < timedelta(0):
+        raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
+
+
+def _milliseconds(name: str, seconds: float | None) -> int | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
+        raise BadArgument(f"{name} must be a number of seconds above 0, or None, not {seconds!r:.60}")
+    return max(1, int(seconds * 1000))

@@ -1,0 +1,295 @@
+"""The manifest of a batch: the JSON file that hands leased records over to Spark or any other engine.
+
+A batch is a directory: `manifest.json` and the segment files it names, each a chunk file of a queue (see
+`chunk`) or a block of a topic (see `zbus`) of which the bytes from ``start`` to ``end`` are this batch's
+records; of a topic's, with a filter, those that match. Paths are relative to the manifest, so the
+directory can be copied as it is, manifest last (`publishing` does that), and read where it lies: in any `store`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from qewqew_core.batch.store import Store, local_path, store_of
+from qewqew_core.errors import BadArgument, BadManifest, CorruptQueue, StoreError
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.tags import Filter
+
+MANIFEST = "manifest.json"
+VERSION = 1
+CHUNK, BLOCK = "chunk", "block"  # layouts: what the segment files are
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of records in one file."""
+
+    file: str  # relative to the manifest
+    start: int  # offset of the first record, in bytes
+    end: int  # offset just past the last record
+    records: int
+    crc32: str  # of the bytes from start to end, eight hex digits
+    boundaries: tuple[tuple[int, int], ...]  # (offset of a record, records of this segment before it)
+    checksums: tuple[str, ...] = ()  # as crc32, of the bytes from start to each boundary; () in manifests of older releases
+    # Of a part that `split` cut off: the checksum of what lies before it. ``crc32`` and ``checksums`` go on from there.
+    seed: str = "00000000"
+
+    @property
+    def base(self) -> int:
+        """Of a block: the offset in the topic at which the file begins."""
+        return int(self.file[:20])
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a part can be verified by itself."""
+        return len(self.checksums) == len(self.boundaries)
+
+    def split(self, size: int) -> list[Segment]:
+        """Parts of at least ``size`` bytes, but for the last, cut at boundaries; the whole if it is not `splittable`."""
+        if not self.splittable:
+            return [self]
+        parts, seed = [], self.seed
+        start, before, first = self.start, 0, 0
+        places = (*self.boundaries, (self.end, self.records))
+        for number, ((end, records), crc32) in enumerate(zip(places, (*self.checksums, self.crc32), strict=True)):
+            if end - start >= size or end == self.end:
+                inside = tuple((offset, count - before) for offset, count in self.boundaries[first:number])
+                checksums = self.checksums[first:number]
+                parts.append(Segment(self.file, start, end, records - before, crc32, inside, checksums, seed))
+                start, before, first, seed = end, records, number + 1, crc32
+        return parts
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name != "seed"}
+        if not self.checksums:
+            del fields["checksums"]
+        return fields
+
+
+def checksums(crcs: Iterable[int]) -> tuple[str, ...]:
+    """Eight hex digits for each."""
+    values = tuple(crcs)
+    return tuple(struct.pack(f">{len(values)}I", *values).hex(" ", 4).split())
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `manifest.json` says.
+
+    ``records``, also those of segments and boundaries, counts what belongs to the batch: with a ``filter`` only the messages
+    that match. ``bytes`` counts payloads: without the two length bytes of each record, or without the heads of messages.
+    """
+
+    id: str
+    key: str
+    queue: str
+    created: str  # UTC, RFC 3339
+    attempt: int
+    records: int
+    bytes: int
+    segments: tuple[Segment, ...]
+    layout: str = CHUNK
+    # Of a topic; ``queue`` is its name.
+    reader: str | None = None
+    dialect: str | None = None  # "B" or "C"
+    filter: str | None = None
+
+    def files(self) -> dict[str, int]:
+        """The names of the files, and where the last segment in each ends."""
+        ends: dict[str, int] = {}
+        for segment in self.segments:
+            ends[segment.file] = max(segment.end, ends.get(segment.file, 0))
+        return ends
+
+    def to_json(self) -> builtins.bytes:
+        topic = self.layout == BLOCK
+        body: dict[str, Any] = {
+            "version": VERSION,
+            "id": self.id,
+            "key": self.key,
+            "queue": self.queue,
+            **({"reader": self.reader} if topic else {}),
+            "layout": self.layout,
+            **({"dialect": self.dialect, "filter": self.filter} if topic else {}),
+            "created": self.created,
+            "attempt": self.attempt,
+            "records": self.records,
+            "bytes": self.bytes,
+            "segments": [segment._fields() for segment in self.segments],
+        }
+        return json.dumps(body).encode()
+
+
+def manifest_path(path: str | os.PathLike[str]) -> str:
+    """The manifest of a batch that is given by its directory or by its manifest: a path, or a URL."""
+    path = os.fspath(path)
+    local = local_path(path)
+    if local is None:
+        return path if path.endswith(".json") else f"{path.rstrip('/')}/{MANIFEST}"
+    return os.path.join(local, MANIFEST) if os.path.isdir(local) else local
+
+
+def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:
+    """Read a manifest and check all that can be checked without reading the segments.
+
+    ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). Raises
+    `BadManifest`, which names file and field, and `StoreError`, `BadArgument`.
+    """
+    path = manifest_path(path)
+    store = store_of(os.path.dirname(path), options)
+    try:
+        text = store.read(os.path.basename(path))
+    except FileNotFoundError as error:
+        raise BadManifest("there is no manifest; give the directory of a batch or its manifest.json", path=path) from error
+    except StoreError:
+        raise
+    except (OSError, CorruptQueue) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadManifest(f"the manifest cannot be read: {reason}", path=path) from error
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise BadManifest(f"not JSON ({error}); give the directory of a batch or its manifest.json", path=path) from error
+    manifest = parse(body, path)
+    _check_files(store, manifest, path)
+    return manifest
+
+
+def parse(body: Any, path: str) -> Manifest:
+    """The manifest in a decoded JSON body; raises `BadManifest` for whatever is missing or contradicts itself."""
+
+    def field(holder: Any, name: str, kind: type, where: str = "") -> Any:
+        value: Any = holder.get(name) if isinstance(holder, dict) else None
+        if type(value) is not kind:
+            raise BadManifest(f"{where}{name!r} must be {kind.__name__}, not {value!r:.80}", path=path)
+        if isinstance(value, int) and value < 0:
+            raise BadManifest(f"{where}{name!r} is negative: {value}", path=path)
+        return value
+
+    version = field(body, "version", int)
+    if version != VERSION or (layout := field(body, "layout", str)) not in (CHUNK, BLOCK):
+        raise BadManifest(
+            f"version {version}, layout {body.get('layout')!r}: this program reads version {VERSION}, layouts {CHUNK!r} and "
+            f"{BLOCK!r}; use the release of QewQew that wrote it, or a newer one",
+            path=path,
+        )
+    reader = dialect = pattern = None
+    if layout == BLOCK:
+        reader, dialect = field(body, "reader", str), field(body, "dialect", str)
+        pattern = None if body.get("filter", "missing") is None else field(body, "filter", str)
+        if dialect not in ("B", "C"):
+            raise BadManifest(f"'dialect' must be 'B' or 'C', not {dialect!r:.80}", path=path)
+    try:
+        partial = bool(Filter(pattern))
+    except BadArgument as error:
+        raise BadManifest(f"'filter' is none: {error}", path=path) from error
+    segments = []
+    for number, item in enumerate(field(body, "segments", list)):
+        where = f"segment {number}: "
+        segment = Segment(
+            field(item, "file", str, where),
+            field(item, "start", int, where),
+            field(item, "end", int, where),
+            field(item, "records", int, where),
+            field(item, "crc32", str, where),
+            _pairs(item.get("boundaries", []), where, path),
+            tuple(field(item, "checksums", list, where) if "checksums" in item else ()),
+        )
+        _check_segment(segment, layout, partial, where, path)
+        segments.append(segment)
+    for one, other in pairwise(sorted(segments, key=lambda segment: (segment.file, segment.start, segment.end))):
+        if one.file == other.file and other.start < one.end:
+            raise BadManifest(f"two segments have bytes {other.start} of file {one.file!r}", path=path)
+    manifest = Manifest(
+        field(body, "id", str),
+        field(body, "key", str),
+        field(body, "queue", str),
+        field(body, "created", str),
+        field(body, "attempt", int),
+        field(body, "records", int),
+        field(body, "bytes", int),
+        tuple(segments),
+        layout,
+        reader,
+        dialect,
+        pattern,
+    )
+    records = sum(segment.records for segment in segments)
+    payload = sum(segment.end - segment.start for segment in segments) - _OVERHEAD[layout] * records
+    # How many bytes of messages a filter holds back is not said.
+    fits = manifest.bytes <= payload if partial else manifest.bytes == payload
+    if manifest.records != records or not fits:
+        raise BadManifest(
+            f"it says {manifest.records} records of {manifest.bytes} bytes, its segments hold {records} of "
+            f"{'at most ' if partial else ''}{payload}",
+            path=path,
+        )
+    return manifest
+
+
+def _pairs(value: Any, where: str, path: str) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in value
+    ):
+        raise BadManifest(f"{where}'boundaries' must be a list of pairs of numbers", path=path)
+    return tuple((offset, records) for offset, records in value)
+
+
+_CRC = re.compile("[0-9a-f]{8}")
+_OVERHEAD = {CHUNK: chunk.LENGTH.size, BLOCK: zbus.HEAD}  # bytes of a record beside its payload
+_RANGES = {CHUNK: (chunk.BEGIN, chunk.MAX_CHUNK_SIZE), BLOCK: (0, zbus.LARGEST_BLOCK)}
+
+
+def _check_segment(segment: Segment, layout: str, partial: bool, where: str, path: str) -> None:
+    """``partial``: a filter holds messages back."""
+    name = segment.file
+    if not name or name in (".", "..") or os.path.basename(name) != name or "\0" in name:
+        raise BadManifest(f"{where}file {name!r} is not a plain name beside the manifest", path=path)
+    if layout == BLOCK and not (re.fullmatch(r"[0-9]{20}\.zbus", name) and segment.base < 1 << 63):
+        raise BadManifest(
+            f"{where}file {name!r} is not the name of a block: 20 digits, which are its offset, and .zbus", path=path
+        )
+    least, most = _RANGES[layout]
+    if not least <= segment.start <= segment.end <= most:
+        raise BadManifest(f"{where}start {segment.start} and end {segment.end} are no range of a {layout} file", path=path)
+    size = segment.end - segment.start
+    if size < _OVERHEAD[layout] * segment.records or (not partial and (size > 0) != (segment.records > 0)):
+        raise BadManifest(f"{where}{segment.records} records do not fit into {size} bytes", path=path)
+    if _CRC.fullmatch(segment.crc32) is None:
+        raise BadManifest(f"{where}crc32 {segment.crc32!r} is not eight hex digits", path=path)
+    if segment.checksums and len(segment.checksums) != len(segment.boundaries):
+        raise BadManifest(
+            f"{where}there are {len(segment.checksums)} checksums for {len(segment.boundaries)} boundaries", path=path
+        )
+    for one in segment.checksums:
+        if not isinstance(one, str) or _CRC.fullmatch(one) is None:
+            raise BadManifest(f"{where}checksum {one!r:.80} is not eight hex digits", path=path)
+    before, counted = segment.start, 0
+    for offset, records in segment.boundaries:
+        rises = counted <= records <= segment.records if partial else counted < records < segment.records
+        if not (before < offset < segment.end and rises):
+            raise BadManifest(f"{where}boundaries must rise within the segment, found {offset}, {records}", path=path)
+        before, counted = offset, records
+
+
+def _check_files(store: Store, manifest: Manifest, path: str) -> None:
+    """Raise `BadManifest` if a segment's file is not there, is no plain file, or is too short."""
+    ends = manifest.files()
+    sizes = store.sizes(list(ends))
+    for name, end in ends.items():
+        try:
+            size = sizes[name] if name in sizes else store.size(name)
+        except StoreError:
+            raise
+        except (OSError, UnicodeEncodeError) as error:  # JSON can name what no file can be named
+            raise BadManifest(f"segment file {name!r} cannot be read: {error}", path=path) from error
+        if size < end:
+            raise BadManifest(f"segment file {name!r} has {size} bytes, the segment ends at {end}", path=path)

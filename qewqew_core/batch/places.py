@@ -1,0 +1,113 @@
+"""The directories of batches: where they lie, and how they are made, moved and removed, durably."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from qewqew_core.batch import manifest
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk.files import Files, write_new
+from qewqew_core.errors import BadPath
+from qewqew_core.keys import key_hash
+
+BATCHES, DEAD, DAMAGED = ".batches", ".dead", ".damaged"  # what the names of these directories end with
+
+
+def directory_of(path: str, batch: BatchState) -> str:
+    return os.path.join(path + (DEAD if batch.state == "dead" else BATCHES), batch.id)
+
+
+def write_manifest(files: Files, directory: str, body: Manifest) -> None:
+    """Put the manifest into place, whole or not at all, and durably."""
+    prepare_manifest(files, directory, body)
+    place_manifest(files, directory)
+
+
+def prepare_manifest(files: Files, directory: str, body: Manifest) -> None:
+    """Write it durably, but not yet into place: all that needs room."""
+    write_new(files, os.path.join(directory, manifest.MANIFEST + ".tmp"), body.to_json())
+
+
+def discard_manifest(files: Files, directory: str) -> None:
+    files.unlink(os.path.join(directory, manifest.MANIFEST + ".tmp"))
+
+
+def place_manifest(files: Files, directory: str) -> None:
+    target = os.path.join(directory, manifest.MANIFEST)
+    files.rename(target + ".tmp", target)
+    files.sync_directory(directory)
+
+
+def remove_tree(files: Files, directory: str) -> None:
+    """Remove a batch's directory; its files lie flat."""
+    if files.is_directory(directory):
+        for name in files.list(directory):
+            _remove(files, os.path.join(directory, name))
+        files.remove_directory(directory)
+        files.sync_directory(os.path.dirname(directory))
+
+
+def _remove(files: Files, path: str) -> None:
+    if files.is_directory(path):  # not ours; but what is left of it must not pass for a batch
+        remove_tree(files, path)
+    else:
+        files.unlink(path)
+
+
+def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> None:
+    """Remove what is left of batches whose last key is forgotten; see `LeaseState.prune_expired`."""
+    for number in numbers:
+        remove_tree(files, os.path.join(stem + BATCHES, numbered_id(name, number)))
+
+
+def make_home(files: Files, path: str, suffix: str) -> str:
+    """The directory that holds batches, made durably if it is not there."""
+    home = path + suffix
+    if not files.is_directory(home):
+        if files.exists(home):
+            raise BadPath("is in the way: the batches of the queue belong there. Nothing was changed; move it away", path=home)
+        files.make_directory(home)
+        files.sync_directory(os.path.dirname(home))
+    return home
+
+
+def settle_place(files: Files, path: str, batch: BatchState) -> None:
+    """Move the batch's directory between the batches and the dead letters."""
+    dead, alive = os.path.join(path + DEAD, batch.id), os.path.join(path + BATCHES, batch.id)
+    source, target = (alive, dead) if batch.state == "dead" else (dead, alive)
+    if files.is_directory(source):
+        make_home(files, path, DEAD)
+        files.rename(source, target)
+    for home in (os.path.dirname(target), os.path.dirname(source)):
+        if files.is_directory(home):  # also when a kill came after that rename: it may not be on disk yet
+            files.sync_directory(home)
+
+
+def settle_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:
+    """Delete the files of batches. The manifest of an acknowledged one stays as long as its keys are remembered."""
+    for batch_id in batch_ids:
+        remove_tree(files, os.path.join(path + DEAD, batch_id))
+        directory = os.path.join(path + BATCHES, batch_id)
+        if not keep_manifest:
+            remove_tree(files, directory)
+        elif files.is_directory(directory):
+            for name in files.list(directory):
+                if name != manifest.MANIFEST:
+                    _remove(files, os.path.join(directory, name))
+
+
+def queue_name(path: str) -> str:
+    """What a queue is called in manifests and batch ids: its file name without ``.qew``."""
+    return os.path.basename(path).removesuffix(".qew")
+
+
+def batch_id(path: str, key: str) -> str:
+    """A readable prefix and a hash of the key: safe in every file system and in Hadoop paths."""
+    return numbered_id(path, int.from_bytes(key_hash(key)[:8]))
+
+
+def numbered_id(path: str, number: int) -> str:
+    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in queue_name(path))
+    return f"{name[:80].strip('-_') or 'batch'}-{number:016x}"

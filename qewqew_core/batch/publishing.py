@@ -1,0 +1,129 @@
+"""A batch, copied to where other machines read it: another directory, or the URL of an object store.
+
+Its files are copied first and its manifest last, so what is there is a batch once its manifest is, and then whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from qewqew_core.batch import manifest
+from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
+from qewqew_core.batch.segments import SegmentFile, open_file
+from qewqew_core.batch.store import Local, Store, local_path, store_of
+from qewqew_core.errors import BadManifest, BadPath, StoreError
+
+_STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
+
+
+def publish(
+    batch: str | os.PathLike[str],
+    url: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Copy the batch in the directory ``batch`` to ``url``/ID, where `manifest.load` reads it; returns that path or URL.
+
+    When it returns, the batch is there, whole: its files were verified by their checksums while they were read, their sizes
+    were asked for after they were written, and only then was the manifest written. In a directory it is durable. If it raises
+    or is killed, there is no manifest, or still that of an earlier publication; call it again. It then reads what
+    is there, compares checksums of whole files, and sends those that are missing or differ. Publishing a batch twice gives
+    the same, but for key and attempt, which are those of its last lease.
+
+    ``options``: see `store.store_of`. ``progress`` is told how many bytes were done, and how many there are.
+
+    Raises `BadManifest` and `CorruptQueue` (the batch is damaged: it is not published), `BadPath` if another batch is there,
+    `BadArgument`, `StoreError`, `DiskFull`, and `OSError` of a directory.
+    """
+    body = manifest.load(batch)
+    source = Local(os.path.dirname(manifest.manifest_path(batch)))
+    if re.fullmatch(r"[\w-][\w.-]*", body.id) is None:
+        raise BadManifest(f"the id {body.id!r} cannot be the name of a directory", path=source.locate(MANIFEST))
+    local = local_path(url)
+    path = f"{url.rstrip('/')}/{body.id}" if local is None else os.path.join(os.path.abspath(local), body.id)
+    target = store_of(path, options)
+    _check(target, body)
+    target.clean()
+    files = body.files()
+    done, total = 0, sum(files.values())
+    for name, size in files.items():
+        of_file = sorted((segment for segment in body.segments if segment.file == name), key=lambda segment: segment.start)
+        with open_file(source, name) as file:
+            if not _is_there(target, name, size, _verified(file, of_file)):
+                target.write(name, _told(_verified(file, of_file), done, total, progress))
+                if (found := target.size(name)) != size:
+                    raise StoreError(
+                        f"it has {found} bytes after {size} were written; nothing is published", path=target.locate(name)
+                    )
+        done += size
+        if progress is not None:
+            progress(done, total)
+    target.write(MANIFEST, [body.to_json()])
+    return path
+
+
+def _check(target: Store, body: Manifest) -> None:
+    """Raise `BadPath` if another batch lies there; what is no manifest was torn by a store that does not write in one."""
+    path = target.locate(MANIFEST)
+    try:
+        text = target.read(MANIFEST)
+    except FileNotFoundError:
+        return
+    try:
+        there = manifest.parse(json.loads(text), path)
+    except (ValueError, RecursionError):  # BadManifest is a ValueError
+        return
+    if (there.queue, there.reader, there.created) != (body.queue, body.reader, body.created):
+        raise BadPath(
+            f"is the manifest of a batch of {there.queue!r} that was made {there.created}; this one, of {body.queue!r}, was made "
+            f"{body.created}. Nothing was written; publish to another place, or remove that batch if nobody reads it",
+            path=path,
+        )
+
+
+def _verified(file: SegmentFile, segments: Iterable[Segment]) -> Iterator[bytes]:
+    """The file up to the end of its last segment, so that offsets stay what they are. Raises `CorruptQueue` before it ends if a
+    checksum is wrong.
+    """
+    done = 0
+    for segment in segments:
+        for start in range(done, segment.start, _STEP):  # not of this batch: nothing is known about these bytes
+            yield file.read(start, min(start + _STEP, segment.start))
+        done = max(done, segment.start)
+        for part in segment.split(1):
+            crc = int(part.seed, 16)
+            for start in range(part.start, part.end, _STEP):
+                data = file.read(start, min(start + _STEP, part.end))
+                crc = zlib.crc32(data, crc)
+                yield data[max(0, done - start) :]
+                done = max(done, start + len(data))
+            file.check(part.start, part.end, crc, part.crc32)
+
+
+def _is_there(target: Store, name: str, size: int, parts: Iterable[bytes]) -> bool:
+    try:
+        if target.size(name) != size:
+            return False
+    except FileNotFoundError:
+        return False
+    wanted = found = 0
+    for part in parts:
+        wanted = zlib.crc32(part, wanted)
+    with target.open(name) as read:
+        for start in range(0, size, _STEP):
+            found = zlib.crc32(read(start, min(start + _STEP, size)), found)
+    return found == wanted
+
+
+def _told(parts: Iterable[bytes], done: int, total: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    for part in parts:
+        yield part
+        done += len(part)
+        if progress is not None:
+            progress(done, total)

@@ -1,0 +1,237 @@
+"""The records of a batch, read from its files: none is given out before its checksum is verified."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from qewqew_core.batch import manifest, segments
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
+from qewqew_core.batch.store import Local, Read, Store
+from qewqew_core.errors import BadManifest, CorruptQueue, StoreError
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Message
+
+_STEP = 1 << 20
+
+
+_AT_ONCE = 8 << 20  # what is longer is read once to verify it, and once more to give it out
+
+
+def read_records(
+    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment
+) -> Iterator[list[bytes] | list[zbus.Message]]:
+    """The records of a segment, in order, some 1 MiB at a time: bytes, or the messages of a topic.
+
+    ``store``: where its file is; a directory's path will do. Raises `CorruptQueue` and `BadManifest`, and `StoreError`;
+    before it gives out a record of a run that is not what its checksum says.
+    """
+    if manifest.layout == BLOCK:
+        for run in read_messages(store, manifest, segment):
+            yield run.messages(manifest)
+        return
+    for count, frames in read_segment(store, segment):
+        try:
+            records = chunk.split(frames)[0]
+        except ValueError:
+            records = []
+        if len(records) != count:
+            raise _wrong_count(store, segment)
+        yield records
+
+
+def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_bytes: int = _STEP) -> Iterator[tuple[int, bytes]]:
+    """The segment of a queue as runs of whole frames: (number of records, bytes for `chunk.split`).
+
+    Runs end at boundaries, so each has about ``run_bytes``, or the whole segment where it has none. Each is given out only
+    if its checksum is right; where the manifest has only that of the whole segment, this is verified before the first
+    run (the file is read twice, so memory does not grow with the segment). Raises `CorruptQueue`, and `StoreError`.
+    """
+    with _opened(store, segment) as file:
+        crc = int(segment.seed, 16)
+        for start, end, records, crc32 in _spans(segment, run_bytes):
+            data = file.read(start, end)
+            if crc32 is not None:
+                crc = zlib.crc32(data, crc)
+                file.check(start, end, crc, crc32)
+            yield records, data
+
+
+class Run(NamedTuple):
+    """Whole messages of a block, as they stand there."""
+
+    offset: int  # in the topic, of the first byte
+    data: bytes
+    bounds: array[int]  # where in data each message of the batch begins and ends, in turn; what lies between is held back
+
+    def messages(self, manifest: Manifest) -> list[zbus.Message]:
+        dialect, attempt = str(manifest.dialect), manifest.attempt
+        return [zbus.unpack_message(self.data, at, self.offset, dialect, attempt) for at in self.bounds[::2]]
+
+
+class Walk:
+    """Goes from message to message of a block, and makes sure that they are whole, with numbers that follow each other."""
+
+    def __init__(self, path: str, base: int, at: int, dialect: str, number: int | None, filter: Filter | None) -> None:
+        """``number``: of the message that begins at ``at``; None: any. ``filter``: which messages are wanted."""
+        self.at = at
+        self._path, self._base, self._dialect, self._number, self._filter = path, base, dialect, number, filter or None
+
+    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[Run]:
+        """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
+
+        Raises `CorruptQueue`.
+        """
+        chosen, careful = self._filter, self._dialect == "C"
+        while self.at < end:
+            start, number = self.at, self._number
+            data = read(start, min(start + max(run_bytes, zbus.HEAD), end))
+            at, bounds = 0, array("i")
+            while at + zbus.HEAD <= len(data):
+                found, tag, length = zbus.keys_at(data, at + zbus.NUMBER_AT)
+                stop = at + zbus.HEAD + length
+                if number is None or not number - 1 <= found <= number or length < 0 or start + stop > end or careful:
+                    zbus.check_head(data, start, start + at, end, number, self._dialect, self._path)
+                if at and stop > len(data):
+                    break  # the next run begins with it
+                if chosen is None or chosen.matches_slot(tag):
+                    if stop > len(data):
+                        data = read(start, start + stop)
+                    bounds.extend((at, stop))
+                at, number = stop, found + 1
+            if not at:
+                raise CorruptQueue("the block ends in the head of a message", path=self._path, offset=start)
+            self.at, self._number = start + at, number
+            yield Run(self._base + start, data, bounds)
+
+
+def read_messages(
+    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
+) -> Iterator[Run]:
+    """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
+
+    Checksums are verified as in `read_segment`. Raises `CorruptQueue` if the bytes are not whole messages with numbers that
+    follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
+    """
+    with _opened(store, segment) as file:
+        walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
+        crc = int(segment.seed, 16)
+        # Several runs, for each read of an object store is a request; and rarely more than is read at once.
+        for start, end, records, crc32 in _spans(segment, 4 * run_bytes):
+            read: Read = file.read
+            if crc32 is not None:
+                read, crc = file.verified(start, end, crc, crc32)
+            found = 0
+            for run in walk.to(end, read, run_bytes):
+                found += len(run.bounds) // 2
+                if walk.at == end and found != records:
+                    raise _wrong_count(store, segment)
+                if run.bounds:
+                    yield run
+
+
+def _wrong_count(store: Store | str | os.PathLike[str], segment: Segment) -> BadManifest:
+    return BadManifest(
+        f"boundaries or number of records of segment {segment.file} are not those of its records",
+        path=_store(store).locate(MANIFEST),
+    )
+
+
+def _store(store: Store | str | os.PathLike[str]) -> Store:
+    return store if isinstance(store, Store) else Local(os.fspath(store))
+
+
+class SegmentFile(NamedTuple):
+    """A file of segments, open."""
+
+    path: str
+    pread: Read
+
+    def read(self, start: int, end: int) -> bytes:
+        """All of these bytes; raises `CorruptQueue` if they are not there."""
+        try:
+            data = self.pread(start, end)
+        except FileNotFoundError as error:  # other stores say so when it is read
+            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=self.path, offset=start) from error
+        if len(data) < end - start:
+            raise CorruptQueue(f"the file ends before offset {end}", path=self.path, offset=start + len(data))
+        return data
+
+    def check(self, start: int, end: int, crc: int, crc32: str) -> None:
+        """Raise `CorruptQueue`, which names the bytes, if their checksum is not the one that was recorded."""
+        if f"{crc:08x}" != crc32:
+            raise CorruptQueue(
+                f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {crc32}: "
+                "the file was damaged after it was written",
+                path=self.path,
+                offset=start,
+            )
+
+    def verified(self, start: int, end: int, crc: int, crc32: str) -> tuple[Read, int]:
+        """What reads parts of start..end, now that it has the right checksum, which goes on from ``crc``; and that checksum."""
+        if end - start <= _AT_ONCE:
+            data = self.read(start, end)
+            crc = zlib.crc32(data, crc)
+            self.check(start, end, crc, crc32)
+            return lambda first, last: data[first - start : last - start], crc
+        return self.read, self.verify(start, end, crc, crc32)
+
+    def verify(self, start: int, end: int, crc: int, crc32: str) -> int:
+        for at in range(start, end, _STEP):
+            crc = zlib.crc32(self.read(at, min(at + _STEP, end)), crc)
+        self.check(start, end, crc, crc32)
+        return crc
+
+
+@contextmanager
+def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
+    """Raises `CorruptQueue` if it cannot be read."""
+    path = store.locate(name)
+    with ExitStack() as stack:
+        try:
+            read = stack.enter_context(store.open(name))
+        except StoreError:
+            raise
+        except OSError as error:
+            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=path) from error
+        yield SegmentFile(path, read)
+
+
+@contextmanager
+def _opened(store: Store | str | os.PathLike[str], segment: Segment) -> Iterator[SegmentFile]:
+    """The file of a segment, which was read already if only the whole has a checksum."""
+    with open_file(_store(store), segment.file) as file:
+        if not segment.splittable or segment.start == segment.end:
+            file.verify(segment.start, segment.end, int(segment.seed, 16), segment.crc32)
+        yield file
+
+
+def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | None]]:
+    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the last: start, end, records, and the
+    checksum of the bytes from the segment's start to end, where it is known.
+    """
+    places = (*segment.boundaries, (segment.end, segment.records))
+    known = (*segment.checksums, segment.crc32) if segment.splittable else (None,) * len(places)
+    start, before = segment.start, 0
+    for (end, records), crc32 in zip(places, known, strict=True):
+        if end - start >= size or (end == segment.end and end > start):
+            yield start, end, records - before, crc32
+            start, before = end, records
+
+
+def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
+    """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
+
+    Raises `CorruptQueue` and `BadManifest`.
+    """
+    body = manifest.load(directory)
+    if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
+        raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
+    for segment in body.segments:
+        yield from segments.read_records(directory, body, segment)

@@ -1,0 +1,34 @@
+"""What waits, and what is leased, in numbers: the same for a queue and for a reader of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qewqew_core import arguments
+from qewqew_core.batch.batch_state import BatchState
+
+if TYPE_CHECKING:
+    import pendulum
+
+
+@dataclass(frozen=True)
+class QueueStats:
+    """Records, payload bytes and chunks of the queue (what open sessions hold included); numbers of batches; disk space."""
+
+    records: int
+    bytes: int
+    chunks: int
+    oldest: pendulum.DateTime | None  # when the oldest record was put; at most 64 KiB of records too early
+    leased: int
+    returned: int  # wait for the next lease: what was returned, and leases whose time is over
+    dead: int
+    on_disk: int  # bytes of disk of all files of the queue, those of its batches included
+    last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
+
+
+def last_lease(batches: Iterable[BatchState]) -> pendulum.DateTime | None:
+    """When one of these was leased last. Of a batch that was leased again, and has ended since, the first time counts."""
+    times = [batch.changed if batch.state == "leased" else batch.created for batch in batches]
+    return arguments.moment(max(times)) if times else None

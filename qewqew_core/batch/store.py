@@ -1,0 +1,319 @@
+"""Where the files of a batch lie: a directory of this machine, or a URL of any store that fsspec knows.
+
+A store can be pickled, and sent to the process that reads: it holds a place and options, and no connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.journal import FULL
+from qewqew_core.errors import BadArgument, DiskFull, StoreError
+
+Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
+
+_FILES = Files()
+_TEMPORARY = ".tmp"
+_BLOCK = 8 << 20  # bytes that are sent at a time
+
+
+@dataclass(frozen=True)
+class Store(ABC):
+    """A flat directory of files. Errors are those of the operating system, `StoreError` where another store has them."""
+
+    path: str
+
+    def locate(self, name: str) -> str:
+        """The path or URL of a file, as errors name it."""
+        return os.path.join(self.path, name)
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The whole of a small file."""
+
+    @abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+
+    def sizes(self, names: list[str]) -> dict[str, int]:
+        """Those of many files, where asking for all at once is quicker than one by one; may leave out any."""
+        return {}
+
+    @abstractmethod
+    def open(self, name: str) -> AbstractContextManager[Read]:
+        """What reads parts of a file."""
+
+    def clean(self) -> None:  # noqa: B027 - most stores keep nothing of what was not finished
+        """Remove what a killed `write` has left."""
+
+    @abstractmethod
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        """A file of these parts, whole or not at all, also if they raise; replaces what is there. Durable when it returns."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove the directory and all that is in it, if it is there."""
+
+    def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
+        """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
+
+
+class Local(Store):
+    """A directory of a mounted file system. Its files are never links."""
+
+    def read(self, name: str) -> bytes:
+        return read_whole(_FILES, self.locate(name), follow=True)
+
+    def size(self, name: str) -> int:
+        path = self.locate(name)
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return status.st_size
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Read]:
+        fd = _FILES.open_to_read(self.locate(name))
+        try:
+            yield lambda start, end: _FILES.read(fd, end - start, start)
+        finally:
+            _FILES.close(fd)
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        temporary = os.path.join(self.path, f".{secrets.token_hex(8)}{_TEMPORARY}")
+        try:
+            self._make_directory(self.path)
+            fd = _FILES.open(temporary, new=True)
+            try:
+                at = 0
+                for part in parts:
+                    _FILES.write(fd, part, at)
+                    at += len(part)
+                _FILES.sync(fd)
+            finally:
+                _FILES.close(fd)
+            _FILES.rename(temporary, self.locate(name))
+            _FILES.sync_directory(self.path)
+        except BaseException as error:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                _FILES.unlink(temporary)
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
+            raise
+
+    def remove(self) -> None:
+        for attempt in range(5):
+            try:
+                return shutil.rmtree(self.path)
+            except FileNotFoundError:
+                if not os.path.exists(self.path):
+                    return  # else somebody else removes it too
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or attempt == 4:  # somebody still writes there
+                    raise
+
+    def clean(self) -> None:
+        """Remove what a killed `write` has left. Another that goes on just now fails."""
+        if os.path.isdir(self.path):
+            for name in _FILES.list(self.path):
+                if name.startswith(".") and name.endswith(_TEMPORARY):
+                    _FILES.unlink(os.path.join(self.path, name))
+
+    def _make_directory(self, path: str) -> None:
+        above = os.path.dirname(path)
+        if not os.path.isdir(path):
+            self._make_directory(above)
+            with suppress(FileExistsError):
+                _FILES.make_directory(path)
+            _FILES.sync_directory(above)
+
+
+@dataclass(frozen=True)
+class Remote(Store):
+    """What fsspec reaches under a URL."""
+
+    options: Mapping[str, Any] = field(repr=False)  # there may be secrets among them
+
+    def read(self, name: str) -> bytes:
+        with self._errors(name):
+            system, path = self._reach(name)
+            return bytes(system.cat_file(path))
+
+    def size(self, name: str) -> int:
+        with self._errors(name):
+            system, path = self._reach(name)
+            return int(system.info(path)["size"])
+
+    def sizes(self, names: list[str]) -> dict[str, int]:
+        if not names:
+            return {}
+        with self._errors(names[0]):
+            system, _ = self._reach(names[0])
+            with suppress(FileNotFoundError):  # does not say which
+                return dict(zip(names, system.sizes([self._reach(name)[1] for name in names]), strict=True))
+        return {}
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Read]:
+        with self._errors(name):
+            system, path = self._reach(name)
+
+        def read(start: int, end: int) -> bytes:
+            if start == end:
+                return b""
+            try:
+                with self._errors(name, start):
+                    return bytes(system.cat_file(path, start=start, end=end))
+            except StoreError:  # each kind of store says in its own way that the file ends before start
+                if self.size(name) <= start:
+                    return b""
+                raise
+
+        yield read
+
+    def write(self, name: str, parts: Iterable[bytes]) -> None:
+        with self._errors(name):
+            system, path = self._reach(name)
+            # What is not committed never becomes an object; leaving `with` would make one of a part.
+            begin = partial(system.open, path, "wb", block_size=_BLOCK, autocommit=False)
+            try:
+                file = begin()
+            except FileNotFoundError:  # only a store with real directories needs one: of s3 it would make a bucket
+                system.makedirs(os.path.dirname(path), exist_ok=True)
+                file = begin()
+        try:
+            for part in parts:
+                with self._errors(name):
+                    file.write(part)
+            with self._errors(name):
+                file.close()
+                if hasattr(file, "commit"):  # else the store cannot do better
+                    file.commit()
+        except BaseException:
+            with suppress(Exception):
+                file.discard()
+            raise
+
+    def remove(self) -> None:
+        with self._errors(""), suppress(FileNotFoundError):
+            system, path = self._reach("")
+            system.rm(path.rstrip("/"), recursive=True)
+
+    def check(self) -> None:
+        self._reach("")
+
+    def _reach(self, name: str) -> tuple[Any, str]:
+        """The file system and the path in it; made in the process that uses it, for its connections do not survive a fork."""
+        try:
+            from fsspec.core import url_to_fs  # late: only who uses such a store needs it
+        except ModuleNotFoundError:
+            raise BadArgument(f"{self.path}: a URL needs the package fsspec: pip install 'qewqew[fsspec]'") from None
+        try:
+            # A listing that is kept from before would say that what was written since is not there.
+            system, path = url_to_fs(self.locate(name), use_listings_cache=False, **self.options)
+        except (ImportError, ValueError) as error:  # fsspec's texts say which package is missing, or which scheme is unknown
+            text = self._without_secrets(str(error))
+            raise BadArgument(f"{self.path}: {text}; {_needs(self.path)}") from None
+        return system, str(path)
+
+    @contextmanager
+    def _errors(self, name: str, offset: int | None = None) -> Iterator[None]:
+        """Name the file in whatever goes wrong. Each kind of store has errors of its own, and they may quote options."""
+        url = self.locate(name)
+        try:
+            yield
+        except (StoreError, BadArgument):
+            raise
+        except FileNotFoundError as error:
+            raise FileNotFoundError(errno.ENOENT, self._without_secrets(str(error)) or "not found", url) from None
+        except Exception as error:
+            text = self._without_secrets(str(error)).partition("\n")[0]  # pyarrow's for hdfs is a hundred lines
+            raise StoreError(f"{type(error).__name__}: {text}", path=url, offset=offset) from None
+
+    def _without_secrets(self, text: str) -> str:
+        for name, value in _flat(self.options):
+            if _SECRET.search(name) and value:
+                text = text.replace(value, "…")
+        return text
+
+
+_SECRET = re.compile("key|secret|token|password|passwd|credential|sas|auth|connection", re.IGNORECASE)
+
+
+def _flat(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, str(value)
+
+
+def _needs(url: str) -> str:
+    package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs"}
+    scheme = urlsplit(url).scheme.lower()
+    if scheme in package:
+        return f"{scheme}:// needs the package {package[scheme]}: pip install 'qewqew[fsspec]' {package[scheme]}"
+    return "fsspec's documentation says which package a scheme needs, and which options it has"
+
+
+def local_path(path: str) -> str | None:
+    """The path of a file on a mounted file system that is given by path or `file:` URI; None for the URL of another store.
+
+    Raises `BadArgument` for a `file:` URI of another host.
+    """
+    if re.match(r"file:/", path, re.IGNORECASE) is None:
+        return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)", path) else path
+    rest = path[len("file:") :]
+    if rest.startswith("//"):
+        host, slash, rest = rest[2:].partition("/")
+        rest = slash + rest
+        if host not in ("", "localhost") or not rest:
+            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, as file:///PATH")
+    # Hadoop takes what follows file: literally, a proper URI escapes it.
+    return rest if os.path.exists(rest) else unquote(rest)
+
+
+def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
+    """The store of the files in a directory that is given by path or URL.
+
+    ``options`` are those of fsspec's file system (of s3: ``endpoint_url``, ``profile`` …), as text or as values: true and
+    false, and what begins with { or [, are taken as JSON. Secrets are better left to the environment, where each store's
+    client looks for them: options travel with the tasks of a job.
+
+    Raises `BadArgument`, here or when the store is first used: for a URL that carries a password, for an option that is no
+    JSON, and if the package for the store is not installed.
+    """
+    local = local_path(path)
+    if local is not None:
+        return Local(local)
+    if re.search(r"//[^/@]*:[^/]*@", path):
+        scheme = path.partition(":")[0]
+        raise BadArgument(
+            f"the {scheme} URL has a password in it, which logs would show; give it as an option, or in the environment"
+        )
+    if "?" in path or "#" in path:
+        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; options are given beside it")
+    return Remote(path.rstrip("/"), {name: _value(name, value) for name, value in (options or {}).items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, str) and (value in ("true", "false") or value[:1] in ("{", "[")):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise BadArgument(f"option {name!r} of the store begins like JSON, and is none: {type(error).__name__}") from None
+    return value

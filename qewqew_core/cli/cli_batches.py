@@ -1,0 +1,260 @@
+"""The commands for the batches of a queue or of a reader of a topic: batches, ack, nack, replay … See docs/cli.md."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from qewqew_core.batch.batch import Batch
+from qewqew_core.batch.leases import HasBatches
+from qewqew_core.cli.terminal import (
+    COMMIT_RECORDS,
+    MOST,
+    BatchId,
+    BatchIds,
+    Json,
+    JsonLines,
+    LockTimeout,
+    Null,
+    QueuePath,
+    ReaderName,
+    Yes,
+    ask,
+    counted,
+    do_each,
+    existing_queue,
+    groups,
+    iso,
+    leasing,
+    print_json,
+    print_line,
+    print_records,
+    print_table,
+    progress_bar,
+    say,
+    short,
+    sized,
+    topic_hint,
+    uninterrupted,
+)
+from qewqew_core.errors import BatchConflict
+from qewqew_core.tools.replaying import find
+from qewqew_core.tools.replaying import replay as replay_batch
+
+# How long acknowledged records are kept is a setting of the program that owns the queue: no command must shorten it.
+_KEEP: dict[str, Any] = {"retention": timedelta.max, "retention_bytes": sys.maxsize}
+
+app = typer.Typer()
+dead_app = typer.Typer(no_args_is_help=True, help="Batches that failed too often: look at them, return or drop them.")
+app.add_typer(dead_app, name="dead", rich_help_panel="Batches")
+
+
+@app.command("batches", rich_help_panel="Batches")
+def batches_command(
+    path: QueuePath,
+    acked: Annotated[bool, typer.Option("--acked", help="Those that are acknowledged, and whose records are kept.")] = False,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """List the batches that are leased or returned, oldest first."""
+    with leasing(path, reader, lock_timeout) as queue:
+        if acked:
+            _print_batches(queue.acknowledged(), as_json, "no acknowledged batch is kept")
+        else:
+            _print_batches(queue.batches(), as_json, "no batch is leased or returned")
+
+
+@app.command(rich_help_panel="Batches")
+def replay(
+    path: QueuePath,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY|ID", help="Keys or ids of acknowledged batches.", show_default=False)],
+    name: Annotated[str, typer.Option(help="A batch is replayed once under each name.")] = "",
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Put the records of acknowledged batches into the queue again, at its end, as long as they are kept.
+
+    Each batch is one commit, and happens once: after an interruption, do it again. Of a topic, move or copy a reader instead.
+    """
+    repeated: dict[str, bool] = {}
+    with existing_queue(path, lock_timeout, **_KEEP) as queue:
+
+        def put_again(batch: Batch) -> None:
+            before = len(queue)
+            replay_batch(queue, batch, name)
+            repeated[batch.id] = len(queue) == before
+
+        def row(batch: Batch) -> dict[str, Any]:
+            return {"id": batch.id, "key": batch.key, "records": batch.records, "repeated": repeated[batch.id]}
+
+        def line(batch: Batch) -> str:
+            done = f"{counted(batch.records, 'record')} put again"
+            return f"{batch.id}: nothing to do, {done} before" if repeated[batch.id] else f"{batch.id}: {done}"
+
+        batches = {batch.id: batch for batch in (find(queue, key) for key in keys)}  # all are there, or nothing is done
+        do_each(batches.values(), put_again, as_json, row, line)
+
+
+@app.command(rich_help_panel="Batches")
+def ack(
+    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
+    """Acknowledge leased batches: the work on them is done.
+
+    Their records are kept; those of older ones are dropped only when the program that owns the queue next acknowledges one.
+    """
+    with leasing(path, reader, lock_timeout, **_KEEP) as queue:
+        _end(queue, batch_ids, Batch.ack, as_json)
+
+
+@app.command(rich_help_panel="Batches")
+def nack(
+    path: QueuePath,
+    batch_ids: BatchIds,
+    reason: Annotated[str, typer.Option(help="Why it failed; it is shown with the batch.")] = "",
+    max_attempts: Annotated[int, typer.Option(min=1, help="After so many leases it goes to the dead letters.")] = 5,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Return leased batches: the work on them failed, and the next lease gets them first.
+
+    Only when nobody works on them any more: otherwise two jobs would.
+    """
+    with leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
+        _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
+
+
+@app.command(rich_help_panel="Batches")
+def publish(
+    path: QueuePath,
+    batch_id: BatchId,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/batches.", show_default=False)
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the store. Others see it in the list of processes: no secrets."),
+    ] = None,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Copy a batch to URL/ID, where Spark on other machines reads it; again after an interruption, and it goes on.
+
+    The batch stays, in its state. The queue is not locked meanwhile: nobody else may end the batch.
+    """
+    options = dict(_option(one) for one in option or ())
+    with leasing(path, reader, lock_timeout) as queue:
+        batch = queue.batch(batch_id)
+    with topic_hint() if reader else contextlib.nullcontext(), progress_bar("publishing") as progress:
+        target = batch.publish(url, options=options, progress=progress)
+    if as_json:
+        print_json({"id": batch.id, "url": target, "records": batch.records})
+    else:
+        print_line(f"{target} has {counted(batch.records, 'record')}")
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter("an option is NAME=VALUE")
+    return name, value
+
+
+def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
+    found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
+    do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
+
+
+@dead_app.command("list")
+def dead_list(path: QueuePath, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+    """List the dead letters, oldest first."""
+    with leasing(path, reader, lock_timeout) as queue:
+        _print_batches(queue.dead(), as_json, "no dead letters")
+
+
+@dead_app.command("show")
+def dead_show(
+    path: QueuePath,
+    batch_id: BatchId,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many records.")] = 10,
+    null: Null = False,
+    as_json: JsonLines = False,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+) -> None:
+    """Print the first records of a dead batch."""
+    with leasing(path, reader, lock_timeout) as queue:
+        batch = _dead(queue, batch_id)
+    with topic_hint() if reader else contextlib.nullcontext():
+        for records in groups(islice(batch, number), COMMIT_RECORDS):
+            print_records(records, null, as_json)
+
+
+@dead_app.command("return")
+def dead_return(
+    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+) -> None:
+    """Return dead batches, whole: the next lease gets them first."""
+    with leasing(path, reader, lock_timeout) as queue:
+        _end(queue, batch_ids, Batch.return_to_queue, as_json)
+
+
+@dead_app.command("drop")
+def dead_drop(
+    path: QueuePath,
+    batch_id: BatchId,
+    yes: Yes = False,
+    reader: ReaderName = None,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Delete a dead batch and its records for ever."""
+    if not yes:
+        with leasing(path, reader, lock_timeout) as queue:
+            batch = _dead(queue, batch_id)
+        ask(f"Delete {counted(batch.records, 'record')} of batch {batch.id} for ever?")
+    with leasing(path, reader, lock_timeout) as queue:
+        batch = _dead(queue, batch_id)
+        with uninterrupted():
+            batch.drop()
+    if as_json:
+        print_json({"id": batch.id, "records": batch.records})
+    else:
+        print_line(f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
+
+
+def _dead(queue: HasBatches, batch_id: str) -> Batch:
+    batch = queue.batch(batch_id)
+    if batch.state != "dead":
+        raise BatchConflict(f"batch {batch.id} is {batch.state}, not dead", path=queue.path)
+    return batch
+
+
+def _print_batches(batches: list[Batch], as_json: bool, none: str) -> None:
+    if as_json:
+        print_json([_batch_json(batch) for batch in batches])
+    elif batches:
+        columns = ["id", "key", "state", "attempt", "records", "bytes", "created", "expires", "reason"]
+        print_table(columns, [_batch_row(batch) for batch in batches], numbers=("attempt", "records", "bytes"))
+    else:
+        say(none)
+
+
+def _batch_json(batch: Batch) -> dict[str, Any]:
+    plain = {name: getattr(batch, name) for name in ("id", "key", "state", "attempt", "records", "bytes", "reason")}
+    return plain | {"created": iso(batch.created), "expires": iso(batch.expires), "manifest": batch.manifest_path}
+
+
+def _batch_row(batch: Batch) -> list[str]:
+    sizes = [f"{batch.attempt:,}", f"{batch.records:,}", sized(batch.bytes)]
+    times = [short(batch.created), short(batch.expires) if batch.expires else ""]
+    return [batch.id, batch.key, batch.state, *sizes, *times, batch.reason]

@@ -1,0 +1,319 @@
+"""`Engine`: what makes a store transactional, written once for queues, topics and readers: a log, a state, and a lock.
+
+A commit becomes true in `Engine.commit`: one frame is appended to the log, and then the state in memory follows. `durable`
+waits until it is on disk. The files that follow the log are the business of whoever has the engine: it brings them up to
+where the log is before that is cut back (`rotate`).
+
+A call that fails in the middle of a change leaves the disk unknown. Then the engine is poisoned: every further call raises
+the same error, and opening the store again recovers all that was committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time as clock
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.journal import FULL, Log
+from qewqew_core.errors import DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
+from qewqew_core.limits import LIMITS, now_ms
+
+_logger = logging.getLogger(__name__)
+
+
+class State(Protocol):
+    """What is committed. It has no files: a commit and the replay of the log change it by the same method."""
+
+    def apply(self, operation: Any, time: int, /) -> object: ...
+
+
+S = TypeVar("S", bound=State)
+S_contra = TypeVar("S_contra", contravariant=True)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Format(Protocol[S_contra]):
+    """A log format, which is a module: `log`, `topic_log` and `reader_log`."""
+
+    COMMIT: int  # the kind of its frames that are commits
+
+    def commit(self, time: int, operations: Sequence[Any]) -> bytes:
+        """The body of such a frame."""
+
+    def snapshot(self, state: S_contra, generation: int) -> bytes:
+        """A whole log that says nothing but this state."""
+
+
+class Gate:
+    """What is to be done whenever a call begins and ends, with the lock held. This one does nothing."""
+
+    def enter(self, engine: Engine[Any]) -> None:
+        """A call has got the lock. It may come inside another one."""
+
+    def leave(self) -> None:
+        """It gives the lock back; also after an `enter` that raised."""
+
+    def failed(self) -> None:
+        """It raised something else than one of our errors: it may have been interrupted anywhere."""
+
+
+class Engine(Generic[S]):
+    """A store at ``path``, which messages call a ``what``: a queue, a topic, a reader. Closed until `open`.
+
+    ``sync``: a commit is durable when the call returns that made it. ``log_bytes``: the log is cut back to a snapshot
+    when it has grown by so many bytes, or has doubled if that is more. ``locks_log``: nobody else may have it open;
+    ``shares_log``: other processes append to it, so that what could not be made durable cannot be cut off.
+    """
+
+    log: Log
+    state: S
+
+    def __init__(
+        self,
+        path: str,
+        what: str,
+        form: Format[S],
+        *,
+        sync: bool,
+        log_bytes: int,
+        gate: Gate | None = None,
+        locks_log: bool = False,
+        shares_log: bool = False,
+    ) -> None:
+        self.path = path
+        self.sync = sync
+        self.lock = threading.RLock()  # of the state, and of all that follows it
+        self.closed_reason: QewQewError | None = QueueClosed("it was never opened")  # every call raises it; None: it is open
+        self.committed = False  # whether the call that has the lock has begun a commit
+        self.waiting = 0  # threads in `wait`
+        self.rotate_at = 0  # end of the log from which on it is to be cut back
+        self._what = what
+        self._format = form
+        self._log_bytes = log_bytes
+        self._gate = gate or Gate()
+        self._locks_log = locks_log
+        self._refuses = sync and not shares_log
+        self._changed = threading.Condition(self.lock)
+
+    # Opening and closing
+
+    def attach(self, log: Log, state: S) -> None:
+        """This is the log, and what it says."""
+        self.log, self.state = log, state
+        self.rotate_at = log.snapshot_end + max(self._log_bytes, log.snapshot_end)
+
+    @property
+    def has_log(self) -> bool:
+        return hasattr(self, "log")
+
+    def detach(self) -> None:
+        """The log is another one from now on."""
+        log = self.log
+        del self.log
+        log.close()
+
+    def open(self) -> None:
+        """Calls are let in."""
+        self.closed_reason = None
+
+    @property
+    def is_open(self) -> bool:
+        """Neither closed nor poisoned."""
+        return self.closed_reason is None
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.closed_reason, QueueClosed)
+
+    def check_open(self) -> None:
+        """Raise what every call is refused with."""
+        if self.closed_reason is not None:
+            raise self.closed_reason.with_traceback(None)
+
+    def close(self, checkpoint: Callable[[], None], release: Callable[[], None]) -> None:
+        """Refuse all calls from now on, bring the files to where the log is, and release all that is held.
+
+        A second call does nothing, unless the first one was interrupted: then it releases what that did not. Of a poisoned
+        store nothing is written.
+        """
+        with self.lock:
+            if self.is_closed:
+                release()
+                return
+            was_open = self.is_open
+            self.closed_reason = QueueClosed(f"the {self._what} is closed", path=self.path)
+            try:
+                self.notify()
+                if was_open:
+                    checkpoint()
+            except (DiskFull, QueueFull) as error:
+                _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
+            except OSError as error:
+                if isinstance(error, QewQewError):
+                    raise
+                raise QueueBroken(
+                    f"closing failed: {error.strerror}; opening the {self._what} again recovers it", path=self.path
+                ) from error
+            finally:
+                release()
+
+    def release(self) -> None:
+        """Close the log. It may be called again, and goes on where it was interrupted."""
+        if self.has_log:
+            self.log.close(unlock=self._locks_log)
+
+    def forked(self) -> None:
+        """In a forked child: the store stays the parent's."""
+        self.closed_reason = QueueClosed(
+            f"the {self._what} was opened before this process was forked; open it again here", path=self.path
+        )
+        self.lock = threading.RLock()  # whoever held it does not exist here
+        self._changed = threading.Condition(self.lock)
+        if self.has_log:
+            self.log.forked()
+            self.log.close()
+
+    # One call at a time
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One call has the store to itself; it may come inside another one. Raises what a closed or poisoned store does."""
+        with self.lock:
+            self.check_open()
+            outer, self.committed = self.committed, False
+            try:
+                self._gate.enter(self)
+                yield
+            except BaseException as error:
+                self.judge(error)
+                raise
+            finally:
+                self.committed = outer or self.committed
+                self._gate.leave()
+
+    def run(self, act: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """``act`` in `exclusive`, for what is called most often: a generator would cost a fifth of a put."""
+        with self.lock:
+            self.check_open()
+            outer, self.committed = self.committed, False
+            try:
+                self._gate.enter(self)
+                return act(*arguments, **named)
+            except BaseException as error:
+                self.judge(error)
+                raise
+            finally:
+                self.committed = outer or self.committed
+                self._gate.leave()
+
+    def judge(self, error: BaseException) -> None:
+        """A call has raised: poison the store if that has left the disk unknown."""
+        if isinstance(error, QewQewError):
+            if isinstance(error, QueueBroken):
+                self.poison(error)
+            return
+        self._gate.failed()
+        if isinstance(error, OSError):
+            raise self.poison(error) from error
+        if self.committed:
+            # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
+            self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
+
+    def poison(self, error: OSError) -> QueueBroken:
+        """A call of the file system failed in the middle of a change: what is on disk is no longer known here."""
+        broken = (
+            error
+            if isinstance(error, QueueBroken)
+            else QueueBroken(
+                f"a file-system call failed: {error.strerror or error}. This {self._what} object refuses every further call; "
+                f"check the disk, then open the {self._what} again: that recovers all that was committed",
+                path=error.filename or self.path,
+            )
+        )
+        if not self.is_closed:  # else it happened in `close`, which goes on to release everything
+            self.closed_reason = broken
+        self._changed.notify_all()
+        return broken
+
+    def full(self, error: OSError) -> DiskFull | None:
+        """What to raise for an error of the system before a commit, if it means that the disk is full."""
+        if error.errno not in FULL:
+            return None
+        return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or self.path)
+
+    # Waiting
+
+    def wait(self, deadline: float | None) -> bool:
+        """Let others in until one of them has changed something; False when the time is over."""
+        rest = None if deadline is None else deadline - clock.monotonic()
+        if rest is not None and rest <= 0:
+            return False
+        self.waiting += 1
+        try:
+            self._changed.wait(LIMITS.look_again if rest is None else min(rest, LIMITS.look_again))
+        finally:
+            self.waiting -= 1
+            self.committed = False  # others have had the lock
+        self.check_open()
+        self._gate.enter(self)
+        return True
+
+    def notify(self) -> None:
+        """Something has changed that a thread may wait for."""
+        if self.waiting:
+            self._changed.notify_all()
+
+    # Commits
+
+    def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:
+        """The operations have happened, all of them, or none if this raises. Returns the position that `durable` takes.
+
+        Raises `DiskFull` (nothing has changed) or `QueueBroken`. ``now``: milliseconds since the epoch; ``reserve``: keep room
+        in the log for commits that make room on a full disk.
+        """
+        now = now_ms() if now is None else now
+        body = self._format.commit(now, operations)
+        if reserve:
+            self.log.reserve(len(body))
+        self.committed = True
+        position = self.log.append(self._format.COMMIT, body)
+        for operation in operations:
+            self.state.apply(operation, now)
+        return position
+
+    def durable(self, position: int, always: bool = False) -> None:
+        """Wait until the log is on disk up to ``position``, if ``sync`` or ``always`` says so. Threads that wait together
+        share one fsync.
+        """
+        if self.sync or always:
+            try:
+                self.log.sync(position, refuse=self._refuses)
+            except QueueBroken as error:
+                with self.lock:
+                    self.poison(error)
+                raise
+
+    def rotate(self, checkpoint: Callable[[], None]) -> bool:
+        """Cut the log back to a snapshot. ``checkpoint`` brings all other files to where the log is, durably, before that.
+
+        Where there is no room for the new log the old one goes on, and False comes back.
+        """
+        try:
+            checkpoint()
+            new = self.log.prepare(partial(self._format.snapshot, self.state))
+            if self._locks_log:
+                lock.whole(new.fd)
+            self.log.replace(new)
+        except OSError as error:
+            if self.full(error) is None:
+                raise
+            self.rotate_at = self.log.end + self._log_bytes // 4
+            return False
+        self.rotate_at = self.log.end + max(self._log_bytes, self.log.end)
+        return True

@@ -1,0 +1,378 @@
+"""The framing of logs: a checked head, then checksummed frames that are only ever appended. Nothing else knows its bytes.
+
+A log is a snapshot of a state followed by one frame for each commit since. A commit *is* its frame: it happened if
+and only if the whole frame is in the log. What the kinds of frames mean is up to who writes them: for queues see
+`log`. All integers are big-endian::
+
+     0        8           12      16          each frame:   0        4       8         12     13
+    ┌────────┬───────────┬───────┬────────┬──             ┌────────┬───────┬─────────┬──────┬────────┐
+    │ magic  │generation │ crc32 │ frame  │ frame …       │ length │ crc32 │ durable │ kind │ body   │
+    │        │    u32    │       │        │               │  u32   │  u32  │   u32   │  u8  │ length │
+    └────────┴───────────┴───────┴────────┴──             └────────┴───────┴─────────┴──────┴────────┘
+
+A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
+older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
+was written. A kind of zero (unwritten space) is no frame.
+
+What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
+further on says that the place was durable, then it was not torn but damaged.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, NoReturn
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.checksum import Parts, crc_of_front
+from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, write_new
+from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
+from qewqew_core.limits import LIMITS
+
+_HEAD = struct.Struct(">8sII")
+_FRAME = struct.Struct(">IIIB")
+_UNCHECKED, _CHECKED_HEAD = struct.Struct(">II"), struct.Struct(">IB")  # its two parts
+_CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
+BEGIN = _HEAD.size  # offset of the first frame
+
+MOST_LOG_BYTES = 1 << 30  # how much a log may be allowed to grow before it is cut back: it is read whole
+RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# Writing
+
+
+def new_generation() -> int:
+    """Random, so that no record can hold bytes that pass for a frame of the log it is in."""
+    return int.from_bytes(os.urandom(4))
+
+
+def head(magic: bytes, generation: int) -> bytes:
+    """What a log begins with; ``magic`` has eight bytes, and tells one kind of log from another."""
+    begin = _HEAD.pack(magic, generation, 0)[:-4]
+    return begin + zlib.crc32(begin).to_bytes(4)
+
+
+def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
+    checked = _CHECKED_HEAD.pack(durable, kind) + body
+    return _UNCHECKED.pack(len(body), zlib.crc32(checked, generation)) + checked
+
+
+# Reading
+
+
+class Frame(NamedTuple):
+    """A whole frame, and where it is."""
+
+    start: int
+    kind: int
+    body: bytes
+    end: int
+
+
+def generation_of(data: bytes, magic: bytes, path: str) -> int:
+    """Check the head of a log; raises `CorruptQueue` with path and offset."""
+    if len(data) < _HEAD.size:
+        raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
+    found, generation, crc = _HEAD.unpack_from(data)
+    if found != magic:
+        raise CorruptQueue("this is not a transaction log of version 1", path=path, offset=0)
+    if crc != zlib.crc32(data[: _HEAD.size - 4]):
+        raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
+    return int(generation)
+
+
+def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
+    """The frames from ``at`` (the first) on, up to one that is not whole."""
+    while (end := _frame_end(data, generation, at)) is not None:
+        yield Frame(at, data[at + _FRAME.size - 1], data[at + _FRAME.size : end], end)
+        at = end
+
+
+def _frame_end(data: bytes, generation: int, at: int) -> int | None:
+    """Where the frame at ``at`` ends, if there is a whole one."""
+    if at + _FRAME.size > len(data):
+        return None
+    length, crc, _, kind = _FRAME.unpack_from(data, at)
+    end = at + _FRAME.size + int(length)
+    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
+        return None
+    return end
+
+
+def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -> bool:
+    """Whether a good frame behind ``at`` says that ``at`` was on disk before it was written itself.
+
+    ``kinds``: what is appended to a log. Frames of its snapshot say nothing of the kind.
+    """
+    return any(True for _ in find_frames(data, generation, at + 1, kinds, at + 1))
+
+
+# A damaged log
+
+
+def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int], durable: int = 0) -> Iterator[Frame]:
+    """Whole frames of these kinds from ``at`` on, wherever they begin, that say that ``durable`` bytes or more were on disk.
+
+    Where frames seem to begin everywhere and to reach to the end, each costs no more than a short one (`Parts`): the time is
+    linear in the size of the log, whatever stands in it.
+    """
+    parts, kind = None, re.compile(b"[%b]" % re.escape(bytes(kinds)))
+    while found := kind.search(data, at + _FRAME.size - 1):
+        at, body = found.end() - _FRAME.size, found.end()
+        length, crc, until, _ = _FRAME.unpack_from(data, at)
+        end = body + int(length)
+        if durable <= until <= at and end <= len(data):  # tells most places apart before a checksum is computed
+            parts = parts or Parts(data)
+            if parts.crc(at + _CHECKED, end, generation) == crc:
+                yield Frame(at, data[body - 1], data[body:end], end)
+                at = end - 1
+        at += 1
+
+
+def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | None:
+    """As the head says or, if that is damaged, as the checksum of the first frame was begun with; ``kinds``: it is of these."""
+    if len(data) < _HEAD.size + _FRAME.size:
+        return None
+    generation: int = _HEAD.unpack_from(data)[1]
+    if data[: _HEAD.size] == head(magic, generation):
+        return generation
+    length, crc, _, kind = _FRAME.unpack_from(data, _HEAD.size)
+    first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
+    if kind not in kinds or len(first) < length + _FRAME.size - _CHECKED:
+        return None
+    return crc_of_front(crc, zlib.crc32(first), len(first))
+
+
+# An open log
+
+
+def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Log:
+    """Put a new log into place, whole or not at all, and durably. ``snapshot`` makes all of it, head included, for the
+    generation that it is given.
+    """
+    generation, fds = new_generation(), Descriptors()
+    data = snapshot(generation)
+    write_new(files, path + ".tmp", data, fds)
+    files.rename(path + ".tmp", path)
+    files.sync_directory(parent(path))
+    return Log(files, path, fds, generation, len(data), len(data), owner)
+
+
+class Prepared(NamedTuple):
+    """A snapshot that is to become the log."""
+
+    fd: int
+    generation: int
+    size: int
+
+
+class Log:
+    """An open log, for appending. Positions count bytes over all generations and never go back.
+
+    ``owner``: what errors call that which the log belongs to.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        fds: list[int],
+        generation: int,
+        end: int,
+        snapshot_end: int,
+        owner: str = "queue",
+        frames: int = 0,
+    ) -> None:
+        """``fds``: a list with the descriptor; whoever else has it may close it, too."""
+        self._files = files
+        self.path = path
+        self._owner = owner
+        (self.fd,) = self._owned = fds  # empty once it is closed
+        self.generation = generation
+        self.end = end  # offset in the file: where the next frame goes
+        self.snapshot_end = snapshot_end
+        self.frames = frames  # behind the snapshot
+        self._base = 0  # position of offset 0
+        self._failed: OSError | None = None  # of a sync
+        self._returned = end  # commits up to here have returned to their callers, durable or not
+        # Nobody syncs the descriptor while a thread has both. A `with` takes them, and never a generator: an interrupt could
+        # leave one behind that has them, and `close` in the same thread would wait for ever.
+        self._sync_lock = threading.Lock()  # of the next line
+        self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
+        self._allocated = end  # size of the file; what lies behind the end is zeros
+        self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
+
+    @property
+    def position(self) -> int:
+        return self._base + self.end
+
+    @property
+    def durable(self) -> int:
+        """The position up to which this process knows the log to be on disk."""
+        return self._base + self.synced
+
+    def follow(self, end: int) -> None:
+        """Another process has appended, up to this offset."""
+        self.end = end
+        self._allocated = max(self._allocated, end)
+
+    def append(self, kind: int, body: bytes) -> int:
+        """Write one frame; returns the position that `sync` takes. On an error nothing of it is left.
+
+        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
+        """
+        data = frame(kind, body, self.generation, self.synced)
+        try:
+            self._files.write(self.fd, data, self.end)
+        except OSError as error:
+            self._cut(self.end, error)
+            self._full_or_broken(error, len(data))
+        self.end += len(data)
+        self.frames += 1
+        self._allocated = max(self._allocated, self.end)
+        return self._base + self.end
+
+    @property
+    def slow_to_open(self) -> bool:
+        """Whether the next opening would have much to do; then the log is cut back to a snapshot when its owner closes it."""
+        return self.end - self.snapshot_end > LIMITS.log_bytes_at_close or self.frames > LIMITS.log_frames_at_close
+
+    @property
+    def spare(self) -> int:
+        """Bytes behind the end that are sure to be there when the disk is full."""
+        return self._allocated - self.end
+
+    def reserve(self, size: int) -> None:
+        """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
+        wanted = self.end + size + RESERVE
+        if wanted > self._allocated:
+            try:
+                self._files.allocate(self.fd, wanted + RESERVE)
+            except OSError as error:
+                self._full_or_broken(error, size)
+            self._allocated = wanted + RESERVE
+
+    def keep(self, size: int) -> None:
+        """Make sure that `give_back` can give ``size`` bytes after the next commit; raises `DiskFull`."""
+        if self.spare < size:
+            try:
+                self._files.allocate(self.fd, self.end + size)
+            except OSError as error:
+                self._full_or_broken(error, size)
+            self._allocated = self.end + size
+
+    def give_back(self) -> bool:
+        """Give the space behind the end back to the file system; whether there was any."""
+        spare = self.spare
+        if spare:
+            self._cut(self.end, None)
+        return spare > 0
+
+    def sync(self, position: int, refuse: bool) -> None:
+        """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
+
+        Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
+        their callers, and must not come back when the log is opened again.
+        """
+        while self._base + self.synced < position:
+            turn = threading.Lock()
+            with turn:
+                with self._sync_lock:
+                    under_way = self._turn
+                    if first := not under_way.locked():
+                        self._turn = turn
+                if first:
+                    self._sync(refuse)
+            if not first:
+                with under_way:  # its own, so that nobody whose commit is on disk waits for the sync that follows
+                    pass
+
+    def _sync(self, refuse: bool) -> None:
+        if self._failed is not None:
+            self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
+        end = self.end
+        try:
+            self._files.sync(self.fd)
+        except OSError as error:
+            self._failed = error
+            if refuse:
+                self._cut(max(self.synced, self._returned), error)
+            self.broken(error)
+        self.synced = max(self.synced, end)
+
+    def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
+        """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
+
+        ``snapshot`` makes the whole of it, head included, for the generation that it is given.
+        """
+        generation = new_generation()
+        data = snapshot(generation)
+        write_new(self._files, self.path + ".tmp", data, self._owned)  # whatever comes, `close` closes it
+        return Prepared(self._owned[-1], generation, len(data))
+
+    def replace(self, new: Prepared) -> None:
+        """Go on in the prepared log. All other files say by now what it says; raises `QueueBroken`."""
+        try:
+            self._files.rename(self.path + ".tmp", self.path)
+            self._files.sync_directory(parent(self.path))
+        except OSError as error:
+            self.broken(error)
+        with self._sync_lock, self._turn:
+            self._base += self.end - new.size
+            self.fd, self.generation, self.frames = new.fd, new.generation, 0
+            close_first(self._owned)
+            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
+
+    def close(self, unlock: bool = False) -> None:
+        """A second call does nothing, but for what an interrupted one has not done."""
+        with self._sync_lock, self._turn:
+            if unlock:
+                lock.unlock(*self._owned)
+            close_all(self._owned)
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned", None):  # else it was interrupted while it was made, or is closed
+            close_all(self._owned)
+
+    def replaced(self) -> None:
+        """Another process has put a durable snapshot into its place: who waits in `sync` has nothing left to wait for."""
+        with self._sync_lock, self._turn:
+            self.synced = sys.maxsize - self._base
+            close_all(self._owned)
+
+    def forked(self) -> None:
+        """In a forked child: whoever held the lock does not exist here."""
+        self._sync_lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def _cut(self, end: int, cause: OSError | None) -> None:
+        try:
+            self._files.truncate(self.fd, end)
+        except OSError as error:
+            self.broken(cause or error)
+        self._allocated = end
+
+    def _full_or_broken(self, error: OSError, size: int) -> NoReturn:
+        if error.errno not in FULL:
+            self.broken(error)
+        raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
+
+    def broken(self, error: OSError) -> NoReturn:
+        raise QueueBroken(
+            f"writing failed: {error.strerror}. This {self._owner} object refuses every further call; check the disk, then open "
+            f"the {self._owner} again: that recovers all that was committed",
+            path=self.path,
+        ) from error
+
+
+def parent(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")

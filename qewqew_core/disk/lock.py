@@ -1,0 +1,277 @@
+"""Who may open a queue: one owner at a time, between processes, between threads, and against a Java process.
+
+The lock is the one that the original takes, a write lock on the header file (we leave out bytes far behind its end, see `_Line`),
+as an *open file description* lock: it collides with the POSIX locks of the JVM in both directions, with a second opening in
+the same process, and it is not dropped when another descriptor of the file is closed. portalocker takes it and lets it go, with
+the locker of `ofd`; so it does for readers and their consumers. The kernel drops it when the process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from qewqew_core.disk.files import close_all, close_each, open_into
+from qewqew_core.errors import BadPath, QueueLocked
+
+_T = TypeVar("_T")
+_LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
+_LONGEST_PAUSE = 0.02  # seconds between two tries
+_PATIENCE = 1.0  # seconds without moving forward
+
+
+def check_system(path: str) -> None:
+    """Raises `BadPath` where the locks do not exist that all this rests on."""
+    if sys.platform != "linux" or not hasattr(fcntl, "F_OFD_SETLK"):
+        raise BadPath(
+            "cannot be opened: this system has no open file description locks, without which two owners could destroy each "
+            "other's records. Use Linux, 3.15 or newer. Nothing was made; to look at it with inspect works everywhere",
+            path=path,
+        )
+
+
+# Locks on bytes of an open file. Imported late: Spark executors read batches with this package, and need not have portalocker.
+
+
+def take(fd: int, start: int, length: int) -> bool:
+    """Lock these bytes (0: all from ``start`` on) without waiting; False if another opening of the file has some of them."""
+    from qewqew_core.disk import ofd
+
+    try:
+        ofd.RangeLocker(start, length).lock(fd, ofd.NOW)
+    except ofd.AlreadyLocked:
+        return False
+    except ofd.LockException as error:
+        raise error.__cause__ or error from None  # as of any other call of the system
+    return True
+
+
+def drop(fd: int, start: int, length: int) -> None:
+    """Unlock these bytes."""
+    from qewqew_core.disk import ofd
+
+    try:
+        ofd.RangeLocker(start, length).unlock(fd)
+    except ofd.LockException as error:
+        raise error.__cause__ or error from None
+
+
+def first_locked(fd: int, start: int, length: int) -> int | None:
+    """Where a lock begins that another opening has on some of these bytes (0: all from ``start`` on)."""
+    from qewqew_core.disk import ofd
+
+    return ofd.locked_from(fd, start, length)
+
+
+def whole(fd: int) -> bool:
+    """Lock all that a file can have, which collides with a Java program's lock on it; False if another opening has some of it."""
+    return take(fd, 0, _LINE)
+
+
+def unlock(*fds: int) -> None:
+    """Before they are closed: a forked child may share the open file descriptions, and closing alone would leave it the locks."""
+    for fd in fds:
+        with contextlib.suppress(OSError, ImportError):  # when the interpreter ends nothing can be imported any more
+            drop(fd, 0, 0)
+
+
+def release_each(descriptors: dict[int, int], *which: int) -> None:
+    """Unlock and close all of them, or these."""
+    unlock(*map(descriptors.__getitem__, which or descriptors))
+    close_each(descriptors, *which)
+
+
+class HeaderLock:
+    """The lock on one header file; `fd` is its descriptor, open for reading and writing. From `acquire`."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []  # at most one
+        self._identity: tuple[int, int] | None = None
+
+    @property
+    def fd(self) -> int:
+        return self._descriptors[0] if self._descriptors else -1
+
+    def release(self) -> None:
+        """Unlock, then close; finishes what an interrupted call has begun. Files of the queue must be deleted before."""
+        unlock(*self._descriptors)
+        close_all(self._descriptors)
+
+    def forked(self) -> None:
+        """In a forked child: close, without a word to the lock, which stays the parent's."""
+        close_all(self._descriptors)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptors", None):  # else it was interrupted while it was made, or is closed
+            close_all(self._descriptors)
+
+    def is_still_at(self, path: str) -> bool:
+        """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
+        try:
+            now = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) == self._identity
+
+    def _try(self, path: str, follow: bool) -> bool | None:
+        """Lock the file without waiting. Whether it was made; None if somebody else has it."""
+        flags, created = os.O_RDWR | (0 if follow else os.O_NOFOLLOW), False
+        try:
+            open_into(self._descriptors, path, flags)
+        except FileNotFoundError:
+            try:
+                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                if not follow or not os.path.islink(path):
+                    return None
+                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT)  # a link to nothing: the header is written through it
+            created = True
+        mine = os.fstat(self.fd)
+        self._identity = mine.st_dev, mine.st_ino
+        if whole(self.fd) and self.is_still_at(path):
+            return created
+        close_all(self._descriptors)
+        return None
+
+
+class _Line:
+    """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, the
+    next one behind all that are held.
+
+    Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
+    can stand in line (there is no file, a Java process has all of it), everybody is the first.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self.moved = time.monotonic()  # when we were told last that fewer are before us
+        self._fd = fd
+        self._place = _LINE
+        self._before = sys.maxsize
+
+    def join(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._join(self._fd)
+
+    def _join(self, fd: int) -> None:
+        free = _LINE
+        while True:
+            while (taken := first_locked(fd, free, 0)) is not None:
+                if taken < _LINE:
+                    return
+                free = taken + 1
+            if take(fd, free, 1):
+                self._place = free
+                return
+
+    def before(self) -> int:
+        """How many are before us. Of several the kernel names any: if not the first one, we say fewer, but never 0."""
+        found, at = 0, _LINE
+        while self._fd is not None and at < self._place:
+            taken = first_locked(self._fd, at, self._place - at)
+            if taken is None:
+                break
+            found, at = found + 1, max(taken, at) + 1
+        if found < self._before:
+            self.moved = time.monotonic()
+        self._before = found
+        return found
+
+    def leave(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                drop(self._fd, _LINE, 0)
+
+
+def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T | None:
+    """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock.
+
+    It is called again as long as it gives None, for up to ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    waiting = _Line(fd)
+    try:
+        waiting.join()
+        while True:
+            before, now = waiting.before(), time.monotonic()
+            still = now - waiting.moved
+            # Nobody waits for ever for one who is before him and was stopped.
+            taken = act() if not before or still > _PATIENCE or now >= deadline else None
+            if taken is not None or now >= deadline:
+                waiting.leave()
+                return taken
+            # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
+            pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
+            time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
+    except BaseException:
+        waiting.leave()  # also where leaving was interrupted: nobody is to wait for one who has gone
+        raise
+
+
+def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
+    """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
+
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `QueueLocked`. Errors of opening the file pass
+    through. Whatever is raised, nothing stays open or locked.
+    """
+    check_system(path)
+    header, line = HeaderLock(), list[int]()
+    try:
+        with contextlib.suppress(OSError):
+            open_into(line, path, os.O_RDWR | (0 if follow else os.O_NOFOLLOW))
+        created = in_turn(line[0] if line else None, timeout, lambda: header._try(path, follow))
+        close_all(line)
+        if created is None:
+            raise _locked(path, timeout)
+    except BaseException:
+        close_all(line)
+        header.release()
+        raise
+    return header, created
+
+
+def _locked(path: str, timeout: float) -> QueueLocked:
+    pid = holder(path)
+    who = "another program" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
+    return QueueLocked(
+        f"{who} has the queue open; gave up after {timeout:g} s. A queue has one owner at a time: close it there, "
+        "or wait longer with lock_timeout",
+        path=path,
+        pid=pid,
+    )
+
+
+def holder(path: str) -> int | None:
+    """The process that holds the header's lock, where the system tells it; never takes or drops a lock."""
+    try:
+        status = os.stat(path)
+        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open("/proc/locks") as locks:
+            lines = [line.split() for line in locks]
+    except OSError:
+        return None
+    for line in lines:  # "1: POSIX  ADVISORY  WRITE 4242 08:01:1234 0 EOF"; a waiter has "->" in second place
+        if len(line) >= 7 and line[1] in ("POSIX", "OFDLCK") and line[3] == "WRITE" and line[5:7] == [wanted, "0"]:
+            return int(line[4]) if int(line[4]) > 0 else _process_with(status)
+    return None
+
+
+def _process_with(header: os.stat_result) -> int | None:
+    """The process that has the header open and locked: the kernel's list names no process for OFD locks."""
+    for name in (str(os.getpid()), *filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # processes come and go, and those of other users cannot be read
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{name}/fd/{fd}")
+                    if (status.st_dev, status.st_ino) == (header.st_dev, header.st_ino):
+                        with open(f"/proc/{name}/fdinfo/{fd}") as info:
+                            locks = [line.split() for line in info if "OFDLCK" in line]
+                        if any(lock[-2] == "0" for lock in locks):  # else it stands in line
+                            return int(name)
+    return None

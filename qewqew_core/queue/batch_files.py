@@ -1,0 +1,89 @@
+"""The files of a queue's batches: chunk files, moved into the batch's directory and back. Each `settle_…` makes the files agree
+with what was committed, from any point at which a crash stopped it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from qewqew_core import arguments
+from qewqew_core.batch import manifest, places
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.batch.places import directory_of, make_home, remove_tree, write_manifest
+from qewqew_core.disk.files import Files
+from qewqew_core.formats import chunk
+from qewqew_core.queue import paths
+from qewqew_core.queue.reading import crcs_of_unread
+
+
+def segment_file(path: str, chunk_id: int) -> str:
+    """The name of a segment's file: that of the chunk it was."""
+    return os.path.basename(chunk.chunk_path(path, chunk_id))
+
+
+def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
+    """The manifest of a batch whose segments lie at these paths now; raises `CorruptQueue` as a reader does."""
+    segments = []
+    for one, where in zip(batch.chunks, segment_paths, strict=True):
+        *inside, whole = manifest.checksums(crcs_of_unread(files, where, one))
+        boundaries = tuple((piece.offset, piece.records - one.taken) for piece in one.pieces if piece.offset > one.head)
+        name = segment_file(path, one.id)
+        segments.append(Segment(name, one.head, one.tail, one.records, whole, boundaries, tuple(inside)))
+    return Manifest(
+        batch.id,
+        batch.keys[-1],
+        places.queue_name(path),
+        arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z"),
+        batch.attempt,
+        batch.records,
+        batch.bytes,
+        tuple(segments),
+    )
+
+
+def settle_lease(files: Files, path: str, batch: BatchState) -> None:
+    """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
+    making, home = path + paths.LEASE, make_home(files, path, places.BATCHES)
+    if not files.is_directory(os.path.join(home, batch.id)):  # else NAME.lease is the beginning of the next batch
+        for one in batch.chunks:
+            source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
+            if not files.exists(target):  # the copy of a cut chunk was made there
+                files.rename(source, target)
+                fd = files.open(target)
+                try:
+                    if files.size(fd) > one.size:
+                        files.truncate(fd, one.size)
+                finally:
+                    files.close(fd)
+        # The queue's directory must have lost the names before its ids are used again.
+        files.sync_directory(making)
+        files.sync_directory(os.path.dirname(path))
+        files.rename(making, os.path.join(home, batch.id))
+    # Also when a kill came after that rename: it may not be on disk yet.
+    files.sync_directory(home)
+    files.sync_directory(os.path.dirname(path))
+
+
+def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
+    """The manifest of a batch that lies in its directory."""
+    directory = directory_of(path, batch)
+    return manifest_of(files, path, batch, [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks])
+
+
+def settle_manifest(files: Files, path: str, batch: BatchState) -> None:
+    """Write the manifest anew: owner or attempt have changed."""
+    write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
+
+
+def settle_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:
+    """Move segment files back beside the queue, under their new ids."""
+    for home in (path + places.BATCHES, path + places.DEAD):
+        directory = os.path.join(home, batch_id)
+        if files.is_directory(directory):
+            for name, new_id in moves:
+                if files.exists(os.path.join(directory, name)):
+                    files.rename(os.path.join(directory, name), chunk.chunk_path(path, new_id))
+            files.sync_directory(os.path.dirname(path))
+            files.sync_directory(directory)
+            remove_tree(files, directory)

@@ -1,0 +1,395 @@
+"""`Chain`: the chunk files of an open queue, which follow its log.
+
+Frames of small commits are in the log first, and go into the last chunk's file later, many at once. Large commits write
+theirs past the tail, where no reader looks, before they happen. What a commit has emptied is removed after it.
+
+Only the first chunk and the last stay open, and locked as a Java program locks them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from qewqew_core.batch import places
+from qewqew_core.disk import journal, lock
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files, close_each
+from qewqew_core.disk.lock import HeaderLock
+from qewqew_core.errors import DiskFull, QewQewError, QueueFull, QueueLocked
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.queue import recovery, writing
+from qewqew_core.queue.operations import Operation, Replace
+from qewqew_core.queue.reading import Run, read_run
+from qewqew_core.queue.state import State
+
+
+class Chain:
+    """The chunk files of the queue at ``path``. All calls are made with the engine's lock."""
+
+    header: HeaderLock  # the header file, locked
+    taken: set[int]  # ids that must not be given to new chunks
+    begin: int  # the id of the first chunk of an empty queue
+
+    def __init__(self, files: Files, path: str, engine: Engine[State], chunk_size: int, min_free_bytes: int) -> None:
+        self.files = files
+        self.path = path
+        self.chunk_size = chunk_size
+        self.unsynced: set[int] = set()  # chunks whose files have frames that are in the log, and perhaps not on disk
+        self.descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
+        self.min_free_bytes = min_free_bytes
+        self._engine = engine
+        self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
+        self._pending_in = chunk.NONE  # … that chunk …
+        self._pending_at = 0  # … and where they begin there
+        self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
+
+    def path_of(self, chunk_id: int) -> str:
+        return chunk.chunk_path(self.path, chunk_id)
+
+    def sync_names(self) -> None:
+        """Chunk files that were made, removed or renamed are so after a power cut too."""
+        self.files.sync_directory(os.path.dirname(self.path))
+
+    def check_free(self, size: int) -> None:
+        """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
+        if not self.min_free_bytes:
+            return
+        free = self.files.free(os.path.dirname(self.path))
+        if free - size < self.min_free_bytes:
+            raise DiskFull(
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
+                "was stored; make room, or take records",
+                path=self.path,
+            )
+
+    # Commits, and what follows them
+
+    def commit(self, operations: Sequence[Operation], now: int | None = None, *, reserve: bool = False) -> int:
+        """As `Engine.commit`. Call `after_commit` when all that belongs to the commit is done."""
+        position = self._engine.commit(operations, now, reserve=reserve)
+        if self._engine.state.emptied:
+            self.forget_emptied()
+        return position
+
+    def after_commit(self, position: int) -> None:
+        """Remove the files of chunks that the commit has dropped, cut the log back when it has grown.
+
+        Log first, then the header, then the files: the original loses the whole queue when a crash finds them otherwise.
+        """
+        engine = self._engine
+        if dropped := engine.state.dropped:
+            engine.durable(position, always=True)
+            self.store_header()
+            for chunk_id in dropped:
+                self.files.unlink(self.path_of(chunk_id))
+                self.forget(chunk_id)
+            dropped.clear()
+            self.own_ends()
+        if engine.log.end > engine.rotate_at:
+            self.rotate()
+        elif engine.log.spare < journal.RESERVE // 2:
+            try:
+                engine.log.reserve(0)
+            except DiskFull:  # a short log needs less room than the reserve that is left
+                engine.log.give_back()
+                self.rotate()
+
+    def rotate(self) -> None:
+        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        expired = self._engine.state.prune_keys(now_ms())
+        if self._engine.rotate(self._checkpoint):
+            places.remove_expired(self.files, self.path, self.path, expired)
+
+    def _checkpoint(self) -> None:
+        try:
+            self.store()
+            recovery.sync_spill(self.files, self.path)
+            self.sync_names()  # chunks that were removed must not come back unknown
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            raise self._engine.poison(error) from error  # be it for want of room: nobody knows what is on disk
+
+    def forget_emptied(self) -> None:
+        """What is kept of the records of chunks that the commit has emptied is stale."""
+        emptied = self._engine.state.emptied
+        if self._run is not None and self._run[0].id in emptied:
+            self._run = None
+        if self._pending_in in emptied:  # what was still to be written to its file is not needed
+            self._pending.clear()
+        emptied.clear()
+
+    # Bringing the files to where the log is
+
+    def pend(self, chunk_id: int, at: int, frames: bytes) -> None:
+        """Keep frames that the log carries, until they are written to the last chunk's file together with others."""
+        if not self._pending:
+            self._pending_in, self._pending_at = chunk_id, at
+        self._pending += frames
+        if len(self._pending) > LIMITS.pending_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the frames that only the log has into the last chunk's file."""
+        if self._pending:
+            self._engine.durable(self._engine.log.position)  # where they go may be what an earlier commit has freed
+            self.files.write(self.descriptor(self._pending_in), self._pending, self._pending_at)
+            self.unsynced.add(self._pending_in)
+            self._pending.clear()
+
+    def write(self, chunk_id: int, frames: bytes, at: int) -> None:
+        """Write frames that the log has, too."""
+        self.files.write(self.descriptor(chunk_id), frames, at)
+        self.unsynced.add(chunk_id)
+
+    def write_ahead(self, chunk_id: int, writes: list[tuple[int, bytes]]) -> None:
+        """Write frames (offset, bytes) past the tail, where no reader looks before the commit."""
+        fd = self.descriptor(chunk_id)
+        for at, frames in writes:
+            self.files.write(fd, frames, at)
+        if self._engine.sync:
+            self.files.sync(fd)
+        else:
+            self.unsynced.add(chunk_id)
+
+    def store(self) -> None:
+        """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
+        engine = self._engine
+        self.flush()
+        engine.durable(engine.log.position, always=True)
+        assert engine.log.durable >= engine.log.position
+        for chunk_state, pointers in engine.state.pointers():
+            if chunk_state.id in self.unsynced and chunk_state.stored == pointers:  # else storing the pointers syncs it
+                self.files.sync(self.descriptor(chunk_state.id))
+        recovery.store_pointers(self.files, self.path, engine.state)
+        self.unsynced.clear()
+        self.store_header()
+
+    def store_header(self) -> None:
+        """Make the header say which chunk is the first, durably."""
+        recovery.store_header(self.files, self.header.fd, self._engine.state.first)
+
+    def sync_chunk(self, chunk_id: int) -> None:
+        """The frames in the file of a chunk are durable."""
+        if chunk_id in self.unsynced:
+            self.files.sync(self.descriptor(chunk_id))
+            self.unsynced.discard(chunk_id)
+
+    # Which files are open, and locked
+
+    def descriptor(self, chunk_id: int) -> int:
+        fd = self.descriptors.get(chunk_id)
+        if fd is None:
+            self.close_others()
+            fd = self.descriptors[chunk_id] = self.files.open(self.path_of(chunk_id))
+            recovery.own_chunk(self.files, self.path, self.descriptors, chunk_id)
+        return fd
+
+    def own_ends(self) -> None:
+        """The first chunk and the last have changed: from now on these are the ones that are locked."""
+        self.close_others()
+        state = self._engine.state
+        with contextlib.suppress(QueueLocked):  # who needs the chunk is told
+            for end in (next(iter(state.chain.values()), None), state.last):
+                if end is not None:
+                    recovery.own_chunk(self.files, self.path, self.descriptors, end.id)
+
+    def close_others(self) -> None:
+        """Only the first chunk and the last stay open."""
+        state = self._engine.state
+        last = state.last
+        for other in self.descriptors.keys() - {state.first, last.id if last else chunk.NONE}:
+            lock.release_each(self.descriptors, other)
+
+    def forget(self, chunk_id: int) -> None:
+        """The file at this id is no longer a chunk of the queue."""
+        if chunk_id in self.descriptors:
+            lock.release_each(self.descriptors, chunk_id)
+        self.unsynced.discard(chunk_id)
+        self.taken.discard(chunk_id)
+        if self._run is not None and self._run[0].id == chunk_id:
+            self._run = None
+
+    # New chunks
+
+    def free_ids(self, count: int, start: int, step: Callable[[int], int]) -> list[int]:
+        """Ids for ``count`` new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
+        ids: list[int] = []
+        start = start or self.begin - 1
+        for _ in range(chunk.MAX_ID):
+            if len(ids) == count:
+                return ids
+            start = step(start)
+            if start not in self.taken and start != chunk.JAVA_FIRST:
+                ids.append(start)
+        if len(ids) == count:
+            return ids
+        raise QueueFull(
+            f"all chunk ids, {chunk.MAX_ID - 1:,}, are in use. Nothing was stored; take or lease records, or use a larger "
+            f"chunk_size than {self.chunk_size:,}",
+            path=self.path,
+        )
+
+    def make(self, chunk_id: int) -> None:
+        """A new chunk file, which nothing refers to yet."""
+        self.close_others()
+        path = self.path_of(chunk_id)
+        writing.make_chunk(self.files, path, self.chunk_size, self._engine.sync, self.descriptors, chunk_id)
+        self.taken.add(chunk_id)
+        if not self._engine.sync:
+            self.unsynced.add(chunk_id)
+
+    def unmake(self, made: list[int]) -> None:
+        """The commit that these files were made for has not happened."""
+        for chunk_id in made:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.unlink(self.path_of(chunk_id))
+            self.forget(chunk_id)
+
+    # Reading
+
+    def free(self) -> Iterator[tuple[Chunk, int, int]]:
+        """Where the records are that can be taken, in order."""
+        for chunk_state in self._engine.state.chain.values():
+            region = chunk_state.free(chunk_state.head)
+            while region is not None:
+                yield chunk_state, *region
+                region = chunk_state.free(region[1])
+
+    def load(self, chunk_state: Chunk, offset: int) -> Run:
+        """Verified records around ``offset`` (head <= offset < tail); keeps the last ones read."""
+        after = None
+        if self._run is not None and self._run[0] is chunk_state:
+            run = self._run[1]
+            if run.start <= offset < run.start + len(run.data):
+                return run
+            if offset == run.start + len(run.data):
+                after = run
+        if chunk_state.id == self._pending_in:
+            self.flush()
+        run = self.read(chunk_state, chunk_state.piece_of(offset), after)
+        self._run = (chunk_state, run)
+        return run
+
+    def read(self, chunk_state: Chunk, piece: int, after: Run | None = None) -> Run:
+        """A piece of the chunk's file, verified; see `read_run`."""
+        path = self.path_of(chunk_state.id)
+        return read_run(self.files, self.descriptor(chunk_state.id), path, chunk_state, piece, after)
+
+    def forget_run(self) -> None:
+        """The first chunk is another one."""
+        self._run = None
+
+    # Copies of what can be taken from a chunk
+
+    def copy(
+        self,
+        source: Chunk,
+        path: str,
+        max_records: int = sys.maxsize,
+        max_bytes: int = sys.maxsize,
+        *,
+        at_least: int = 0,
+        finished: bool = False,
+    ) -> tuple[Cut, int]:
+        """Copy the first records of a chunk that nobody holds, as many as fit, into a new chunk file, durably.
+
+        Returns what was copied, and the size of the file. Its pointers say so if it is ``finished``, else that it is empty.
+        """
+        copy, spans = Chunk(source.id, 0), []
+        fd = self.files.open(path, new=True)
+        try:
+            if not finished:  # first: recovery removes an empty chunk, but not records without pointers
+                self.files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+                self.files.sync(fd)
+            region = source.free(source.head)
+            while region is not None:
+                before = copy.total
+                at = self._copy_region(source, region, copy, fd, max_records, max_bytes, at_least)
+                if copy.total > before:
+                    spans.append(Span(region[0], at, copy.total - before))
+                region = source.free(region[1]) if at == region[1] else None
+            if finished:
+                self.files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE), 0)
+            self.files.sync(fd)
+        finally:
+            self.files.close(fd)
+        return Cut(spans, copy.crc, copy.pieces), copy.tail
+
+    def _copy_region(
+        self, source: Chunk, region: Region, copy: Chunk, fd: int, max_records: int, max_bytes: int, at_least: int
+    ) -> int:
+        """Append records of the region to the copy, as many as fit; returns where the rest begins."""
+        at, end = region
+        while at < end:
+            index = source.piece_of(at)
+            run = self.read(source, index)
+            data = run.data[at - run.start : end - run.start]
+            records, used = chunk.split(data, max_records - copy.total)
+            sizes = list(accumulate(map(len, records)))
+            fit = max(bisect_right(sizes, max_bytes - copy.bytes), min(at_least - copy.total, len(records)))
+            if fit < len(records):
+                used = sizes[fit - 1] + 2 * fit if fit else 0
+            if fit:
+                self.files.write(fd, data[:used], copy.tail)
+                copy.append(used, fit, zlib.crc32(data[:used], copy.crc), source.pieces[index].time)
+            at += used
+            if used < len(data):
+                break
+        return at
+
+    def compact(self) -> None:
+        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again.
+
+        Ids count back from the first chunk, as in a put-back, but for the last: the original takes the id after that.
+        """
+        state = self._engine.state
+        *others, last = state.chain.values()
+        for other in others:
+            if other.gone:
+                self._replace(other, self.free_ids(1, state.first, chunk.predecessor)[0])
+        following = chunk.successor(last.id)
+        if last.gone or following in state.chain:
+            for _ in range(chunk.MAX_ID):
+                if following not in self.taken and chunk.successor(following) not in state.chain:
+                    break
+                (following,) = self.free_ids(1, following, chunk.successor)
+            else:
+                raise QueueFull("no two chunk ids in a row are free", path=self.path)
+            self._replace(last, following)
+
+    def _replace(self, old: Chunk, new_id: int) -> None:
+        old.busy = [(span.start, span.end) for span in old.gone]
+        self.flush()
+        path = self.path_of(new_id)
+        try:
+            cut, size = self.copy(old, path)
+            self.sync_names()
+            position = self.commit([Replace(old.id, cut, new_id, size)])
+        except OSError as error:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.unlink(path)
+            if (full := self._engine.full(error)) is None:
+                raise
+            raise full from error
+        self.taken.add(new_id)
+        self.after_commit(position)
+
+    # The end
+
+    def release(self) -> None:
+        """Give all files back. It may be called again, and goes on where it was interrupted."""
+        lock.release_each(self.descriptors)
+
+    def forked(self) -> None:
+        """In a forked child: the locks stay the parent's."""
+        close_each(self.descriptors)
+        self.header.forked()

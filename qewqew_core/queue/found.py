@@ -1,0 +1,94 @@
+"""What is on disk of a queue before anybody has decided what it means, and what the chunk files alone tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
+from qewqew_core.queue.log import Replayed
+from qewqew_core.queue.reading import read_pointers, scan
+
+
+@dataclass
+class Found:
+    """Header, names and log of a queue."""
+
+    path: str
+    header: int  # id of the first chunk; 0 also where there is no header
+    ids: set[int]  # of chunk files
+    log: Replayed | None
+
+    @property
+    def directory(self) -> str:
+        return os.path.dirname(self.path)
+
+
+def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Found:
+    """``header``, ``log``: the contents of these files. Raises `CorruptQueue`, also for what contradicts itself in the log."""
+    first, longer = chunk.NONE, False
+    if header:
+        if len(header) == 1:
+            raise CorruptQueue("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
+        (first,) = chunk.FIRST.unpack_from(header)
+        longer = len(header) > chunk.FIRST.size
+    ids = paths.chunk_ids(path, files.list(os.path.dirname(path)))
+    replayed = None if log is None else logs.replay(log, path + paths.LOG)
+    if longer and first not in ids and replayed is None:
+        raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
+    check_reference(first, path, 0)
+    return Found(path, first, ids, replayed)
+
+
+def check_reference(chunk_id: int, path: str, offset: int) -> None:
+    if chunk_id > chunk.MAX_ID:
+        raise CorruptQueue(
+            f"refers to chunk {chunk_id}; ids end at {chunk.MAX_ID}. Nothing was changed", path=path, offset=offset
+        )
+
+
+def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
+    """The chunks with records, in order, as the files alone tell, and the ids of empty ones in the chain.
+
+    The rules for states that the original leaves are REQ-24 to REQ-35 of the format: a missing first chunk is
+    skipped if its successor is there, a missing next chunk ends the chain, an uninitialised chunk is empty.
+    """
+    first = found.header
+    if first and first not in found.ids:
+        first = chunk.successor(first)  # the original unlinks a read chunk before it moves the header on
+    return follow(files, found, first)
+
+
+def follow(files: Files, found: Found, first: int, after: int | None = None) -> tuple[dict[int, Chunk], list[int]]:
+    """The same from this chunk on. ``after``: all are chunks that a Java program has begun behind this one, one by one."""
+    chain: dict[int, Chunk] = {}
+    empty: dict[int, None] = {}
+    current = first
+    while current in found.ids:
+        path = chunk.chunk_path(found.path, current)
+        if current in chain or current in empty:
+            raise CorruptQueue(f"the chain of chunks comes back to chunk {current}. Nothing was changed", path=path, offset=8)
+        on_disk = read_pointers(files, path)
+        size, head, tail, following = on_disk
+        check_reference(following, path, 8)
+        if after is not None and following not in (chunk.NONE, chunk.successor(current)):
+            raise CorruptQueue(f"refers to chunk {following}, not to the next one. Nothing was changed", path=path, offset=8)
+        if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or (chunk.BEGIN <= tail < head <= size):
+            empty[current] = None
+        elif not chunk.BEGIN <= head <= tail <= size:
+            raise CorruptQueue(
+                f"head {head} and tail {tail} do not lie in the chunk, which has {size} bytes. Nothing was changed",
+                path=path,
+                offset=0 if not chunk.BEGIN <= head <= size else 4,
+            )
+        elif head == tail:
+            empty[current] = None
+        else:
+            chain[current] = scan(files, path, current, on_disk)
+        current = following
+    return chain, list(empty)

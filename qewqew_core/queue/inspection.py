@@ -1,0 +1,183 @@
+"""`inspect`: what a queue holds, read without its lock, for sensors, pages and people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from qewqew_core import arguments
+from qewqew_core.batch import places
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.limits import now_ms
+from qewqew_core.queue import java, paths
+from qewqew_core.queue import log as logs
+from qewqew_core.queue.found import chain_of, look
+from qewqew_core.queue.state import State
+
+_T = TypeVar("_T")
+
+
+def inspect(path: str | os.PathLike[str]) -> QueueStats:
+    """Counts and sizes of a queue as of its last commit. Takes no lock, waits for nobody, changes nothing.
+
+    Zeros for a queue that does not exist (an empty closed queue leaves no files), if its directory does. Reads the
+    transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
+    queue must the records be counted. Raises `BadPath`, `CorruptQueue`.
+    """
+    full = paths.check_path(path)
+    return steady(full, lambda: stats_of(full, _look(full)[0]))
+
+
+def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
+    """The same, and the batches that are leased, returned or dead, oldest first."""
+    full = paths.check_path(path)
+    return steady(full, lambda: _with_batches(full))
+
+
+def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
+    state, _ = _look(path)
+    return stats_of(path, state), state.unfinished()
+
+
+class Snapshot(NamedTuple):
+    """The records of a queue as of a commit: where they lie in its chunk files, and what only the log has of them."""
+
+    chunks: list[Chunk]  # those with records, first to last
+    pending: dict[int, list[tuple[int, bytes]]]  # by chunk: offset, and the frames that belong there
+
+
+def snapshot(path: str) -> Snapshot:
+    """The records of a queue as of its last commit, those included that open sessions hold.
+
+    Takes no lock, waits for nobody, changes nothing: nothing keeps the records from being taken, and their files from being
+    removed or used again, while the snapshot is read; the checksums of the pieces tell. Empty for a queue that does not
+    exist, if its directory does. Raises `BadPath`, `CorruptQueue`.
+    """
+    full = paths.check_path(path)
+    return steady(full, lambda: _snapshot(full))
+
+
+def _snapshot(path: str) -> Snapshot:
+    state, redo = _look(path)
+    chunks = [one for one in state.chain.values() if one.records]
+    return Snapshot(chunks, {one.id: _missing(chunk.chunk_path(path, one.id), redo[one.id]) for one in chunks if one.id in redo})
+
+
+def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
+    """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
+    over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
+    if not over:
+        return data
+    whole = bytearray(data.ljust(end - start, b"\0"))
+    for offset, frames in over:
+        piece = frames[max(0, start - offset) : end - offset]
+        at = max(0, offset - start)
+        whole[at : at + len(piece)] = piece
+    return bytes(whole)
+
+
+class WithPending(Files):
+    """Reads one chunk file, with what only the log has of it (see `Snapshot`)."""
+
+    def __init__(self, pending: list[tuple[int, bytes]]) -> None:
+        self._pending = pending
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        return with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
+
+
+def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
+    files = Files()
+    try:
+        fd = files.open_to_read(path)
+    except FileNotFoundError:
+        return runs
+    try:
+        return [(offset, frames) for offset, frames in runs if files.read(fd, len(frames), offset) != frames]
+    finally:
+        files.close(fd)
+
+
+def steady(path: str, look: Callable[[], _T]) -> _T:
+    """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `CorruptQueue`."""
+    for attempt in range(5):
+        try:
+            return look()
+        except (CorruptQueue, RecordsTaken, FileNotFoundError):
+            # A queue in use changes between two looks at it; damage looks the same each time.
+            if attempt == 4:
+                raise
+            time.sleep(0.01 * attempt)
+        except OSError as error:
+            if isinstance(error, QewQewError):
+                raise
+            what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
+            raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
+    raise AssertionError
+
+
+def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
+    """The state, and frames that may not have reached the chunk files yet."""
+    files = Files()
+    header = _header(files, path)
+    log = path + paths.LOG
+    found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
+    if found.log is None:
+        return State.of(chain_of(files, found)[0]), {}
+    if not found.log.clean or java.is_as_closed(files, found):
+        return found.log.state, found.log.redo
+    generation, end = found.log.generation, found.log.end
+    if _header(files, path) != header or _changed_since(files, path, generation, end):
+        raise CorruptQueue("the queue changed while it was read", path=path)
+    return java.believed(files, found).state, {}
+
+
+def _header(files: Files, path: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return read_whole(files, path, follow=True)
+    return b""
+
+
+def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
+    log_path = path + paths.LOG
+    now = logs.replay(read_whole(files, log_path), log_path)
+    return (now.generation, now.end) != (generation, end)
+
+
+def stats_of(path: str, state: State) -> QueueStats:
+    chunks = [one for one in state.chain.values() if one.records]
+    now = now_ms()
+    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
+    return QueueStats(
+        records=state.records,
+        bytes=state.bytes,
+        chunks=len(chunks),
+        oldest=arguments.moment(chunks[0].time()) if chunks else None,
+        leased=kinds.count("leased"),
+        returned=kinds.count("returned"),
+        dead=kinds.count("dead"),
+        on_disk=_on_disk(path, state),
+        last_lease=last_lease(state.batches.values()),
+    )
+
+
+def _on_disk(path: str, state: State) -> int:
+    files = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
+    for home in (path + places.BATCHES, path + places.DEAD):
+        for batch_id in state.batches:
+            with contextlib.suppress(FileNotFoundError):
+                files += [entry.path for entry in os.scandir(os.path.join(home, batch_id))]
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += os.stat(file).st_blocks * 512
+    return total

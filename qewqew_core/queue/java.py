@@ -1,0 +1,334 @@
+"""What a Java program may have made of a queue since we closed it. It knows the chunk files, and not our log.
+
+Our log says what header and pointers were, and has a checksum of every record. The Java library changes them in few ways, in
+a fixed order of stores, and it, too, is stopped at any point. What can have come about so is believed; everything else is
+damage. These are its ways:
+
+- It takes records: the head of the first chunk moves to the beginning of another record. A chunk that was read to its end is
+  removed, then the header names the next one. The last chunk of all is not removed: it begins anew (head 10, then tail 10).
+- It puts records: behind the tail of the last chunk; when that is full, its `next` becomes the following id, and a file with
+  that id is made.
+- It clears: the header becomes 0, then the first chunk begins anew, then the others are removed, the first of them first.
+- It closes. If the queue is empty, it gives the lock back first, and then removes its chunk and the header. So the header may
+  vanish under somebody who has opened the queue since.
+- It begins a queue where it finds the header to be 0 or missing: with chunk 1, over whatever has that name. (We never give
+  that id to a chunk.)
+
+So chunks in the middle do not change, nor does what lies between the head and the tail that we have stored. Where a record
+that the log knows could be meant to be gone, or could have been lost, it is not dropped without a word: `CorruptQueue`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
+from qewqew_core.queue.found import Found, chain_of, follow
+from qewqew_core.queue.log import Replayed
+from qewqew_core.queue.reading import OnDisk, read_pointers, read_run, records_before, scan, step_over, unread
+from qewqew_core.queue.state import State
+
+Pointers = tuple[int, int, int]
+
+
+@dataclass
+class Believed:
+    """What a queue is: the state, chunk files without records that are to be removed, and what a person should know."""
+
+    state: State
+    empty: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Vanishing(CorruptQueue):
+    """The header names a chunk that is not there: a Java program is closing the queue just now, or the file was lost."""
+
+
+def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> bool:
+    """Whether header and pointers say what a clean log says. It looks into the first chunk and the last, however many there are:
+    a Java program reads from the first and writes to the last, and all chunk files must be there.
+    """
+    assert found.log is not None
+    state = found.log.state
+    if found.header != state.first or not state.chain.keys() <= found.ids:
+        return False
+    expected = state.pointers()
+    looked_at = {one.id for one, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
+    looked_at.update(paths.chunk_ids(found.path, files.irregular(found.directory)))  # that is refused
+    for one, pointers in expected:
+        if one.id in looked_at:
+            on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
+            if on_disk[1:] != pointers or on_disk.size < one.tail:
+                return False
+    return not may_be_made_anew(files, found) or all_as_committed(files, found.path, state)
+
+
+def seal(files: Files, path: str) -> bytes:
+    """What a checkpoint says of the files, so that `may_be_made_anew` can tell."""
+    return logs.checkpoint(files.identity(path + paths.LOG)[0], *files.identity(path))
+
+
+def may_be_made_anew(files: Files, found: Found) -> bool:
+    """Whether a Java program may have removed the queue, empty, and begun another one, with the same chunk ids.
+
+    Then its header is younger than the checkpoint, and names chunk 1. In a copy of the directory nothing can be told: there
+    the log is another file too.
+    """
+    assert found.log is not None
+    if found.header != chunk.JAVA_FIRST or chunk.JAVA_FIRST not in found.log.state.chain or not found.log.seal:
+        return False
+    log_inode, *header = found.log.seal
+    return files.identity(found.path + paths.LOG)[0] == log_inode and files.identity(found.path) != tuple(header)
+
+
+def all_as_committed(files: Files, path: str, state: State) -> bool:
+    return all(as_committed(files, chunk.chunk_path(path, one.id), one) for one in state.chain.values())
+
+
+def as_committed(files: Files, path: str, one: Chunk) -> bool:
+    """Whether the records of a chunk have the checksums of the log."""
+    fd = files.open_to_read(path)
+    try:
+        for _ in unread(files, fd, path, one):
+            pass
+    except CorruptQueue:
+        return False
+    finally:
+        files.close(fd)
+    return True
+
+
+def _written_over(files: Files, path: str, one: Chunk, end: int) -> bool:
+    """Whether some of the bytes before ``end`` are no longer those that the log knows."""
+    fd = files.open_to_read(path)
+    try:
+        for index, piece in enumerate(one.pieces):
+            if piece.offset < end:
+                read_run(files, fd, path, one, index)
+    except CorruptQueue:
+        return True
+    finally:
+        files.close(fd)
+    return end <= one.base  # of those nothing is known
+
+
+def believed(files: Files, found: Found) -> Believed:
+    """What a queue with a clean log is, if the files do not say the same. Raises `CorruptQueue`, and changes no file."""
+    assert found.log is not None
+    anew = may_be_made_anew(files, found)
+    if anew and not all_as_committed(files, found.path, found.log.state):
+        return _made_anew(files, found)
+    return _Successor(files, found, found.log).believed()
+
+
+def _made_anew(files: Files, found: Found) -> Believed:
+    """Another queue of a Java program, from chunk 1 on; all files of ours are gone, but for those whose names it uses."""
+    assert found.log is not None
+    old = found.log.state
+    chain, empty = chain_of(files, found)
+    strangers = (old.chain.keys() & found.ids) - chain.keys() - set(empty)
+    if strangers:
+        raise CorruptQueue(
+            "the chunk file is one of those that the log knows, but the chain of chunks does not lead to it; the records of "
+            f"others are not those of the log. Nothing was changed; {_BRING_BACK}",
+            path=chunk.chunk_path(found.path, min(strangers)),
+        )
+    return Believed(State.of(chain).with_batches_of(old), empty)
+
+
+_BRING_BACK = "bring the files back as they were"
+
+
+class _Successor:
+    """Goes from what the log says to what the files say, in the ways of a Java program."""
+
+    def __init__(self, files: Files, found: Found, log: Replayed) -> None:
+        self._files, self._found, self._path = files, found, found.path
+        self._state = log.state
+        self._result = Believed(log.state)
+        self._expected = log.state.pointers()
+
+    def believed(self) -> Believed:
+        state, ids = self._state, self._found.ids
+        removed = [one for one, _ in takewhile(lambda pair: pair[0].id not in ids, self._expected)]
+        left = self._expected[len(removed) :]
+        if not left:
+            return self._all_removed()
+        for one, _ in left:
+            if one.id not in ids:
+                if not removed and self._was_cleared(*left[0]):
+                    return self._nothing()
+                raise self._refused(
+                    one.id, "the chunk file is missing; the log says that it holds records, and others before it are there"
+                )
+        self._check_header(removed, left)
+        for one in removed:  # a Java program has read them to their end
+            state.take(one.id, one.head, one.tail, one.records)
+        state.dropped.clear()
+        state.emptied.clear()
+        for number, (one, pointers) in enumerate(left):
+            disk = read_pointers(self._files, self._chunk(one.id))
+            if disk.size < one.tail:
+                raise self._refused(one.id, f"the chunk file has {disk.size} bytes, its records end at {one.tail}: it was cut")
+            first, last = number == 0, number == len(left) - 1
+            if last:
+                self._last_chunk(one, pointers, disk, alone=first)
+            elif disk[2:] != pointers[1:] or (not first and disk.head != pointers[0]):
+                raise self._pointers(one, pointers, disk)
+            elif first:
+                self._move_head(one, pointers, disk)
+                one.stored = disk[1:]
+        return self._result
+
+    # The header
+
+    def _check_header(self, removed: list[Chunk], left: list[tuple[Chunk, Pointers]]) -> None:
+        header, first = self._found.header, left[0][0].id
+        if header == first:
+            return
+        if removed and header == removed[-1].id:  # it is moved on after the chunk was removed
+            if header == self._state.first:  # nothing else tells that a Java program was here
+                raise self._refused(
+                    header,
+                    "the chunk file is missing; the header names it, and the log says that it holds records. Perhaps a Java "
+                    "program had read them and was killed when it had just removed the file",
+                )
+            return
+        if header == chunk.NONE:
+            self._note(f"the header named no chunk; it names chunk {first} again, as the log says")
+        elif not removed and header not in self._state.chain and self._is_untouched(left):
+            self._note(
+                f"the header named chunk {header}: it was damaged, or another program began a queue of its own there. It names "
+                f"chunk {first} again, as the log says; if the other chunk has records, `qewqew orphans` offers them"
+            )
+        else:
+            raise CorruptQueue(
+                f"the header names chunk {header}, and not chunk {first}, whose records nobody has taken. Nothing was changed; "
+                f"{_BRING_BACK}",
+                path=self._path,
+                offset=0,
+            )
+
+    def _is_untouched(self, left: list[tuple[Chunk, Pointers]]) -> bool:
+        return all(read_pointers(self._files, self._chunk(one.id))[1:] == pointers for one, pointers in left)
+
+    # Chunks that are gone
+
+    def _all_removed(self) -> Believed:
+        """Nothing is left of what the log knows. A Java program may have put records into chunks of its own."""
+        if self._expected and self._found.header == self._state.first:  # nothing tells that a Java program was here
+            raise Vanishing(
+                f"the chunk file is missing; the header names it, and the log says that it holds {self._expected[0][0].records} "
+                f"records. Nothing was changed; {_BRING_BACK}",
+                path=self._chunk(self._found.header),
+            )
+        chain, empty = chain_of(self._files, self._found)
+        return Believed(State.of(chain).with_batches_of(self._state), empty)
+
+    def _was_cleared(self, one: Chunk, pointers: Pointers) -> bool:
+        """Whether nothing but the first chunk is left, and that is no longer part of the queue: what `clear` leaves."""
+        if self._found.header != chunk.NONE or any(other in self._found.ids for other in self._state.chain if other != one.id):
+            return False
+        disk = read_pointers(self._files, self._chunk(one.id))
+        return disk.head == chunk.BEGIN and disk.next == chunk.NONE and disk[1:] != pointers
+
+    def _nothing(self) -> Believed:
+        """What is in the files is an orphan."""
+        return Believed(State().with_batches_of(self._state), [], self._result.notes)
+
+    # Chunks that are there
+
+    def _move_head(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> None:
+        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read begins anew.)"""
+        head = pointers[0] if disk.head == chunk.BEGIN else disk.head
+        if not pointers[0] <= head < one.tail:
+            raise self._pointers(one, pointers, disk)
+        if head > one.head:
+            before = records_before(self._files, self._chunk(one.id), one, head)
+            self._state.take(one.id, one.head, head, before - one.taken)
+
+    def _last_chunk(self, one: Chunk, pointers: Pointers, disk: OnDisk, alone: bool) -> None:
+        following = disk.next
+        if following not in (chunk.NONE, chunk.successor(one.id)) or following in self._state.chain:
+            raise self._pointers(one, pointers, disk)
+        if not chunk.BEGIN <= disk.head <= disk.tail <= disk.size:
+            raise self._pointers(one, pointers, disk)
+        path = self._chunk(one.id)
+        kept = disk.tail >= one.tail and (not alone or as_committed(self._files, path, one))
+        if alone and (disk.head, disk.tail) == (chunk.BEGIN, chunk.BEGIN):
+            self._begun_anew(one, None)
+        elif kept and (alone or disk.head == pointers[0]):
+            self._grow(one, pointers, disk)
+            self._move_head(one, pointers, disk)
+        elif alone and not kept and _written_over(self._files, path, one, min(disk.tail, one.tail)):
+            # Something was written over the records that the log knows. It is no damage if records begin where they must.
+            begun = scan(self._files, path, one.id, disk._replace(head=chunk.BEGIN))
+            taken = 0
+            if disk.head > chunk.BEGIN:
+                taken = records_before(self._files, path, begun, disk.head) if disk.head < disk.tail else -1
+            if taken < 0:
+                raise self._pointers(one, pointers, disk)
+            self._begun_anew(one, begun)
+            if taken:
+                self._state.take(one.id, chunk.BEGIN, disk.head, taken)
+        else:
+            raise self._pointers(one, pointers, disk)
+        one.size = disk.size  # with a larger chunk size it makes files longer
+        if one.id in self._state.chain:
+            self._state.chain[one.id].stored = disk[1:]
+        if following in self._found.ids:
+            self._add(*follow(self._files, self._found, following, one.id))
+
+    def _grow(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> None:
+        path, time, something = self._chunk(one.id), self._files.modified(self._chunk(one.id)), False
+        for frames, records in step_over(self._files, path, one.tail, disk.tail):
+            self._state.append(one.id, len(frames), records, zlib.crc32(frames, one.crc), time)
+            something = something or any(frames)
+        if not something and (pointers[1] ^ disk.tail).bit_count() == 1:  # zeros are empty records, or space that nobody has used
+            raise self._pointers(one, pointers, disk)
+
+    def _begun_anew(self, one: Chunk, content: Chunk | None) -> None:
+        """All that the log knows of the chunk was taken. If nothing came after it, the file goes."""
+        state = self._state
+        state.records -= one.records
+        state.bytes -= one.bytes
+        if self._found.header == chunk.NONE:  # by `clear`, whose chunk no longer belongs to the queue
+            content = None
+        elif content is None:
+            self._result.empty.append(one.id)
+        if content is None:
+            del state.chain[one.id]
+        else:
+            self._add({one.id: content}, [])
+
+    def _add(self, chain: dict[int, Chunk], empty: list[int]) -> None:
+        state = self._state
+        state.chain.update(chain)
+        state.records += sum(one.records for one in chain.values())
+        state.bytes += sum(one.bytes for one in chain.values())
+        self._result.empty += empty
+
+    # What is said
+
+    def _chunk(self, chunk_id: int) -> str:
+        return chunk.chunk_path(self._path, chunk_id)
+
+    def _note(self, text: str) -> None:
+        self._result.notes.append(f"{self._path}: {text}")
+
+    def _refused(self, chunk_id: int, what: str) -> CorruptQueue:
+        return CorruptQueue(f"{what}. Nothing was changed; {_BRING_BACK}", path=self._chunk(chunk_id), offset=0)
+
+    def _pointers(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> CorruptQueue:
+        return self._refused(
+            one.id,
+            f"head, tail, next are {disk[1:]}; they were {pointers} at the last close, and one Java program alone does not make "
+            "that of them",
+        )

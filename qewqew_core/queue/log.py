@@ -1,0 +1,438 @@
+"""The transaction log `NAME.log` of a queue: what its frames say. Nothing else knows their bytes; for the framing see `journal`.
+
+The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5)
+followed by one frame for each commit since. All integers are big-endian.
+
+=============== ==============================================================================================================
+kind            body
+=============== ==============================================================================================================
+1 chunk         a chunk of the chain (``_CHUNK``, then its pieces)
+2 batch         u32 length, JSON, then its chunks
+3 put keys      (16-byte hash, u64 time, u64 records) for each
+4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
+5 end           u32 number of frames before it, u64 number of operations J so far: the snapshot is whole; never torn
+6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
+7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
+=============== ==============================================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+from qewqew_core.batch.batch_state import (
+    BATCH_CHECKS,
+    BATCH_NAMES,
+    BATCH_OPERATIONS,
+    BatchState,
+    batch_fields,
+    batch_operation,
+    checked,
+)
+from qewqew_core.disk import journal
+from qewqew_core.disk.journal import Frame, frame
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk, Cut, Span
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.queue.operations import (
+    Append,
+    Believe,
+    Clear,
+    Extent,
+    Lease,
+    NewChunk,
+    Operation,
+    PutBack,
+    PutKey,
+    Rare,
+    Repair,
+    Replace,
+    Take,
+)
+from qewqew_core.queue.state import State
+
+MAGIC = b"QEWQLOG1"
+_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
+KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
+_APPENDED = (COMMIT, CHECKPOINT)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
+
+_CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
+_COUNT = struct.Struct(">I")
+_SNAPSHOT_END = struct.Struct(">IQ")
+_COUNTS = struct.Struct(">II")
+_PIECE = struct.Struct(">IIIQ")
+_SPAN = struct.Struct(">III")  # start end records
+_KEY = struct.Struct(">16sQQ")
+_TIME = struct.Struct(">Q")
+_SEAL = struct.Struct(">QQQ")
+
+# Operations of a commit
+_INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
+_EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
+_TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
+_NEW = struct.Struct(">cHI")  # N chunk, size
+_PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
+_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name, …}, see `_RARE` and `batch_state`
+
+
+# How JSON calls the rare ones
+_RARE: dict[str, type[Rare]] = {
+    "believe": Believe,
+    "clear": Clear,
+    "lease": Lease,
+    "put_back": PutBack,
+    "repair": Repair,
+    "replace": Replace,
+}
+_NAMES: dict[type[Rare], str] = {kind: name for name, kind in _RARE.items()} | BATCH_NAMES
+
+
+def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
+    return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
+
+
+def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
+    return _TAKE.pack(b"G", chunk_id, start, end, records)
+
+
+def pack(operation: Operation) -> bytes:
+    match operation:
+        case Append():
+            chunk_id, records, frames = operation
+            return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
+        case Extent():
+            return _EXTENT.pack(b"X", *operation)
+        case Take():
+            return _TAKE.pack(b"G", *operation)
+        case NewChunk():
+            return _NEW.pack(b"N", *operation)
+        case PutKey():
+            return _PUT_KEY.pack(b"K", *operation)
+        case _:
+            body = json.dumps({"op": _NAMES[type(operation)], **operation._asdict()}).encode()
+            return _JSON.pack(b"J", len(body)) + body
+
+
+def commit(time: int, operations: Iterable[Operation]) -> bytes:
+    """The body of a frame of kind `COMMIT`."""
+    return _TIME.pack(time) + b"".join(map(pack, operations))
+
+
+def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
+    return _SEAL.pack(log_inode, header_inode, header_time)
+
+
+unpack_checkpoint = _SEAL.unpack  # inode of the log, inode and time of the header
+unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
+
+
+def time_of(body: bytes) -> int:
+    """When a commit was made."""
+    (time,) = _TIME.unpack_from(body)
+    return int(time)
+
+
+def unpack(body: bytes) -> Iterator[Operation]:
+    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
+    at = _TIME.size
+    while at < len(body):
+        letter = body[at : at + 1]
+        if letter == b"A":
+            _, chunk_id, records, size = _INLINE.unpack_from(body, at)
+            at += _INLINE.size + size
+            if at > len(body):
+                raise ValueError("a commit is shorter than its records")
+            yield Append(chunk_id, records, body[at - size : at])
+        elif letter == b"X":
+            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
+            at += _EXTENT.size
+        elif letter == b"G":
+            yield Take(*_TAKE.unpack_from(body, at)[1:])
+            at += _TAKE.size
+        elif letter == b"N":
+            yield NewChunk(*_NEW.unpack_from(body, at)[1:])
+            at += _NEW.size
+        elif letter == b"K":
+            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
+            at += _PUT_KEY.size
+        elif letter == b"J":
+            _, size = _JSON.unpack_from(body, at)
+            at += _JSON.size + size
+            yield _from_json(body[at - size : at])
+        else:
+            raise ValueError(f"unknown operation {letter!r}")
+
+
+def _from_json(body: bytes) -> Rare:
+    fields = json.loads(body)
+    name = fields.pop("op")
+    if name in BATCH_OPERATIONS:
+        return batch_operation(name, fields)
+    return _RARE[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
+
+
+@dataclass
+class Replayed:
+    """What a log says, and what recovery needs to know about how it got there."""
+
+    state: State
+    generation: int
+    end: int  # offset just past the last whole frame
+    snapshot_end: int
+    frames: int  # behind the snapshot
+    clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
+    redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
+    firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
+    gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
+    made: set[int]  # chunks made since then: their files may not be on disk as they were made
+    seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
+    last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
+    keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
+
+
+# What a body that is not as it was written raises while it is read and applied.
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
+
+
+def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
+    """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
+    generation = journal.generation_of(data, MAGIC, path)
+    state = State()
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
+    snapshot = True
+    marks = [one.start for one in journal.frames(data, generation) if one.kind in (END, CHECKPOINT)]
+    for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
+        result.frames += not snapshot
+        try:
+            if kind == COMMIT:
+                if snapshot:
+                    raise ValueError("a commit inside the snapshot")
+                result.clean = False
+                _apply(body, result)
+            elif kind == CHECKPOINT:
+                _checkpoint(result, at == marks[-1])
+                result.seal = unpack_checkpoint(body)
+            elif kind == END:
+                frames, state.changes = unpack_end(body)
+                if frames != number or not snapshot:
+                    raise ValueError("the snapshot is not whole")
+                snapshot, result.snapshot_end = False, end
+                _checkpoint(result, at == marks[-1])
+            else:
+                load(kind, body, state)
+        except NONSENSE as error:
+            # The checksum is right, so this was written so: better no queue than a wrong one.
+            raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
+        result.end = end
+    if snapshot or journal.was_durable(data, generation, result.end, _APPENDED):
+        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=result.end)
+    return result
+
+
+def _checkpoint(result: Replayed, last: bool) -> None:
+    result.clean = True
+    if not result.keep_redo:
+        result.redo.clear()
+    result.gone.clear()
+    result.made.clear()
+    result.last_rare = None
+    result.firsts = {result.state.first}
+    if last:  # there may be as many checkpoints as chunks
+        for one, pointers in result.state.pointers():
+            one.stored = pointers
+
+
+def _apply(body: bytes, result: Replayed) -> None:
+    state, time = result.state, time_of(body)
+    result.last_rare = None
+    for operation in unpack(body):
+        match operation:
+            case Append(chunk_id, _, frames):
+                result.redo.setdefault(chunk_id, []).append((state.chain[chunk_id].tail, frames))
+            case NewChunk(chunk_id) | Replace(new=chunk_id):
+                result.gone.discard(chunk_id)
+                result.made.add(chunk_id)
+            case PutBack(chunks=chunks):
+                result.gone.difference_update(chunks)
+                result.made.update(chunks)
+            case Lease(parts=parts):  # what a lease moves was written out before it
+                for chunk_id, cut in parts:
+                    if cut is None:
+                        result.redo.pop(chunk_id, None)
+            case Believe(header, stored, empty):
+                result.firsts.add(header)
+                result.gone.update(empty)
+                for chunk_id, head, tail, following in stored:
+                    state.chain[chunk_id].stored = head, tail, following
+        state.apply(operation, time)
+        if isinstance(operation, Rare):
+            result.last_rare = operation
+        # To redo stale content would overwrite what was written to the chunk file since.
+        for emptied in state.emptied:
+            result.redo.pop(emptied, None)
+        result.gone.update(state.dropped)
+        state.emptied.clear()
+        state.dropped.clear()
+    result.firsts.add(state.first)
+
+
+# JSON can say anything, and names of files are made of ids: these raise ValueError for what nothing of ours has written.
+
+
+def _number(value: Any, most: int = (1 << 64) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"this is no number up to {most}: {value!r:.120}")
+    return value
+
+
+def _chunk_id(value: Any) -> int:
+    return _number(value, chunk.MAX_ID)
+
+
+def _numbers(values: Any) -> None:
+    for value in values:
+        _number(value)
+
+
+def _cut(values: Any) -> Cut:
+    spans, crc, pieces = values
+    _numbers([crc, *chain(*spans, *pieces)])
+    return Cut([Span(*span) for span in spans], crc, [Piece(*piece) for piece in pieces])
+
+
+def _parts(values: Any) -> list[tuple[int, Cut | None]]:
+    return [(_chunk_id(chunk_id), _cut(cut) if cut else None) for chunk_id, cut in values]
+
+
+def _file(name: Any) -> str:
+    if name != os.path.basename(name) or name in ("", ".", ".."):
+        raise ValueError("a segment lies elsewhere")
+    return str(name)
+
+
+def _each(check: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    return lambda values: [check(value) for value in values]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value  # who uses it looks
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **BATCH_CHECKS,
+    "records": _number,
+    "bytes": _number,
+    "parts": _parts,
+    "chunk": _chunk_id,
+    "new": _chunk_id,
+    "chunks": _each(_chunk_id),
+    "empty": _each(_chunk_id),
+    "files": _each(_file),
+    "cut": _cut,
+    "size": lambda value: _number(value, chunk.MAX_CHUNK_SIZE),
+}
+
+
+# A damaged log
+
+
+class Salvaged(NamedTuple):
+    """What can be had of a log that does not replay."""
+
+    prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
+    damaged: int  # offset of the damage …
+    end: int  # … and of the next whole frame, or of the end of the log
+    frames: list[Frame]  # whole ones behind the damage (without a prefix: all)
+
+
+def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
+    """Take apart a log for which `replay` has raised. Raises nothing."""
+    generation = journal.find_generation(data, MAGIC, OF_SNAPSHOT)
+    if generation is None:
+        return Salvaged(None, 0, len(data), [])
+    data = journal.head(MAGIC, generation) + data[journal.BEGIN :]
+    try:
+        return Salvaged(replay(data, path, keep_redo), 0, journal.BEGIN, [])
+    except CorruptQueue as error:
+        damaged = error.offset or 0
+    prefix = None
+    with contextlib.suppress(CorruptQueue):
+        prefix = replay(data[:damaged], path, keep_redo)
+    frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, KIND_NAMES))
+    behind = [one.start for one in frames if one.start > damaged]
+    return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
+
+
+# The snapshot
+
+
+def snapshot(state: State, generation: int) -> bytes:
+    """A whole log that says nothing but this state. It counts as a checkpoint."""
+    parts = [journal.head(MAGIC, generation)]
+    parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
+    for batch in state.batches.values():
+        body = json.dumps(batch_fields(batch)).encode()
+        body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
+        parts.append(frame(_BATCH, body, generation))
+    for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
+        if keys:
+            parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
+    parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
+    return b"".join(parts)
+
+
+def load(kind: int, body: bytes, state: State) -> None:
+    """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
+    if kind == _CHUNK_KIND:
+        (one,) = _unpack_chunks(body)
+        state.chain[one.id] = one
+        state.records += one.records
+        state.bytes += one.bytes
+    elif kind == _BATCH:
+        (size,) = _COUNT.unpack_from(body)
+        batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
+        state.batches[batch.id] = batch
+    elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
+        keys = state.put_keys if kind == _PUT_KEYS else state.expired_keys
+        keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
+    else:
+        raise ValueError(f"unknown frame kind {kind}")
+
+
+def _pack_chunk(one: Chunk) -> bytes:
+    head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
+    pieces = [_PIECE.pack(*piece) for piece in one.pieces]
+    return head + _COUNTS.pack(len(one.pieces), len(one.gone)) + b"".join(pieces + [_SPAN.pack(*span) for span in one.gone])
+
+
+def _unpack_pieces(packed: bytes) -> list[Piece]:
+    return [Piece(*piece) for piece in _PIECE.iter_unpack(packed)]
+
+
+def _unpack_chunks(body: bytes) -> list[Chunk]:
+    chunks, at = [], 0
+    while at < len(body):
+        chunk_id, size, base, head, tail, taken, total, crc = _CHUNK.unpack_from(body, at)
+        count, spans = _COUNTS.unpack_from(body, at + _CHUNK.size)
+        at += _CHUNK.size + _COUNTS.size
+        middle, end = at + count * _PIECE.size, at + count * _PIECE.size + spans * _SPAN.size
+        if end > len(body) or not base <= head <= tail <= size:
+            raise ValueError("this is no chunk")
+        pieces = partial(_unpack_pieces, body[at:middle])
+        gone = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
+        if not all(head < start < stop <= tail for start, stop, _ in gone):
+            raise ValueError("this is no chunk")
+        busy = [(span.start, span.end) for span in gone]
+        at = end
+        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, gone, busy))
+    return chunks

@@ -1,0 +1,111 @@
+"""What a commit of a queue says: a list of these operations. They have no bytes (`log` has those) and touch no file.
+
+A call of today and the replay of a log apply them by the same `State.apply`, so that what a crash leaves is what was there. They
+are tuples, not dataclasses: a commit may have thousands of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qewqew_core.batch.batch_operations import BatchOperation
+
+if TYPE_CHECKING:
+    from qewqew_core.formats.chunk_state import Cut
+
+
+class Append(NamedTuple):
+    """Records at the tail of a chunk, whose frames the log itself carries: the chunk's file gets them later."""
+
+    chunk: int
+    records: int
+    frames: bytes
+
+
+class Extent(NamedTuple):
+    """Records at the tail of a chunk, whose frames are in its file, and were on disk before."""
+
+    chunk: int
+    records: int
+    size: int
+    crc: int  # of the bytes from the chunk's base to its new tail
+
+
+class Take(NamedTuple):
+    """Records are gone: from the head on, or from behind what sessions hold."""
+
+    chunk: int
+    start: int
+    end: int
+    records: int
+
+
+class NewChunk(NamedTuple):
+    """A new last chunk."""
+
+    chunk: int
+    size: int
+
+
+class PutKey(NamedTuple):
+    """The records of this commit were put under an idempotency key."""
+
+    key: bytes  # hash of it
+    records: int
+
+
+# What happens to batches: the same in the log of a queue and of a reader
+
+
+# What happens rarely, and moves files
+
+
+class Lease(NamedTuple):
+    """A new batch of whole chunks, and of copies of records that leave theirs."""
+
+    id: str
+    key: str
+    records: int
+    bytes: int
+    parts: list[tuple[int, Cut | None]]  # chunk, and what of it; None: all
+    lease_timeout: int | None
+
+
+class PutBack(NamedTuple):
+    """The records of a batch are at the front of the queue again, in files with new ids."""
+
+    id: str
+    chunks: list[int]  # the new ids …
+    files: list[str]  # … of these files of the batch
+
+
+class Replace(NamedTuple):
+    """A copy without gaps, in a new file, takes the place of a chunk."""
+
+    chunk: int
+    cut: Cut
+    new: int
+    size: int
+
+
+class Clear(NamedTuple):
+    """All chunks are gone."""
+
+
+class Believe(NamedTuple):
+    """What a Java program has left in the files, of which the snapshot before this was made."""
+
+    header: int
+    stored: list[tuple[int, int, int, int]]  # chunk, and its head, tail and next
+    empty: list[int]  # chunks without records, whose files go
+
+
+class Repair(NamedTuple):
+    """The last of its log until the repair is finished."""
+
+    moves: list[list[str]]  # files that are set aside: from, to
+    report: dict[str, Any]
+
+
+Rare = Lease | PutBack | Replace | Clear | Believe | Repair | BatchOperation
+Operation = Append | Extent | Take | NewChunk | PutKey | Rare

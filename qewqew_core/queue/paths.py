@@ -1,0 +1,66 @@
+"""Where the files of a queue lie, and which paths can be a queue.
+
+::
+
+    NAME               header file            NAME.batches/ID/   batches: leased, returned, acknowledged
+    NAME.1, NAME.2 …   chunk files            NAME.dead/ID/      dead letters
+    NAME.log           transaction log        NAME.lease/        the batch that is being made
+    NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
+    NAME.stamp         how often batches changed
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
+from qewqew_core.errors import BadPath
+from qewqew_core.formats import chunk
+
+LOG, LEASE, SPILL, STAMP = ".log", ".lease", ".spill", ".stamp"
+
+
+def chunk_ids(queue: str, names: list[str]) -> set[int]:
+    """The ids of the chunk files of a queue, among the names in its directory."""
+    prefix = os.path.basename(queue) + "."
+    ids = set()
+    for name in names:
+        suffix = name[len(prefix) :]
+        if name.startswith(prefix) and suffix.isdecimal() and suffix.isascii() and suffix[0] != "0" and len(suffix) < 6:
+            ids.add(int(suffix))
+    return {one for one in ids if one <= chunk.MAX_ID}
+
+
+def check_path(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
+    try:
+        given = os.fspath(path)
+        os.fsencode(given)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadPath(f"a queue's path is a str or a Path, not {path!r:.100}") from error
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
+    if given.endswith("/") or os.path.isdir(given):
+        raise BadPath(
+            "is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
+        )
+    full = os.path.join(os.path.abspath(os.path.dirname(given)), os.path.basename(given))
+    parent = os.path.dirname(full)
+    if os.path.basename(full) in (".", "..") or len(os.fsencode(os.path.basename(full))) > 200:
+        raise BadPath("cannot be the name of a queue (at most 200 bytes)", path=given)
+    if not os.path.isdir(parent):
+        raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
+    try:
+        kind = os.stat(full).st_mode
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+    except OSError as error:
+        raise BadPath(f"cannot be looked at: {error.strerror}", path=full) from error
+    if not stat.S_ISREG(kind):
+        raise BadPath("is not a regular file", path=full)
+    base, dot, suffix = full.rpartition(".")
+    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP)
+    if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
+        raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
+    return full

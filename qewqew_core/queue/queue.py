@@ -1,0 +1,425 @@
+"""`Queue`: a durable FIFO of records in chunk files, with one owner at a time.
+
+What happens to a put: its frames become one commit in the transaction log (large ones are first written to
+the chunk files, past the tail, where no reader looks); with ``sync="commit"`` the call returns when that is on
+disk. Frames that the log carries go into the chunk file later, many at once; until then the log has them.
+Everything else (pointers, header, removed files) follows the log and is redone from it after a crash (`recovery`).
+
+The order that is kept everywhere: payload, then the commit, both durable, then the files that follow it.
+
+`Engine` has the commits, `Chain` the chunk files, `Records` the puts and takes, `Leases` the batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time as clock
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import count
+from typing import Literal, Self
+
+from qewqew_core import arguments
+from qewqew_core.batch import places
+from qewqew_core.batch.leases import HasBatches, Leases
+from qewqew_core.batch.stats import QueueStats
+from qewqew_core.disk import journal, lock
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadPath, CorruptQueue, Empty, QewQewError, QueueClosed, QueueLocked
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk import Record
+from qewqew_core.queue import java, orphans, paths, recovery, stamp
+from qewqew_core.queue import log as logs
+from qewqew_core.queue.chain import Chain
+from qewqew_core.queue.holds import Holds
+from qewqew_core.queue.inspection import stats_of
+from qewqew_core.queue.orphans import Orphan
+from qewqew_core.queue.queue_batches import QueueBatches
+from qewqew_core.queue.records import Records
+from qewqew_core.queue.session import Session
+from qewqew_core.queue.state import State
+from qewqew_core.queue.verification import Report, verify
+
+VANISHING = 0.2  # seconds to wait for a Java program that is closing the queue
+
+_logger = logging.getLogger(__name__)
+_open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+
+
+class Queue(HasBatches):
+    """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
+
+    ``chunk_size``: bytes of each new chunk file, 12 to 2**31 - 1, really allocated; a record may have
+    ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes the queue is
+    durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
+    power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
+    ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
+    counted); more are refused with `QueueFull`, or wait for room. ``min_free_bytes``: what puts leave free on the file
+    system; below that they raise `DiskFull`, while taking and leasing go on.
+    ``log_bytes``: the log is cut back to a snapshot when it has grown by so many bytes, or has doubled if that is more.
+    ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
+    ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
+    batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
+
+    Raises `BadPath`, `BadArgument`, `QueueLocked`, `CorruptQueue`, `DiskFull`; then nothing was changed. After
+    `QueueBroken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
+    """
+
+    _released = True  # whether no lock and no descriptor is left to be released
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        chunk_size: int = 16 << 20,
+        sync: Literal["commit", "never"] = "commit",
+        lock_timeout: float = 10.0,
+        max_records: int | None = None,
+        max_bytes: int | None = None,
+        min_free_bytes: int = 0,
+        log_bytes: int = 4 << 20,
+        max_attempts: int = 5,
+        retention: timedelta = timedelta(days=1),
+        retention_bytes: int = 1 << 30,
+        _files: Files | None = None,
+    ) -> None:
+        self.path = paths.check_path(path)
+        self.chunk_size = arguments.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
+        self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
+        self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
+        arguments.check_timeout("lock_timeout", lock_timeout)
+        self._files = _files or Files()
+        self._holds = Holds()
+        self._engine: Engine[State] = Engine(
+            self.path, "queue", logs, sync=sync == "commit", log_bytes=self.log_bytes, gate=self._holds, locks_log=True
+        )
+        self._chain = Chain(self._files, self.path, self._engine, self.chunk_size, self.min_free_bytes)
+        self._records = Records(self._engine, self._chain, self._holds, max_records, max_bytes)
+        source = QueueBatches(self._engine, self._chain, self._holds)
+        self._leases = Leases(source, max_attempts, retention, retention_bytes)
+        self.max_records, self.max_bytes, self.largest_record = max_records, max_bytes, self._records.largest
+        self._released = False
+        self._open(lock_timeout)
+
+    # Opening and closing
+
+    def _open(self, lock_timeout: float) -> None:
+        for other in list(_open_queues):  # one of this process whose closing was interrupted
+            if other.path == self.path and other._engine.is_closed:
+                other.close()
+        deadline = clock.monotonic() + lock_timeout
+        for attempt in count():
+            try:
+                header, created = lock.acquire(self.path, max(0.0, deadline - clock.monotonic()))
+            except PermissionError as error:
+                raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
+            except OSError as error:
+                if isinstance(error, QewQewError):
+                    raise
+                raise self._explained(error, self.path) from error
+            self._chain.header = header
+            try:
+                found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
+                self._engine.attach(found.log, found.state)
+                self._chain.taken, self._chain.begin = found.taken, found.begin
+                self._chain.close_others()
+                self._chain.store_header()
+                if header.is_still_at(self.path):
+                    break
+                self._release()
+            except BaseException as error:
+                if self._another_is_here(error, deadline, attempt):
+                    continue
+                if created and header.is_still_at(self.path):
+                    with contextlib.suppress(OSError):
+                        self._files.unlink(self.path)
+                self._release()
+                if isinstance(error, CorruptQueue):
+                    error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
+                if isinstance(error, OSError) and not isinstance(error, QewQewError):
+                    raise self._explained(error, error.filename or self.path) from error
+                raise
+        for note in found.notes:
+            _logger.warning("%s", note)
+        self._opened_at = self._engine.log.position
+        self._engine.open()
+        _open_queues.add(self)
+
+    def _explained(self, error: OSError, path: str) -> QewQewError:
+        return self._engine.full(error) or BadPath(f"cannot be opened: {error.strerror}", path=path)
+
+    def _another_is_here(self, error: BaseException, deadline: float, attempt: int) -> bool:
+        """Whether to look again, with everything released: a Java program that has closed the queue removes files just now, or
+        somebody has a chunk or the log open, though not the header that is there.
+        """
+        if isinstance(error, java.Vanishing):  # it has removed its last chunk, and then removes the header
+            until = clock.monotonic() + VANISHING
+            while (here := self._chain.header.is_still_at(self.path)) and clock.monotonic() < until:
+                clock.sleep(0.005)
+            again = not here
+        elif isinstance(error, FileNotFoundError):
+            again = attempt < 5
+        else:
+            again = isinstance(error, QueueLocked) and clock.monotonic() < deadline
+        if again:
+            self._release()
+            clock.sleep(0.005)
+        return again
+
+    def close(self) -> None:
+        """Leave the files as the Java library would, and give the lock back. A second call does nothing, unless the first one was
+        interrupted: then it gives back what that did not.
+
+        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
+        sessions are rolled back. Callers that wait in other threads get `QueueClosed`.
+        """
+        with self._engine.lock:
+            if self._holds.is_asked:
+                raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
+            self._engine.close(self._checkpoint, self._release)
+
+    def _checkpoint(self) -> None:
+        """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
+        files, state, log, chain = self._files, self._engine.state, self._engine.log, self._chain
+        recovery.sync_spill(files, self.path)
+        places.remove_tree(files, self.path + paths.SPILL)
+        if not state.records and state.chain:
+            self._records.clear()
+        if not (state.chain or state.batches or state.put_keys or state.expired_keys):
+            stamp.remove(files, self.path)  # the next log counts anew
+            for home in (self.path + places.BATCHES, self.path + places.DEAD):
+                if files.is_directory(home) and not files.list(home):
+                    files.remove_directory(home)
+            if log.position > self._opened_at:
+                chain.sync_names()  # before the log forgets which chunks were removed
+            files.unlink(log.path)
+        else:
+            if state.chain:
+                chain.compact()
+            if log.slow_to_open:
+                chain.rotate()
+            if log.position > self._opened_at:
+                chain.store()
+                recovery.restore_header(files, self.path, state.first)
+                chain.sync_names()
+                # If it is lost, the next opening does all this again.
+                log.append(logs.CHECKPOINT, java.seal(files, self.path))
+            log.give_back()
+        if not state.chain and chain.header.is_still_at(self.path):
+            files.unlink(self.path)
+            chain.sync_names()
+
+    def _release(self) -> None:
+        """Release everything. It may be called again, and goes on where it was interrupted: each step is one line."""
+        self._chain.release()
+        self._engine.release()
+        if hasattr(self._chain, "header"):
+            self._chain.header.release()
+        _open_queues.discard(self)
+        self._released = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._released:
+            return
+        if self._engine.is_open:
+            warnings.warn(f"queue {self.path} was not closed", ResourceWarning, stacklevel=2)
+        self._release()
+
+    def _forked(self) -> None:
+        """In a forked child: the queue stays the parent's. Descriptors are closed, which drops no lock of the parent."""
+        self._engine.forked()
+        self._chain.forked()
+
+    # Putting
+
+    def put(self, record: Record, timeout: float | None = 0) -> None:
+        """Append one record, as one commit.
+
+        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
+        `RecordTooLarge`, `QueueFull`, `DiskFull`: nothing was stored.
+        """
+        if type(record) is not bytes or len(record) > self.largest_record:
+            (record,) = chunk.checked((record,), self.chunk_size)
+        self._engine.durable(self._engine.run(self._records.put_one, record, timeout))
+
+    def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
+        """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
+
+        With a ``key`` that was used before (within thirty days, and among the last 65,536), nothing is stored, and what
+        the first call returned is returned again. Waits and raises as `put`; also `BadKey`.
+        """
+        ready = chunk.checked_all(records, self.chunk_size)
+        with self._engine.exclusive():
+            position, count = self._records.transact(ready, None, [], key, timeout)
+        self._engine.durable(position)
+        return count
+
+    def session(self) -> Session:
+        """A transaction: what it puts and takes happens together, when it commits, or not at all. See `Session`."""
+        with self._engine.exclusive():
+            return Session(self, self._engine, self._chain, self._holds, self._records)
+
+    # Taking
+
+    def peek(self, timeout: float | None = 0) -> bytes:
+        """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+
+        Raises `CorruptQueue` if the record is not what was committed.
+        """
+        with self._engine.exclusive():
+            return self._records.first(timeout)[0]
+
+    def get(self, timeout: float | None = 0) -> bytes:
+        """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
+        record, position = self._engine.run(self._records.get_one, timeout)
+        self._engine.durable(position)
+        return record
+
+    def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
+        """Take the first record if ``predicate(record)`` is true, else leave it and return None; also None after ``timeout``.
+
+        The queue is locked meanwhile: the predicate must not use it (`QueueClosed`). What it raises passes through, and
+        the record stays.
+        """
+        with self._engine.lock:
+            try:
+                with self._engine.exclusive():
+                    record, step = self._records.first(timeout)
+            except Empty:
+                return None
+            self._holds.is_asked = True
+            try:
+                if not predicate(record):
+                    return None
+            finally:
+                self._holds.is_asked = False
+            with self._engine.exclusive():
+                position = self._records.take_one(step)
+        self._engine.durable(position)
+        return record
+
+    def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
+        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, as one commit; maybe [].
+
+        The first record is taken even if it alone is larger than ``max_bytes``.
+        """
+        with self._engine.exclusive():
+            records, steps = self._records.pick(max_records, max_bytes)
+            if not records:
+                return []
+            position = self._records.take(steps)
+        self._engine.durable(position)
+        return records
+
+    def clear(self) -> int:
+        """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
+
+        Durable when it returns. While sessions hold records it must read the others, and may raise `CorruptQueue`.
+        """
+        with self._engine.exclusive():
+            records = len(self._records)
+            if self._holds.records:
+                with self.session() as everything:
+                    while everything.get_many(1 << 14, 1 << 20):
+                        pass
+                self._engine.durable(self._engine.log.position, always=True)
+            elif self._engine.state.chain:
+                self._records.clear()
+            return records
+
+    # Looking
+
+    def __len__(self) -> int:
+        """How many records can be taken; what sessions hold is not counted."""
+        with self._engine.exclusive():
+            return len(self._records)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The records in order, but for those that sessions hold; they stay.
+
+        Raises RuntimeError if records are taken, held or rolled back meanwhile.
+        """
+        with self._engine.exclusive():
+            regions, before = list(self._chain.free()), self._holds.disturbed
+        for chunk_state, at, end in regions:
+            while at < end:
+                with self._engine.exclusive():
+                    if self._holds.disturbed != before:
+                        raise RuntimeError("records were taken from the queue during the iteration")
+                    self._chain.flush()
+                    run = self._chain.read(chunk_state, chunk_state.piece_of(at))
+                    data = run.data[at - run.start : end - run.start]
+                at += len(data)
+                yield from chunk.split(data)[0]
+
+    def stats(self) -> QueueStats:
+        """Counts and sizes, as `inspect` gives them."""
+        with self._engine.exclusive():
+            return stats_of(self.path, self._engine.state)
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.
+
+        ``progress`` is called with the bytes of records that were read, and how many there are. It must not use the queue.
+        """
+        with self._engine.exclusive():
+            self._chain.flush()
+            return verify(self._files, self.path, self._engine.state, progress)
+
+    def orphans(self) -> list[Orphan]:
+        """Chunk files with records beside the queue that nothing refers to, by their ids; see `Orphan`. Changes nothing."""
+        with self._engine.exclusive():
+            return orphans.find(self._files, self.path, self._engine.state)
+
+    def adopt(self, orphan: Orphan) -> int:
+        """Append the records of an orphan to the end of the queue, as one commit, and remove its file; returns how many.
+
+        Durable when it returns. If it is interrupted, `orphans` may offer the file again, but adopting it again stores
+        nothing twice: the commit has a key of the file's identity. A file with a ``problem`` is set aside, not removed.
+        Raises as iterating over the orphan does, and as `put_many`; then nothing was stored.
+        """
+        with self._engine.exclusive():
+            stored = self.put_many(orphan, key=orphan.key())
+            self._engine.durable(self._engine.log.position, always=True)
+            if orphan.problem:
+                self.set_aside(orphan)
+            else:
+                self._files.unlink(orphan.path)
+                self._chain.sync_names()
+                self._chain.forget(orphan.id)
+            return stored
+
+    def set_aside(self, orphan: Orphan) -> str:
+        """Move the file of an orphan into a directory of NAME.damaged; returns where it is. Durable when it returns.
+
+        Raises `BadPath` if it is gone.
+        """
+        with self._engine.exclusive():
+            target = orphans.set_aside(self._files, self.path, orphan)
+            self._chain.forget(orphan.id)
+            return target
+
+
+def _after_fork() -> None:
+    for queue in list(_open_queues):
+        queue._forked()
+    _open_queues.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

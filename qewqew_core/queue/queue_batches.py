@@ -1,0 +1,172 @@
+"""`QueueBatches`: how batches are cut off the front of a queue, and put back there.
+
+A lease moves whole chunk files out of the chain: its cost depends on their number, not on that of the records. Only a chunk
+of which a part stays is copied: one in which the batch ends, or of which open sessions hold records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from qewqew_core.batch import places
+from qewqew_core.batch.batch_operations import BatchOperation
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.leases import Source
+from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk.engine import Engine
+from qewqew_core.errors import CorruptQueue, DiskFull, QewQewError
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Cut
+from qewqew_core.queue import batch_files, paths, stamp
+from qewqew_core.queue import log as logs
+from qewqew_core.queue.chain import Chain
+from qewqew_core.queue.holds import Holds
+from qewqew_core.queue.operations import Lease, PutBack, Rare
+from qewqew_core.queue.state import State
+
+MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
+NAME_BYTES = 256  # … for each name
+
+T = TypeVar("T")
+
+
+class QueueBatches(Source):
+    """The records of the queue that nobody holds."""
+
+    engine: Engine[State]
+
+    def __init__(self, engine: Engine[State], chain: Chain, holds: Holds) -> None:
+        super().__init__(chain.files, chain.path, chain.path, engine)
+        self._chain = chain
+        self._holds = holds
+
+    def commit(self, operation: BatchOperation) -> None:
+        self._commit(operation)
+
+    def _commit(self, operation: Rare, now: int | None = None) -> int:
+        position = self._chain.commit([operation], now)
+        self.engine.durable(position, always=True)
+        stamp.write(self.files, self.stem, self.engine.state.changes)
+        return position
+
+    def occupied(self, batch: BatchState) -> int:
+        return batch.bytes + 2 * batch.records
+
+    def manifest_of(self, batch: BatchState) -> Manifest:
+        return batch_files.manifest_in_place(self.files, self.stem, batch)
+
+    # Room on the disk: the log keeps a reserve, which can be given back
+
+    def with_room(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except OSError as error:
+            if not (isinstance(error, DiskFull) or self.engine.full(error)) or not self.engine.log.give_back():
+                raise
+            return act()
+
+    def keep_room(self, names: int, size: int = 0) -> None:
+        self.engine.log.keep(MOVING_BYTES + names * NAME_BYTES + size)
+
+    def move(self, act: Callable[[], None]) -> None:
+        self.with_room(act)
+
+    # Cutting
+
+    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+        if self.engine.state.records <= self._holds.records:
+            return None
+        lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout))
+        return self._commit_batch(lease, made)
+
+    def _prepare_batch(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> tuple[Lease, int]:
+        """Make NAME.lease, which is the new batch but for the chunks that it will take whole, and the operation that takes
+        them, and when. Nothing has changed yet.
+        """
+        self._chain.flush()
+        batch = self.new_batch(key)
+        making = self.stem + paths.LEASE
+        parts: list[tuple[int, Cut | None]] = []
+        segment_paths: list[str] = []
+        try:
+            places.remove_tree(self.files, making)
+            places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
+            self.files.make_directory(making)
+            places.make_home(self.files, self.stem, places.BATCHES)
+            for source in self.engine.state.chain.values():
+                if max_records <= 0 or max_bytes <= 0:
+                    break
+                path, cut, available = self._chain.path_of(source.id), None, source
+                if source.busy or source.records > max_records or source.bytes > max_bytes:
+                    if source.free(source.head) is None:
+                        continue
+                    path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
+                    cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
+                    if not cut.spans:
+                        self.files.unlink(path)
+                        break
+                    available = cut.chunk(source.id)
+                elif not source.records:
+                    continue
+                else:
+                    self._chain.sync_chunk(source.id)
+                parts.append((source.id, cut))
+                segment_paths.append(path)
+                batch.chunks.append(available)
+                max_records -= available.records
+                max_bytes -= available.bytes
+                if cut and source.free(cut.spans[-1].end) is not None:
+                    break
+            batch.records = sum(part.records for part in batch.chunks)
+            batch.bytes = sum(part.bytes for part in batch.chunks)
+            places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
+            self._chain.sync_names()
+            return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
+        except (OSError, CorruptQueue) as error:
+            places.remove_tree(self.files, making)
+            if isinstance(error, QewQewError):
+                raise
+            raise self.engine.full(error) or self.engine.poison(error) from error
+
+    def _commit_batch(self, lease: Lease, made: int) -> BatchState:
+        whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]
+        try:
+            self.keep_room(len(whole) + 1, len(logs.pack(lease)))
+            position = self._commit(lease, made)
+        except DiskFull:
+            places.remove_tree(self.files, self.stem + paths.LEASE)
+            raise
+        self._holds.disturbed += 1
+        for chunk_id in whole:
+            self._chain.forget(chunk_id)
+        self._chain.forget_run()
+        self._chain.store_header()
+        state = self.engine.state.batches[lease.id]
+        self.move(partial(batch_files.settle_lease, self.files, self.stem, state))
+        self._chain.own_ends()
+        self.engine.notify()
+        self._chain.after_commit(
+            position
+        )  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
+        return state
+
+    def put_back(self, batch: BatchState) -> None:
+        # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
+        # not look whether it is free.
+        ids = self._chain.free_ids(len(batch.chunks), self.engine.state.first, chunk.predecessor)[::-1]
+        names = [batch_files.segment_file(self.stem, part.id) for part in batch.chunks]
+        # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
+        self._chain.sync_names()
+        self.keep_room(len(ids))
+        self._commit(PutBack(batch.id, ids, names))
+        self._chain.taken.update(ids)
+        self._holds.disturbed += 1
+        self._chain.forget_run()
+        moves = list(zip(names, ids, strict=True))
+        self.move(partial(batch_files.settle_put_back, self.files, self.stem, batch.id, moves))
+        self._chain.own_ends()
+        self.engine.notify()
+        self._chain.after_commit(self.engine.log.position)

@@ -1,0 +1,157 @@
+"""Reading chunk files: pointers, pieces whose checksum is verified, and files that no log describes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from qewqew_core.disk.checksum import crcs_of_rest
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.limits import LIMITS
+
+BLOCK = 1 << 20
+
+
+class OnDisk(NamedTuple):
+    """A chunk file as it stands: its size, and its pointers (zeros where it is too short to have them)."""
+
+    size: int
+    head: int
+    tail: int
+    next: int
+
+
+def read_pointers(files: Files, path: str) -> OnDisk:
+    fd = files.open_to_read(path)
+    try:
+        data = files.read(fd, chunk.BEGIN, 0)
+        return OnDisk(files.size(fd), *(chunk.POINTERS.unpack(data) if len(data) == chunk.BEGIN else (0, 0, 0)))
+    finally:
+        files.close(fd)
+
+
+class Run(NamedTuple):
+    """Whole records of a chunk, their checksum verified."""
+
+    start: int
+    data: bytes
+    records_before: int  # of the chunk, from its base on
+    crc: int  # from the base of the chunk to the end of the run
+    records_end: int
+
+
+def read_run(files: Files, fd: int, path: str, one: Chunk, index: int, after: Run | None = None) -> Run:
+    """Piece ``index`` of the chunk, or only what was committed to it since the run ``after`` was read.
+
+    Raises `CorruptQueue` if the bytes are not those that were committed.
+    """
+    piece = one.pieces[index]
+    start, before, crc = piece.offset, piece.records, piece.crc
+    if after is not None and after.start + len(after.data) > start:
+        start, before, crc = after.start + len(after.data), after.records_end, after.crc
+    end, records, end_crc = one.piece_end(index)
+    data = files.read(fd, end - start, start)
+    if len(data) < end - start:
+        raise CorruptQueue(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
+    if zlib.crc32(data, crc) != end_crc:
+        raise CorruptQueue(
+            f"the bytes up to {end} do not have the checksum with which they were committed: the file was damaged, "
+            "or another program wrote to it. Nothing was changed",
+            path=path,
+            offset=start,
+        )
+    return Run(start, data, before, end_crc, records)
+
+
+def unread(files: Files, fd: int, path: str, one: Chunk) -> Iterator[tuple[Piece, bytes]]:
+    """The records from head to tail, as verified runs, each with the boundary that it begins at."""
+    if one.head == one.tail:
+        return
+    for index in range(one.piece_of(one.head), len(one.pieces)):
+        run = read_run(files, fd, path, one, index)
+        skip = max(0, one.head - run.start)
+        before = one.taken if skip else run.records_before
+        yield Piece(run.start + skip, before, 0, one.pieces[index].time), run.data[skip:]
+
+
+def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
+    """The crc32 of the bytes from head to each boundary behind it, and to tail.
+
+    Reads one piece at most, and only if the chunk is partly read.
+    """
+    inside = [piece for piece in one.pieces if piece.offset > one.head]
+    if one.head == one.base:
+        return [*(piece.crc for piece in inside), one.crc]
+    fd = files.open_to_read(path)
+    try:
+        index = one.piece_of(one.head)
+        run = read_run(files, fd, path, one, index)
+    finally:
+        files.close(fd)
+    front = zlib.crc32(run.data[: one.head - run.start], one.pieces[index].crc)
+    return crcs_of_rest(front, one.head, [*((piece.offset, piece.crc) for piece in inside), (one.tail, one.crc)])
+
+
+def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
+    """Describe a chunk file that no log describes, by stepping over all its records.
+
+    Raises `CorruptQueue` with the offset of the first record that does not fit.
+    """
+    time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
+    one = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
+    for frames, records in step_over(files, path, found.head, found.tail):
+        one.append(len(frames), records, zlib.crc32(frames, one.crc), time)
+    return one
+
+
+def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[bytes, int]]:
+    """The records from ``start`` to ``tail``, which no checksum covers: runs of whole frames, and how many each has.
+
+    Raises `CorruptQueue` with the offset of the first record that does not fit.
+    """
+    fd = files.open_to_read(path)
+    try:
+        rest, at = b"", start
+        while at < tail:
+            block = files.read(fd, min(BLOCK, tail - at), at)
+            at += len(block)
+            data = rest + block
+            cut = start = records = 0
+            while cut + 2 <= len(data) and (end := chunk.record_end(data, cut)) <= len(data):
+                cut, records = end, records + 1
+                if cut - start >= LIMITS.piece_bytes:
+                    yield data[start:cut], records
+                    start, records = cut, 0
+            if cut > start:
+                yield data[start:cut], records
+            rest = data[cut:]
+            if not block:
+                break
+        if rest or at < tail:
+            raise CorruptQueue(
+                f"the record here runs past the tail of the chunk at {tail}. Nothing was changed",
+                path=path,
+                offset=at - len(rest),
+            )
+    finally:
+        files.close(fd)
+
+
+def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
+    """How many records lie between the base of a chunk and ``offset``. Raises `CorruptQueue` if no record begins there."""
+    fd = files.open_to_read(path)
+    try:
+        run = read_run(files, fd, path, one, one.piece_of(offset))
+    finally:
+        files.close(fd)
+    at, count = 0, run.records_before
+    while run.start + at < offset:
+        at, count = chunk.record_end(run.data, at), count + 1
+    if run.start + at != offset:
+        raise CorruptQueue(f"the head, {offset}, lies inside a record. Nothing was changed", path=path, offset=0)
+    return count

@@ -1,0 +1,311 @@
+"""`Records`: puts and takes of an open queue, one by one and as the transactions of sessions.
+
+A commit of up to `Limits.inline_bytes` is carried by the log, and its frames go into the chunk file later. A larger one is
+first written to the chunk files, past the tail, and made durable there; then the log says that it has happened.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from bisect import bisect_right
+from itertools import accumulate
+
+from qewqew_core import arguments
+from qewqew_core.disk.engine import Engine
+from qewqew_core.errors import DiskFull, Empty, QueueFull
+from qewqew_core.formats import chunk
+from qewqew_core.keys import key_hash
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import recovery, writing
+from qewqew_core.queue.chain import Chain
+from qewqew_core.queue.holds import Holds
+from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Take
+from qewqew_core.queue.state import State, Step
+from qewqew_core.queue.writing import Spill
+
+
+class Records:
+    """What calls of a queue and of its sessions do with records. All are made with the engine's lock.
+
+    ``max_records``, ``max_bytes``: the bounds of the queue.
+    """
+
+    def __init__(self, engine: Engine[State], chain: Chain, holds: Holds, max_records: int | None, max_bytes: int | None) -> None:
+        self.max_records = arguments.check_bound("max_records", max_records)
+        self.max_bytes = arguments.check_bound("max_bytes", max_bytes)
+        self._is_bounded = max_records is not None or max_bytes is not None
+        self.largest = chunk.largest_record(chain.chunk_size)
+        self.inline_bytes = LIMITS.inline_bytes["commit" if engine.sync else "never"]
+        self._engine = engine
+        self._chain = chain
+        self._holds = holds
+
+    # Putting
+
+    def put_one(self, record: bytes, timeout: float | None) -> int:
+        """As `put`, for what is put most often: a record that the log carries and the last chunk takes."""
+        engine, chain = self._engine, self._chain
+        if self._is_bounded:
+            self._wait_for_room(1, len(record), timeout)
+        last, size = engine.state.last, len(record) + 2
+        if last is None or (at := last.tail) + size > last.size or at + size > chain.chunk_size or size > self.inline_bytes:
+            return self._put([record], [])
+        if chain.min_free_bytes:
+            chain.check_free(0)
+        frames, now = chunk.LENGTH.pack(len(record)) + record, now_ms()
+        operation = logs.pack_append(last.id, 1, frames)
+        engine.log.reserve(len(operation))
+        engine.committed = True
+        position = engine.log.append(logs.COMMIT, now.to_bytes(8) + operation)
+        engine.state.append(last.id, size, 1, zlib.crc32(frames, last.crc), now)  # as `State.apply` does
+        chain.pend(last.id, at, frames)
+        if engine.waiting:
+            engine.notify()
+        chain.after_commit(position)
+        return position
+
+    def _put(self, records: list[bytes], operations_behind: list[Operation]) -> int:
+        """Commit records, then other operations; returns the position in the log."""
+        engine, chain = self._engine, self._chain
+        last = engine.state.last
+        # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
+        room = min(chain.chunk_size, last.size) - last.tail if last else 0
+        plan = into_last, *into_new = writing.place(records, room, chain.chunk_size - chunk.BEGIN)
+        chain.check_free(len(into_new) * chain.chunk_size)
+        inline = sum(size for runs in plan for _, size in runs) <= self.inline_bytes
+        if not inline or into_new:
+            chain.flush()  # these frames lie before what is written now
+            engine.durable(engine.log.position)  # where the others go may be what an earlier commit has freed
+        new_ids = chain.free_ids(len(into_new), last.id if last else chunk.NONE, chunk.successor)
+        targets = [(last.id, last.tail, last.crc)] if last else []
+        targets += [(chunk_id, chunk.BEGIN, 0) for chunk_id in new_ids]
+        operations: list[Operation] = []
+        made: list[int] = []
+        writes: list[tuple[int, int, bytes]] = []  # of what the log carries: chunk, offset, frames
+        try:
+            for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
+                if chunk_id in new_ids:
+                    chain.make(chunk_id)
+                    made.append(chunk_id)
+                    operations.append(NewChunk(chunk_id, chain.chunk_size))
+                ahead: list[tuple[int, bytes]] = []
+                for run, size in runs:
+                    frames = chunk.frame(run)
+                    if inline:
+                        operations.append(Append(chunk_id, len(run), frames))
+                        writes.append((chunk_id, at, frames))
+                    else:
+                        crc = zlib.crc32(frames, crc)
+                        operations.append(Extent(chunk_id, len(run), size, crc))
+                        ahead.append((at, frames))
+                    at += size
+                if ahead:
+                    chain.write_ahead(chunk_id, ahead)
+            if made and engine.sync:
+                chain.sync_names()
+            position = chain.commit(operations + operations_behind, reserve=True)
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else engine.full(error)
+            if full is None and not isinstance(error, FileExistsError):
+                raise
+            chain.unmake(made)
+            if full is None:  # a Java program has made a file there, for a header that was removed: other ids
+                chain.taken.update(new_ids)
+                return self._put(records, operations_behind)
+            raise full from error
+        for chunk_id, at, frames in writes:
+            if chunk_id == targets[-1][0]:
+                chain.pend(chunk_id, at, frames)
+            else:
+                chain.write(chunk_id, frames, at)
+        if records:
+            engine.notify()
+        if made:
+            chain.own_ends()
+        chain.after_commit(position)
+        return position
+
+    def _adopt(self, spill: Spill, operations_behind: list[Operation]) -> int:
+        """Commit what a session has spilled, by moving its files into the chain, then other operations."""
+        engine, chain, files = self._engine, self._chain, self._chain.files
+        last = engine.state.last
+        ids = chain.free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
+        operations: list[Operation] = []
+        for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
+            operations.append(NewChunk(chunk_id, chain.chunk_size))
+            operations += [Extent(chunk_id, *run) for run in spilled.runs]
+        moved: list[tuple[str, str]] = []
+        try:
+            engine.log.reserve(len(operations) + len(operations_behind))
+            if engine.sync:
+                spill.sync()
+            chain.flush()
+            for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
+                files.rename(spilled.path, chain.path_of(chunk_id))
+                moved.append((spilled.path, chain.path_of(chunk_id)))
+            if engine.sync:
+                recovery.sync_spill(files, chain.path)
+            position = chain.commit(operations + operations_behind)
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else engine.full(error)
+            if full is None:
+                raise
+            for source, target in moved:
+                files.rename(target, source)
+            raise full from error
+        spill.chunks.clear()
+        chain.taken.update(ids)
+        if not engine.sync:
+            chain.unsynced.update(ids)
+        chain.own_ends()
+        engine.notify()
+        chain.after_commit(position)
+        return position
+
+    # Taking
+
+    def first(self, timeout: float | None) -> tuple[bytes, Step]:
+        """The first record that nobody holds, and where it is. Waits for one, then raises `Empty`."""
+        if self._engine.state.records == self._holds.records:
+            self._wait(timeout)
+        first = next(iter(self._engine.state.chain.values()))
+        start = first.head
+        if first.busy:  # else its first record is the one
+            first, start, _ = next(self._chain.free())
+        run = self._chain.load(first, start)
+        at = start - run.start
+        end = chunk.record_end(run.data, at)
+        return run.data[at + 2 : end], (first, start, run.start + end, 1)
+
+    def pick(self, max_records: int, max_bytes: int | None) -> tuple[list[bytes], list[Step]]:
+        """The first records that nobody holds, and where they are."""
+        arguments.check_whole("max_records", max_records, 1, sys.maxsize)
+        room = arguments.check_whole("max_bytes", max_bytes, 1, sys.maxsize) if max_bytes is not None else sys.maxsize
+        picked: list[bytes] = []
+        steps: list[Step] = []
+        for chunk_state, start, end in self._chain.free():
+            at, before = start, len(picked)
+            while at < end and len(picked) < max_records and room > 0:
+                run = self._chain.load(chunk_state, at)
+                records, used = chunk.split(run.data[at - run.start : end - run.start], max_records - len(picked))
+                sizes = list(accumulate(map(len, records)))
+                fit = len(records) if sizes[-1] <= room else max(bisect_right(sizes, room), int(not picked))
+                if fit < len(records):
+                    used, room = sizes[fit - 1] + 2 * fit if fit else 0, 0
+                else:
+                    room -= sizes[-1]
+                picked += records[:fit]
+                at += used
+            if len(picked) > before:
+                steps.append((chunk_state, start, at, len(picked) - before))
+            if at < end:
+                break
+        return picked, steps
+
+    def get_one(self, timeout: float | None) -> tuple[bytes, int]:
+        """Take the first record; returns it, and the position of the commit."""
+        record, step = self.first(timeout)
+        return record, self.take_one(step)
+
+    def take_one(self, step: Step) -> int:
+        """Commit that these records are gone: as `take`, for what is taken most often."""
+        engine = self._engine
+        chunk_state, start, end, records = step
+        engine.committed = True
+        position = engine.log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.pack_take(chunk_state.id, start, end, records))
+        engine.state.take(chunk_state.id, start, end, records)  # as `State.apply` does
+        if engine.state.emptied:
+            self._chain.forget_emptied()
+        self._holds.disturbed += 1
+        if engine.waiting:
+            engine.notify()
+        self._chain.after_commit(position)
+        return position
+
+    def take(self, steps: list[Step]) -> int:
+        """Commit that these records are gone. It works on a full disk, too."""
+        return self._take([Take(chunk_state.id, *span) for chunk_state, *span in steps])
+
+    def _take(self, operations: list[Operation]) -> int:
+        position = self._chain.commit(operations)
+        self._holds.disturbed += 1
+        self._engine.notify()
+        self._chain.after_commit(position)
+        return position
+
+    def clear(self) -> None:
+        """All records are gone, those that sessions hold included. Durable."""
+        self._engine.durable(self._take([Clear()]), always=True)
+
+    # Both
+
+    def transact(
+        self, records: list[bytes], spill: Spill | None, taken: list[Step], key: str | None, timeout: float | None
+    ) -> tuple[int, int]:
+        """Commit puts and takes together; returns the position in the log, and how many records were put, now or under the
+        same key before.
+        """
+        engine, state = self._engine, self._engine.state
+        hashed = None if key is None else key_hash(arguments.check_key(key))
+        spill = spill if spill and spill.chunks else None
+        count, payload = len(records), sum(map(len, records))
+        if spill:
+            count, payload = count + spill.records, payload + spill.payload
+        leaving = sum(step[3] for step in taken)
+        if hashed not in state.put_keys:
+            self._wait_for_room(count, payload, timeout, leaving, sum(end - start for _, start, end, _ in taken) - 2 * leaving)
+        if hashed is not None and hashed in state.put_keys:
+            self._holds.release(taken)
+            engine.notify()
+            return engine.log.position, state.put_keys[hashed][1]  # another thread may still be waiting for that commit
+        operations: list[Operation] = [] if hashed is None else [PutKey(hashed, count)]
+        # Takes come last: they may empty the chunk that the puts were planned for.
+        operations += [Take(chunk_state.id, *span) for chunk_state, *span in taken]
+        if spill:
+            position = self._adopt(spill, operations)
+        elif count or (hashed is not None and not taken):
+            position = self._put(records, operations)
+        elif taken:
+            position = self._take(operations)
+        else:
+            return 0, 0
+        self._holds.records -= leaving
+        return position, count
+
+    # Waiting
+
+    def __len__(self) -> int:
+        """How many can be taken."""
+        return self._engine.state.records - self._holds.records
+
+    def _wait(self, timeout: float | None) -> None:
+        state, holds = self._engine.state, self._holds
+        deadline = arguments.deadline(timeout)
+        while state.records == holds.records:
+            if not self._engine.wait(deadline):
+                held = holds.records
+                what = f"the {held:,} records in it are held by sessions" if held else "the queue is empty"
+                raise Empty(what, path=self._engine.path)
+
+    def _wait_for_room(
+        self, records: int, payload: int, timeout: float | None, leaving: int = 0, leaving_payload: int = 0
+    ) -> None:
+        """Wait until so many records fit, in the place of others that leave with the same commit."""
+        if not self._is_bounded:
+            return
+        state, path = self._engine.state, self._engine.path
+        most_records, most_bytes = self.max_records or sys.maxsize, self.max_bytes or sys.maxsize
+        bounds = f"max_records={self.max_records}, max_bytes={self.max_bytes}"
+        if records > most_records or payload > most_bytes:
+            raise QueueFull(f"{records:,} records of {payload:,} bytes never fit: {bounds}", path=path)
+        deadline = arguments.deadline(timeout)
+        records, payload = records - leaving, payload - leaving_payload
+        while (records > 0 and state.records + records > most_records) or (payload > 0 and state.bytes + payload > most_bytes):
+            if not self._engine.wait(deadline):
+                raise QueueFull(
+                    f"{state.records:,} records of {state.bytes:,} bytes wait already ({bounds}). "
+                    "Nothing was stored; take or lease records, or wait for others to do so (timeout)",
+                    path=path,
+                )

@@ -1,0 +1,79 @@
+"""`NAME.stamp`: how often batches had changed when the log and their files were last known to belong together.
+
+The log counts the changes of batches (`State.changes`). After each one the count is written here, too. If it is larger than what
+the log counts, the log is an old copy, put beside newer batches: it would lease what has been acknowledged since. A power cut may
+leave an older count, a damaged file or none, which says nothing; so nothing here is synced, and nothing waits for it.
+
+=== ===== ==============================================
+0   8     magic ``QEWQSTMP``
+8   u64   how many changes
+16  u32   crc32 of the 16 bytes before
+=== ===== ==============================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.queue import paths
+
+_MAGIC = b"QEWQSTMP"
+BODY = struct.Struct(">8sQ")
+CRC = struct.Struct(">I")
+
+
+def path_of(queue: str) -> str:
+    return queue + paths.STAMP
+
+
+def write(files: Files, queue: str, changes: int) -> None:
+    """Note the count. Where there is no room for it, nothing is noted."""
+    path, body = path_of(queue), BODY.pack(_MAGIC, changes)
+    with contextlib.suppress(OSError):
+        fd = files.open(path, new=not files.exists(path))
+        try:
+            files.write(fd, body + CRC.pack(zlib.crc32(body)), 0)
+        finally:
+            files.close(fd)
+
+
+def read(files: Files, queue: str) -> int:
+    """The count; 0 where there is none, or one that cannot be read."""
+    with contextlib.suppress(OSError):
+        fd = files.open_to_read(path_of(queue))
+        try:
+            return unpack(files.read(fd, BODY.size + CRC.size, 0))
+        finally:
+            files.close(fd)
+    return 0
+
+
+def unpack(data: bytes) -> int:
+    """The count; 0 if these bytes are no whole stamp."""
+    if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != zlib.crc32(data[: BODY.size]):
+        return 0
+    magic, changes = BODY.unpack_from(data)
+    return int(changes) if magic == _MAGIC else 0
+
+
+def check(files: Files, queue: str, changes: int) -> None:
+    """Raise `CorruptQueue` if the batches have changed more often than the log, which says ``changes``, knows of."""
+    found = read(files, queue)
+    if found > changes:
+        raise CorruptQueue(
+            f"the log is older than the batches: it knows of {changes:,} changes of batches, of {found:,}. Was an old copy put "
+            "back? Nothing was changed; bring back the latest log, or all files as they were at one time",
+            path=queue + paths.LOG,
+        )
+
+
+def remove(files: Files, queue: str) -> None:
+    """The log begins to count anew. Durable."""
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path_of(queue))
+        files.sync_directory(os.path.dirname(queue))

@@ -1,0 +1,203 @@
+"""What a queue is at one moment: its chain of chunks, its batches, its keys. No files, no bytes.
+
+A running queue and the replay of its log change it by the same `State.apply`, so that what a crash leaves is what was there. Who
+calls has checked that the change is possible.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk, Cut
+from qewqew_core.keys import prune
+from qewqew_core.queue.operations import (
+    Append,
+    Believe,
+    Clear,
+    Extent,
+    Lease,
+    NewChunk,
+    Operation,
+    PutBack,
+    PutKey,
+    Rare,
+    Repair,
+    Replace,
+    Take,
+)
+
+Step = tuple[Chunk, int, int, int]  # records that are taken together: chunk, start, end, how many
+
+
+@dataclass(slots=True, eq=False)
+class State(LeaseState):
+    """The whole of a queue."""
+
+    chain: dict[int, Chunk] = field(default_factory=dict)  # first to last, in insertion order
+    put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
+    records: int = 0  # in the chain
+    bytes: int = 0  # payload in the chain
+    changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
+    dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
+    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
+
+    @classmethod
+    def of(cls, chain: dict[int, Chunk]) -> State:
+        """Nothing but these chunks."""
+        chunks = chain.values()
+        return cls(chain=chain, records=sum(one.records for one in chunks), bytes=sum(one.bytes for one in chunks))
+
+    def with_batches_of(self, other: State) -> State:
+        """The same chunks, with the batches and keys of another state."""
+        self.batches, self.put_keys, self.expired_keys = other.batches, other.put_keys, other.expired_keys
+        self.changes = other.changes
+        return self
+
+    @property
+    def first(self) -> int:
+        return next(iter(self.chain), chunk.NONE)
+
+    @property
+    def last(self) -> Chunk | None:
+        return next(reversed(self.chain.values()), None)
+
+    def pointers(self) -> list[tuple[Chunk, tuple[int, int, int]]]:
+        """Each chunk of the chain with what its file must say: head, tail, next."""
+        chunks = list(self.chain.values())
+        nexts = [following.id for following in chunks[1:]] + [chunk.NONE]
+        return [(one, (one.head, one.tail, following)) for one, following in zip(chunks, nexts[: len(chunks)], strict=True)]
+
+    def apply(self, operation: Operation, time: int) -> None:
+        """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
+        match operation:
+            case Append():  # taken apart like this, it takes half the time
+                chunk_id, records, frames = operation
+                self.append(chunk_id, len(frames), records, zlib.crc32(frames, self.chain[chunk_id].crc), time)
+            case Extent():
+                chunk_id, records, size, crc = operation
+                self.append(chunk_id, size, records, crc, time)
+            case Take():
+                self.take(*operation)
+            case NewChunk():
+                self.new_chunk(*operation)
+            case PutKey(key, records):
+                self.put_keys[key] = (time, records)
+            case Lease(batch_id, key, records, size, parts, lease_timeout):
+                batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
+                self.lease(batch, parts)
+            case PutBack(batch_id, chunks):
+                self.put_back(batch_id, chunks)
+            case Replace():
+                self.replace(*operation)
+            case Clear():
+                self.clear()
+            case Believe() | Repair():
+                pass  # they tell of files
+            case _:
+                self.apply_to_batch(operation, time)
+        if isinstance(operation, Rare):
+            self.changes += 1
+
+    def check(self) -> None:
+        """The invariants between any two commits. It looks at everything: for tests."""
+        for chunk_id, one in self.chain.items():
+            assert chunk_id == one.id, one
+            one.check()
+            assert one.head < one.tail or len(self.chain) == 1, f"a chunk of several is empty: {one}"
+        assert self.records == sum(one.records for one in self.chain.values())
+        assert self.bytes == sum(one.bytes for one in self.chain.values())
+        for batch in self.batches.values():
+            for one in batch.chunks:
+                one.check()
+            assert not (batch.chunks and batch.state == "acked"), batch
+            assert batch.state == "acked" or batch.records == sum(one.records for one in batch.chunks), batch
+            assert batch.state == "acked" or batch.bytes == sum(one.bytes for one in batch.chunks), batch
+
+    # Changes of the chain
+
+    def new_chunk(self, chunk_id: int, size: int) -> None:
+        """A new last chunk. An empty one before it goes: the chain never begins with an empty chunk that has a next."""
+        last = self.last
+        self.chain[chunk_id] = Chunk(chunk_id, size, stored=(chunk.BEGIN, chunk.BEGIN, chunk.NONE))
+        if last is not None and last.head == last.tail:
+            self._drop(last)
+
+    def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
+        one = self.chain[chunk_id]
+        one.append(size, records, crc, time)
+        assert one.tail <= one.size, "records end at the end of the file, or before it"
+        self.records += records
+        self.bytes += size - 2 * records
+
+    def take(self, chunk_id: int, start: int, end: int, records: int) -> None:
+        """Records of a chunk are gone: its first ones, or others while sessions hold what lies before them."""
+        one = self.chain[chunk_id]
+        one.take(start, end, records)
+        self.records -= records
+        self.bytes -= end - start - 2 * records
+        if one.head == one.tail:
+            self._drop(one)
+
+    def replace(self, chunk_id: int, cut: Cut, new_id: int, size: int) -> None:
+        """A copy without the gaps, in a new file, takes the place of a chunk."""
+        copy = cut.chunk(new_id)
+        copy.size, copy.stored = size, (chunk.BEGIN, chunk.BEGIN, chunk.NONE)
+        self.chain = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.chain.values())}
+        self.dropped.append(chunk_id)
+        self.emptied.append(chunk_id)
+
+    def _drop(self, one: Chunk) -> None:
+        """It is read to its end."""
+        self.emptied.append(one.id)
+        if len(self.chain) > 1:
+            del self.chain[one.id]
+            self.dropped.append(one.id)
+        else:
+            one.reset()
+
+    def clear(self) -> None:
+        self.dropped += self.chain
+        self.emptied += self.chain
+        self.chain.clear()
+        self.records = self.bytes = 0
+
+    # Changes of batches that move records; for the others see `LeaseState`
+
+    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
+        """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""
+        for chunk_id, cut in parts:
+            if cut is None:
+                one = self.chain.pop(chunk_id)
+                one.size = one.tail  # the unused rest of the file is given back
+                self.records -= one.records
+                self.bytes -= one.bytes
+                batch.chunks.append(one)
+            else:
+                batch.chunks.append(cut.chunk(chunk_id))
+                for span in cut.spans:
+                    self.take(chunk_id, *span)
+        self.batches[batch.id] = batch
+
+    def put_back(self, batch_id: str, new_ids: list[int]) -> None:
+        """The records of the batch are at the front of the queue again, in files with new ids."""
+        chunks = self.batches.pop(batch_id).chunks
+        last = self.last
+        if last is not None and last.head == last.tail:  # the chain never ends with an empty chunk behind others
+            del self.chain[last.id]
+            self.dropped.append(last.id)
+            self.emptied.append(last.id)
+        for one, new_id in zip(chunks, new_ids, strict=True):
+            one.id, one.stored = new_id, None
+        self.chain = {one.id: one for one in (*chunks, *self.chain.values())}
+        self.records += sum(one.records for one in chunks)
+        self.bytes += sum(one.bytes for one in chunks)
+
+    # Keys
+
+    def prune_keys(self, now: int) -> set[int]:
+        """Forget keys past their retention; the numbers of the batches whose last key went."""
+        prune(self.put_keys, now)
+        return self.prune_expired(now)

@@ -1,0 +1,108 @@
+"""`verify`: read everything that a queue holds, and say what is not as it was committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from qewqew_core.batch import places
+from qewqew_core.batch.segments import read_batch
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
+from qewqew_core.queue.reading import read_pointers, unread
+from qewqew_core.queue.state import State
+
+
+@dataclass
+class Report:
+    """What was read, and what was wrong with it: one message for each problem, with path and offset."""
+
+    records: int = 0
+    bytes: int = 0  # payload, read and found right
+    chunks: int = 0
+    batches: int = 0
+    orphans: list[str] = field(default_factory=list)  # chunk files that nothing refers to; they are never delivered
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(files: Files, path: str, state: State, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Compare log, chunk files and batches with checksums and counts. Changes nothing.
+
+    ``progress`` is told how many bytes of records were read, and how many there are.
+    """
+    report = Report()
+    total = sum(one.tail - one.head for one in state.chain.values())
+    total += sum(batch.bytes + 2 * batch.records for batch in state.batches.values())
+
+    def read() -> None:
+        if progress is not None:
+            progress(report.bytes + 2 * report.records, total)
+
+    log_path = path + paths.LOG
+    with _noting(report):
+        logs.replay(read_whole(files, log_path), log_path)
+    for one in state.chain.values():
+        if one.records:
+            report.chunks += 1
+            with _noting(report):
+                _verify_chunk(files, chunk.chunk_path(path, one.id), one, report, read)
+    for batch in state.batches.values():
+        report.batches += 1
+        with _noting(report):
+            for records in read_batch(places.directory_of(path, batch), batch):
+                report.records += len(records)
+                report.bytes += sum(map(len, records))
+                read()
+    for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
+        report.orphans.append(chunk.chunk_path(path, chunk_id))
+    return report
+
+
+@contextlib.contextmanager
+def _noting(report: Report) -> Iterator[None]:
+    try:
+        yield
+    except (QewQewError, OSError) as error:
+        report.problems.append(str(error))
+
+
+def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Callable[[], None]) -> None:
+    fd = files.open_to_read(path)
+    try:
+        found = 0
+        for boundary, data in unread(files, fd, path, one):
+            found += _count(data, path, boundary.offset, report)
+            read()
+        if found != one.total - one.taken:
+            raise CorruptQueue(f"{found} records are in the chunk, {one.total - one.taken} were committed", path=path)
+        report.records -= found - one.records  # those that sessions took from behind the head
+        report.bytes -= one.tail - one.head - 2 * found - one.bytes
+    finally:
+        files.close(fd)
+    on_disk = read_pointers(files, path)[1:]
+    if one.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
+        raise CorruptQueue(
+            f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0
+        )
+
+
+def _count(data: bytes, path: str, offset: int, report: Report) -> int:
+    try:
+        records, used = chunk.split(data)
+    except ValueError as error:
+        raise CorruptQueue(
+            "a record does not end where the next one begins", path=path, offset=offset + int(error.args[0])
+        ) from error
+    report.records += len(records)
+    report.bytes += used - 2 * len(records)
+    return len(records)

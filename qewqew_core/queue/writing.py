@@ -1,0 +1,158 @@
+"""Writing records into chunk files: which go where, new files, and those that a session fills before it commits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files, close_each
+from qewqew_core.formats import chunk
+from qewqew_core.limits import LIMITS
+
+Runs = list[tuple[list[bytes], int]]  # records, and how many bytes their frames take
+
+
+def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
+    """Which records go into the chunk with ``room`` bytes left, and which into new ones, each with ``new_room``.
+
+    The first item is for the former, maybe empty. Each is in runs of about `Limits.piece_bytes`. A frame is never divided.
+    """
+    plan: list[Runs] = [[]]
+    ends = list(accumulate([len(record) + 2 for record in records]))
+    start = used = 0
+    while True:
+        stop = bisect_right(ends, used + room, start)
+        while start < stop:
+            middle = min(bisect_left(ends, used + LIMITS.piece_bytes, start) + 1, stop)
+            plan[-1].append((records[start:middle], ends[middle - 1] - used))
+            start, used = middle, ends[middle - 1]
+        if start == len(records):
+            return plan
+        plan.append([])
+        room = new_room
+
+
+def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[int, int], chunk_id: int) -> None:
+    """A new chunk file, really allocated, that nothing refers to yet. Its name is not durable. ``owned`` gets its descriptor,
+    which has the lock on it.
+
+    Raises FileExistsError if there is such a file, or if a Java program has opened it since; other errors leave none.
+    """
+    fd = owned[chunk_id] = files.open(path, new=True)
+    mine = False
+    try:
+        mine = lock.whole(fd)
+        if not mine:
+            raise FileExistsError(errno.EEXIST, "a Java program has it", path)
+        files.allocate(fd, size)
+        files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+        if durable:
+            files.sync(fd)
+    except BaseException:
+        if mine:
+            with contextlib.suppress(OSError):
+                files.unlink(path)
+        close_each(owned, chunk_id)
+        raise
+
+
+class Spilled:
+    """A chunk file that is not in the chain yet: where it is, and what it holds."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.runs: list[tuple[int, int, int]] = []  # records, bytes, crc32 from the first record on
+        self.tail = chunk.BEGIN
+
+    @property
+    def crc(self) -> int:
+        return self.runs[-1][2] if self.runs else 0
+
+
+class Spill:
+    """What a session has put, once it is too much for memory: chunk files, which its commit moves into the chain.
+
+    The commit then writes no record a second time. Nothing refers to the files until then; recovery removes them.
+    """
+
+    def __init__(self, files: Files, directory: str, prefix: str, chunk_size: int, check_free: Callable[[int], None]) -> None:
+        self._files = files
+        self._check_free = check_free  # raises if so many more bytes of disk are too many
+        self._directory = directory
+        self._prefix = prefix
+        self._chunk_size = chunk_size
+        self._made = 0
+        self.chunks: list[Spilled] = []
+
+    @property
+    def records(self) -> int:
+        return sum(run[0] for one in self.chunks for run in one.runs)
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the records, without their lengths."""
+        return sum(one.tail - chunk.BEGIN for one in self.chunks) - 2 * self.records
+
+    def add(self, records: list[bytes]) -> None:
+        """Write records behind those that are there, all or, if that raises OSError, none."""
+        target = self.chunks[-1] if self.chunks else None
+        first, *others = place(records, self._chunk_size - target.tail if target else 0, self._chunk_size - chunk.BEGIN)
+        self._check_free(len(others) * self._chunk_size)
+        new: list[Spilled] = []
+        made: dict[int, int] = {}
+        try:
+            written = [(target, self._write(target, first))] if target else []
+            for runs in others:
+                self._made += 1
+                new.append(Spilled(os.path.join(self._directory, f"{self._prefix}{self._made}")))
+                try:
+                    make_chunk(self._files, new[-1].path, self._chunk_size, durable=False, owned=made, chunk_id=self._made)
+                finally:
+                    close_each(made)
+                written.append((new[-1], self._write(new[-1], runs)))
+        except OSError:
+            for one in new:
+                self._remove(one)
+            raise
+        self.chunks += new
+        for one, described in written:
+            one.runs += described
+            one.tail += sum(size for _, size, _ in described)
+
+    def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
+        described = []
+        tail, crc = target.tail, target.crc
+        fd = self._files.open(target.path)
+        try:
+            for run, size in runs:
+                frames = chunk.frame(run)
+                self._files.write(fd, frames, tail)
+                tail, crc = tail + size, zlib.crc32(frames, crc)
+                described.append((len(run), size, crc))
+        finally:
+            self._files.close(fd)
+        return described
+
+    def sync(self) -> None:
+        """All that was added is durable, but for the names of the files."""
+        for one in self.chunks:
+            fd = self._files.open(one.path)
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+
+    def remove(self) -> None:
+        for one in self.chunks:
+            self._remove(one)
+        self.chunks.clear()
+
+    def _remove(self, one: Spilled) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.unlink(one.path)

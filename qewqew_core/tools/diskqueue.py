@@ -1,0 +1,185 @@
+"""Reads a directory of Rhino.Queues' disk storage, DiskQueue or ModernDiskQueue (.NET, BSD licence), and changes nothing there.
+
+By Oren Eini, Iain Ballard and Stephen Shephard. All integers are little-endian::
+
+    transaction.log, transactions:   0          16     20           20 + 17 N     36 + 17 N
+                                    ┌──────────┬──────┬────────────┬─────────────┐
+                                    │ start    │  N   │ operations │ end         │
+                                    │ 16 bytes │ i32  │ 17 bytes   │ 16 bytes    │
+                                    └──────────┴──────┴────────────┴─────────────┘
+    operation:   0                4       5       9        13       17     kind 1: the item is put, 2: it is taken
+                ┌────────────────┬───────┬───────┬────────┬────────┐
+                │ A1 BC FE 42    │ kind  │ file  │ start  │ length │      data.FILE: the bytes of the items,
+                │                │  u8   │  i32  │  i32   │  i32   │      wherever the log says that they are
+                └────────────────┴───────┴───────┴────────┴────────┘
+
+Nothing has a checksum. What is no whole transaction at the end of the log has not happened. While the program replaces the
+log, what it had before is ``transaction.log.old_copy``, and is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import BadPath, CorruptQueue, QueueLocked
+
+LOG, OLD_COPY, LOCK = "transaction.log", "transaction.log.old_copy", "lock"
+_START = bytes.fromhex("12fb5bb7bb93b642acb1a897239ea3a5")
+_END = bytes.fromhex("05976c8656449d4eb4523146b3bfa4ce")
+_COUNT = struct.Struct("<i")
+_OPERATION = struct.Struct("<4sBiii")
+_SEPARATOR = bytes.fromhex("a1bcfe42")
+_PUT, _TAKEN = 1, 2
+
+
+class Item(NamedTuple):
+    """Where the bytes of an item are."""
+
+    file: int
+    start: int
+    length: int
+
+
+class Found(NamedTuple):
+    """The items that wait, first to last, and what was left out of the log because it has not happened."""
+
+    items: list[Item]
+    torn: int  # bytes at the end of the log
+
+
+def is_queue(directory: str) -> bool:
+    return any(os.path.isfile(os.path.join(directory, name)) for name in (LOG, OLD_COPY))
+
+
+def find(directory: str) -> Found:
+    """The items of the queue in a directory. Raises `BadPath`, `CorruptQueue`, and `QueueLocked` while its program runs."""
+    if not is_queue(directory):
+        raise BadPath(f"there is no {LOG} here: this is no directory of DiskQueue", path=directory)
+    _check_lock(directory)
+    files = Files()
+    found: list[Found] = []
+    for name in (LOG, OLD_COPY):
+        path = os.path.join(directory, name)
+        if os.path.lexists(path):
+            found.append(_replay(read_whole(files, path), path))
+    if len(found) == 2:
+        log, old = found
+        if not log.items and (log.torn or not os.path.getsize(os.path.join(directory, LOG))):
+            return old  # the program was killed while it wrote the new log
+        if log.items != old.items:
+            raise CorruptQueue(
+                f"there is an {OLD_COPY} beside it, and they do not say the same: {len(old.items):,} items there, "
+                f"{len(log.items):,} here. Copy the directory, remove one of them from the copy, and import that",
+                path=os.path.join(directory, LOG),
+            )
+    return found[0]
+
+
+def _check_lock(directory: str) -> None:
+    try:
+        data = read_whole(Files(), os.path.join(directory, LOCK))
+    except FileNotFoundError:
+        return
+    pid = int.from_bytes(data[:4], "little", signed=True)
+    if pid > 0 and os.path.exists(f"/proc/{pid}"):
+        raise QueueLocked(
+            f"process {pid} is in the file {LOCK!r}, and there is a process {pid}: end the program that has the queue open. If "
+            f"it is another one, copy the directory without {LOCK!r}, and import that",
+            path=directory,
+            pid=pid,
+        )
+
+
+def _replay(data: bytes, path: str) -> Found:
+    """What a log says. Raises `CorruptQueue` with the offset."""
+    order: list[Item] = []
+    there: Counter[Item] = Counter()
+    at = 0
+    while at < len(data):
+        if not data[at] and not data[at:].strip(b"\0"):  # space that a file system gave, and nobody wrote
+            break
+        operations, end = _transaction(data, at, path)
+        if end > len(data):
+            break
+        for kind, item in operations:
+            if kind == _PUT:
+                order.append(item)
+            there[item] += 1 if kind == _PUT else -1
+        at = end
+    items = []
+    for item in reversed(order):  # of items that are told by the same place, the last ones wait
+        if there[item] > 0:
+            there[item] -= 1
+            items.append(item)
+    return Found(items[::-1], len(data) - at)
+
+
+def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]], int]:
+    """The operations of the transaction that begins here, and where it ends: behind the data if it was torn."""
+    start = data[at : at + len(_START)]
+    if not _START.startswith(start):
+        raise CorruptQueue("no transaction begins here", path=path, offset=at)
+    begin = at + len(_START) + _COUNT.size
+    if begin > len(data):
+        return [], begin
+    (count,) = _COUNT.unpack_from(data, begin - _COUNT.size)
+    if count < 0:
+        raise CorruptQueue(f"a transaction cannot have {count} operations", path=path, offset=begin - _COUNT.size)
+    end = begin + _OPERATION.size * count
+    operations = []
+    for place in range(begin, min(end, len(data)), _OPERATION.size):
+        one = data[place : place + _OPERATION.size]
+        if len(one) < _OPERATION.size and _SEPARATOR.startswith(one[:4]):
+            break  # torn
+        separator, kind, *numbers = _OPERATION.unpack(one.ljust(_OPERATION.size, b"\0"))
+        if separator != _SEPARATOR or kind not in (_PUT, _TAKEN) or min(numbers) < 0:
+            raise CorruptQueue("no operation of a transaction begins here", path=path, offset=place)
+        operations.append((kind, Item(*numbers)))
+    if not _END.startswith(data[end : end + len(_END)]):
+        raise CorruptQueue("the transaction does not end here, as its number of operations says", path=path, offset=end)
+    return operations, end + len(_END)
+
+
+def read(directory: str, items: list[Item], progress: Callable[[int, int], None]) -> Iterator[bytes]:
+    """The bytes of the items. Raises `CorruptQueue` that names file, offset and item where they are not there."""
+    files, done, total = Files(), 0, sum(item.length for item in items)
+    opened, fd = -1, -1
+    try:
+        for number, item in enumerate(items, 1):
+            if not item.length:
+                yield b""
+                continue
+            path = os.path.join(directory, f"data.{item.file}")
+            if opened != item.file:
+                if fd >= 0:
+                    files.close(fd)
+                fd = -1
+                fd, opened = _open(files, path, number, item), item.file
+            if files.size(fd) < item.start + item.length:  # before memory is taken for what a log says
+                raise CorruptQueue(
+                    f"the file ends before item {number:,}, which has {item.length:,} bytes. Nothing was imported",
+                    path=path,
+                    offset=item.start,
+                )
+            yield files.read(fd, item.length, item.start)
+            done += item.length
+            progress(done, total)
+    finally:
+        if fd >= 0:
+            files.close(fd)
+
+
+def _open(files: Files, path: str, number: int, item: Item) -> int:
+    try:
+        return files.open_to_read(path)
+    except OSError as error:
+        raise CorruptQueue(
+            f"item {number:,} is here, and the file cannot be read: {error.strerror}. Nothing was imported",
+            path=path,
+            offset=item.start,
+        ) from error

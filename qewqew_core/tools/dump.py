@@ -1,0 +1,319 @@
+"""What one file says: its heads, records, messages and frames, decoded, each with its offset.
+
+The modules that own the formats decode. A line is marked as damaged where the file contradicts itself: a frame without its
+checksum, a record that runs past the end. What only other files know, the checksums of records above all, `verify` compares.
+Nothing is locked or changed; a file that is in use may look torn.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+from qewqew_core.batch.batch_state import batch_fields
+from qewqew_core.disk import journal
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths, stamp
+from qewqew_core.queue.state import State
+from qewqew_core.topic import reader_log, topic_log
+from qewqew_core.topic.reader_state import Change, Lease
+from qewqew_core.topic.view import View
+
+
+class Kind(enum.StrEnum):
+    """What a file is."""
+
+    HEADER = "header"
+    CHUNK = "chunk"
+    LOG = "log"
+    BLOCK = "block"
+    INDEX = "index"
+    READER = "reader"
+    NAK = "nak"
+    SUMS = "sums"
+    STAMP = "stamp"
+
+
+class Line(NamedTuple):
+    """What stands at an offset of the file; the values are text, numbers, bytes, and lists and dictionaries of them."""
+
+    offset: int
+    what: str
+    fields: dict[str, Any]
+    damage: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file, for reading."""
+
+    path: str
+    size: int
+    read: Callable[[int, int], bytes]  # offset, size; less where the file ends
+    most: int  # bytes of a record or body that are shown
+
+    def whole(self) -> bytes:
+        return self.read(0, self.size)
+
+
+def kind_of(path: str) -> Kind | None:
+    """What the file is, by its name; None where that does not say it."""
+    name = os.path.basename(path)
+    for kind, pattern in (
+        (Kind.LOG, r".+\.log(\.tmp)?"),
+        (Kind.BLOCK, r"\d{20}\.zbus"),
+        (Kind.SUMS, r"\d{20}\.sums"),
+        (Kind.STAMP, r".+\.stamp"),
+        (Kind.INDEX, r".+\.idx"),
+        (Kind.READER, r".+\.rdx"),
+        (Kind.NAK, r".+\.nak"),
+        (Kind.CHUNK, r".+\.[1-9]\d{0,4}"),
+    ):
+        if re.fullmatch(pattern, name):
+            return kind
+    if os.path.exists(path + paths.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
+        return Kind.HEADER
+    return None
+
+
+def lines(source: Source, kind: Kind) -> Iterator[Line]:
+    """What the file says, in order. The last line is one of damage where nothing behind it can be read."""
+    try:
+        yield from _FORMATS[kind](source)
+    except CorruptQueue as error:
+        yield Line(error.offset or 0, kind, {}, _what(error, source))
+    except logs.NONSENSE:
+        yield Line(source.size, kind, {}, "the file ends too early")
+
+
+def _what(error: CorruptQueue, source: Source) -> str:
+    """What the error says, without the place."""
+    return str(error).removeprefix(f"{source.path}, offset {error.offset}: ")
+
+
+# Queues
+
+
+def _header(source: Source) -> Iterator[Line]:
+    (first,) = chunk.FIRST.unpack_from(source.whole())
+    yield Line(0, "header", {"first": first})
+
+
+def _chunk(source: Source) -> Iterator[Line]:
+    head, tail, following = chunk.POINTERS.unpack_from(source.read(0, chunk.BEGIN))
+    right = (head, tail) == (0, 0) or chunk.BEGIN <= head <= tail <= source.size
+    what = None if right else f"no records lie from {head} to {tail} in a file of {source.size} bytes"
+    yield Line(0, "pointers", {"head": head, "tail": tail, "next": following}, what)
+    if not right:
+        return
+    number, at = 0, head
+    while at < tail:
+        end = at + 2 + int.from_bytes(source.read(at, chunk.LENGTH.size))
+        if end > tail:
+            yield Line(at, "record", {"number": number}, f"no record begins here: it would run past {tail}")
+            return
+        size = end - at - chunk.LENGTH.size
+        shown = source.read(at + chunk.LENGTH.size, min(size, source.most))
+        yield Line(at, "record", {"number": number, "bytes": size, "data": shown})
+        number, at = number + 1, end
+
+
+# Logs
+
+
+@dataclass(frozen=True)
+class _Log:
+    """One of the three kinds of logs."""
+
+    magic: bytes
+    names: dict[int, str]  # of the kinds of frames
+    snapshot: tuple[int, ...]  # those that it begins with
+    replay: Callable[[bytes, str], object]  # raises `CorruptQueue`
+    decode: Callable[[journal.Frame], dict[str, Any]]
+
+
+def _log(source: Source) -> Iterator[Line]:
+    data = source.whole()
+    one = next((one for one in _LOGS if one.magic == data[:8]), _LOGS[0])
+    wrong: CorruptQueue | None = None
+    try:
+        one.replay(data, source.path)
+    except CorruptQueue as error:
+        wrong = error
+    generation = journal.find_generation(data, one.magic, one.snapshot)
+    what = _what(wrong, source) if wrong and (wrong.offset or 0) < journal.BEGIN else None
+    yield Line(0, "head", {"magic": data[:8].decode(errors="replace"), "generation": generation}, what)
+    if generation is None:
+        return
+    at = journal.BEGIN
+    whole = list(journal.frames(data, generation))
+    behind = journal.find_frames(data, generation, whole[-1].end if whole else at, one.names.keys() - {*one.snapshot})
+    for frame in chain(whole, behind):
+        if frame.start > at:
+            yield Line(at, "frame", {"bytes": frame.start - at}, "a frame of the log is damaged")
+        what = _what(wrong, source) if wrong and wrong.offset == frame.start else None
+        try:
+            fields = one.decode(frame)
+        except logs.NONSENSE as error:
+            fields, what = {}, what or f"the frame cannot be read: {error!r}"
+        yield Line(frame.start, one.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
+        at = frame.end
+    if wrong is not None and (wrong.offset or 0) >= at:
+        yield Line(at, "frame", {}, _what(wrong, source))
+    elif torn := len(data.rstrip(b"\0")) - at:
+        yield Line(at, "torn", {"bytes": max(torn, 0)})  # the end of a commit that has not happened
+
+
+def _operation(operation: Any) -> dict[str, Any]:
+    """Its name and fields; payload is told by its size."""
+    name = re.sub("(?<!^)([A-Z])", r" \1", type(operation).__name__).lower()
+    fields = operation._asdict()
+    if isinstance(operation, Change):
+        fields["operation"] = _operation(operation.operation)
+    if isinstance(operation, Lease):
+        fields["batch"] = batch_fields(operation.batch)
+    for payload in {"frames", "data"} & fields.keys():
+        fields["bytes"] = len(fields.pop(payload))
+    return {"op": name, **fields}
+
+
+def _queue_frame(frame: journal.Frame) -> dict[str, Any]:
+    if frame.kind == logs.COMMIT:
+        return {"time": logs.time_of(frame.body), "operations": [*map(_operation, logs.unpack(frame.body))]}
+    if frame.kind == logs.CHECKPOINT:
+        return dict(zip(("log_inode", "header_inode", "header_changed"), logs.unpack_checkpoint(frame.body), strict=True))
+    if frame.kind == logs.END:
+        return dict(zip(("frames", "changes"), logs.unpack_end(frame.body), strict=True))
+    logs.load(frame.kind, frame.body, state := State())
+    for one in state.chain.values():
+        return _chunk_fields(one)
+    for batch in state.batches.values():
+        return {**batch_fields(batch), "chunks": [*map(_chunk_fields, batch.chunks)]}
+    return {"keys": _keys(state.put_keys or state.expired_keys)}
+
+
+def _chunk_fields(one: Any) -> dict[str, Any]:
+    names = ("id", "size", "base", "head", "tail", "taken", "total", "crc", "pieces", "gone")
+    return {name: getattr(one, name) for name in names}
+
+
+def _keys(keys: dict[bytes, tuple[int, int]]) -> list[Any]:
+    return [[key, *value] for key, value in keys.items()]
+
+
+def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
+    if frame.kind == topic_log.COMMIT:
+        return {"time": topic_log.time_of(frame.body), "operations": [*map(_operation, topic_log.unpack(frame.body))]}
+    if frame.kind == topic_log.SNAPSHOT:
+        return topic_log.unpack_snapshot(frame.body)
+    if frame.kind == topic_log.PUT_KEYS:
+        return {"keys": _keys(topic_log.unpack_keys(frame.body))}
+    return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
+
+
+def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
+    if frame.kind == reader_log.COMMIT:
+        return {"operations": [_operation(reader_log.unpack(frame.body))]}
+    return reader_log.unpack_snapshot(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
+
+
+_LOGS = (
+    _Log(logs.MAGIC, logs.KIND_NAMES, logs.OF_SNAPSHOT, logs.replay, _queue_frame),
+    _Log(topic_log.MAGIC, topic_log.KIND_NAMES, (topic_log.SNAPSHOT,), topic_log.replay, _topic_frame),
+    _Log(reader_log.MAGIC, reader_log.KIND_NAMES, (reader_log.SNAPSHOT,), reader_log.replay, _reader_frame),
+)
+
+
+# Topics
+
+
+def _block(source: Source) -> Iterator[Line]:
+    end, dialect = _of_topic(source)
+    at, number = 0, None
+    while at < min(end, source.size):
+        head = source.read(at, zbus.HEAD)
+        if not any(head):
+            return  # nobody says where the messages end, and here they do
+        try:
+            after, number = zbus.check_head(head, at, at, min(end, source.size), number, dialect, source.path)
+        except CorruptQueue as error:
+            yield Line(at, "message", {}, _what(error, source))
+            return
+        size = after - at - zbus.HEAD
+        shown = source.read(at + zbus.HEAD, min(size, source.most))
+        (message,) = zbus.messages_of(dialect, [zbus.unpack_head(dialect)(head, 0)], [shown], [at])
+        fields = {name: getattr(message, name) for name in ("number", "tag", "id", "timestamp", "corr_offset")}
+        yield Line(at, "message", {**fields, "bytes": size, "data": shown})
+        at, number = after, number + 1
+    if end > source.size:
+        yield Line(source.size, "message", {}, f"the file ends before the messages do, which end at {end}")
+
+
+def _of_topic(source: Source) -> tuple[int, str]:
+    """Where the messages of the block end, and in which dialect they are, as far as the topic says it."""
+    base = int(os.path.basename(source.path)[:20])
+    try:
+        view = View.of(Files(), os.path.dirname(os.path.dirname(source.path)))
+        try:
+            entry = next((one for one in view.entries(view.index()) if one.base == base), None)
+            return entry.end if entry else source.size, view.dialect
+        finally:
+            view.close()
+    except (QewQewError, OSError):
+        return source.size, "C" if zbus.crc_is_right(source.read(0, zbus.HEAD).ljust(zbus.HEAD), 0) else "B"
+
+
+def _index(source: Source) -> Iterator[Line]:
+    data = source.whole()
+    index = zbus.unpack_index(data, source.path)
+    yield Line(0, "index", {**index._asdict(), **zbus.unpack_common(data)._asdict()})
+    for block in range(index.start, index.start + index.blocks):
+        at = zbus.entry_at(block)
+        yield Line(at, "block", {"block": block, **zbus.unpack_entry(data, at)._asdict()})
+
+
+def _reader(source: Source) -> Iterator[Line]:
+    data = source.whole()
+    block, offset = zbus.unpack_position(data)
+    said = {"block": block, "offset": offset, "filter": zbus.unpack_filter(data)}
+    yield Line(0, "reader", {**said, **zbus.unpack_common(data)._asdict()})
+
+
+def _nak(source: Source) -> Iterator[Line]:
+    data = source.whole()
+    window, timeout = zbus.unpack_nak_head(data)
+    yield Line(0, "nak", {"window": window, "timeout": timeout, **zbus.unpack_common(data)._asdict()})
+    dialect = "C" if source.size == zbus.nak_size("C") else "B"
+    for number, entry in zbus.unpack_naks(data, dialect).items():
+        yield Line(zbus.nak_entry_at(number, dialect), "message", entry._asdict())
+
+
+def _sums(source: Source) -> Iterator[Line]:
+    for number, piece in enumerate(topic_log.unpack_sums(source.whole(), source.path)):
+        yield Line(topic_log.sums_at(number), "piece", piece._asdict())
+
+
+def _stamp(source: Source) -> Iterator[Line]:
+    changes = stamp.unpack(source.whole())
+    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read: it says nothing")
+
+
+_FORMATS: dict[Kind, Callable[[Source], Iterable[Line]]] = {
+    Kind.HEADER: _header,
+    Kind.CHUNK: _chunk,
+    Kind.LOG: _log,
+    Kind.BLOCK: _block,
+    Kind.INDEX: _index,
+    Kind.READER: _reader,
+    Kind.NAK: _nak,
+    Kind.SUMS: _sums,
+    Kind.STAMP: _stamp,
+}

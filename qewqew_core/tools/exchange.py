@@ -1,0 +1,194 @@
+"""Records and messages as JSON lines: what ``qewqew export`` writes, and ``qewqew import`` reads.
+
+A record is any bytes: ``{"record": "text"}`` or, where it is no UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
+id, timestamp and (unless it is 0) corr_offset beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost, RecordsTaken
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.zbus import HEAD, Message
+from qewqew_core.queue import inspection, paths
+from qewqew_core.queue.reading import unread
+from qewqew_core.topic import topic_paths
+from qewqew_core.topic.view import SCAN, Found, View
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
+_GIVEN = ("number", "offset", "attempt")  # what the topic gives it anew
+
+Progress = Callable[[int, int], None]
+
+
+# What is there, without a lock
+
+
+def records(path: str, progress: Progress) -> Iterator[Message]:
+    """The records that wait in a queue as of its last commit, those included that open sessions hold; not those of batches.
+
+    Takes no lock, waits for nobody, changes nothing. Raises `BadPath`, `CorruptQueue`, `RecordsTaken`.
+    """
+    found = inspection.snapshot(path)
+    total, done = sum(one.tail - one.head for one in found.chunks), 0
+    for one in found.chunks:
+        for some in chunk_records(path, one, found.pending.get(one.id, [])):
+            yield from map(Message, some)
+            done += sum(map(len, some)) + 2 * len(some)
+            progress(done, total)
+
+
+def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[list[bytes]]:
+    """The records of one chunk of a `inspection.Snapshot`. Raises `CorruptQueue`, `RecordsTaken`."""
+    files, file = inspection.WithPending(pending), chunk.chunk_path(paths.check_path(path), one.id)
+    try:
+        fd = files.open_to_read(file)
+    except FileNotFoundError:
+        raise _taken(file) from None
+    try:
+        for piece, data in unread(files, fd, file, one):
+            yield chunk.split(_without(one, data, piece.offset))[0]
+    except CorruptQueue:
+        now = {other.id: other for other in inspection.snapshot(path).chunks}
+        if one.id in now and one.pieces[one.piece_of(one.head)] in now[one.id].pieces:
+            raise  # the chunk still is what it was
+        raise _taken(file) from None
+    finally:
+        files.close(fd)
+
+
+def _without(one: Chunk, data: bytes, start: int) -> bytes:
+    """What of these records, which begin at ``start``, was not taken behind the head."""
+    for gone in reversed(one.gone):
+        if start <= gone.start < start + len(data) or start < gone.end <= start + len(data):
+            data = data[: max(0, gone.start - start)] + data[max(0, gone.end - start) :]
+    return data
+
+
+def _taken(path: str) -> RecordsTaken:
+    return RecordsTaken("records were taken from the queue while they were read, and are gone; try again", path=path)
+
+
+def messages(path: str, progress: Progress) -> Iterator[Message]:
+    """The messages of a topic up to the newest that there is now. Takes no lock, waits for nobody, changes nothing.
+
+    Raises `BadPath`, `CorruptQueue`, `MessagesLost` if retention has removed some while they were read.
+    """
+    view = View.of(Files(), topic_paths.check_topic_path(path))
+    try:
+        at, stop = view.oldest(), view.latest()
+        total, done = sum(entry.end for entry in view.entries(view.index())), 0
+        for found in view.messages(at, stop, window=SCAN):
+            assert isinstance(found, Found)  # there is no filter
+            yield found.message
+            at = found.after
+            done += HEAD + len(found.message.body)
+            progress(done, total)
+        if (at.block, at.offset) != (stop.block, stop.offset) and view.index().start > at.block:
+            raise MessagesLost("messages were removed from the topic while they were read; try again", path=path)
+    finally:
+        view.close()
+
+
+# JSON lines
+
+
+def as_text(record: bytes) -> dict[str, str]:
+    """The member of a JSON object that says the record."""
+    try:
+        return {"record": record.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(record).decode()}
+
+
+def _time_text(milliseconds: int) -> str | int:
+    try:
+        return (_EPOCH + milliseconds * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:  # beyond the year 9999; messages may have any time of 64 bits
+        return milliseconds
+
+
+def json_line(message: Message, topic: bool, **more: object) -> bytes:
+    """The message of a topic, or else only its record; ``more``: other members, such as how often it was delivered."""
+    head: dict[str, Any] = {}
+    if topic:
+        head = {"number": message.number, "tag": message.tag, "id": message.id, "timestamp": _time_text(message.timestamp or 0)}
+        if message.corr_offset:
+            head["corr_offset"] = message.corr_offset
+    return json.dumps(head | more | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def write_json_lines(file: IO[bytes], rows: Iterable[Message], topic: bool) -> int:
+    """Write them all; returns how many."""
+    count = 0
+    for row in rows:
+        file.write(json_line(row, topic))
+        count += 1
+    return count
+
+
+def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[Message]:
+    """Raises `BadArgument` with the number of the line."""
+    total = 0 if path == "-" else os.fstat(file.fileno()).st_size
+    done = 0
+    for number, line in enumerate(file, 1):
+        try:
+            yield _of_json(line)
+        except (ValueError, RecursionError) as error:
+            raise BadArgument(f"line {number}: {error}. Nothing was imported", path=path) from error
+        done += len(line)
+        if number % 1000 == 0:
+            progress(done, total)
+
+
+def _of_json(line: bytes) -> Message:
+    found = json.loads(line)
+    if not isinstance(found, dict) or ("record" in found) == ("base64" in found):
+        raise ValueError('this is no JSON object with either "record" or "base64"; `qewqew put -f` takes any lines as they are')
+    body: Any = found.pop("record", None)
+    coded: Any = found.pop("base64", None)
+    if not isinstance(coded if body is None else body, str):
+        raise ValueError("the record is no text")
+    try:
+        record = body.encode() if coded is None else base64.b64decode(coded, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"this is not base64: {error}") from error
+    if unknown := found.keys() - {*_MESSAGE, *_GIVEN}:
+        raise ValueError(f"{min(unknown)!r} is not known of a record; what is: {', '.join(_MESSAGE)}")
+    time = found.get("timestamp")
+    if isinstance(time, str):
+        moment = datetime.fromisoformat(time)
+        time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        time //= _MILLISECOND
+    # The topic checks what they are.
+    return Message(record, found.get("tag"), found.get("id"), found.get("corr_offset") or 0, time)
+
+
+# What makes an import happen once
+
+
+class Digest:
+    """Of the records that are imported: the same ones are imported once."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, message: Message) -> None:
+        head = json.dumps([len(message.body), *message[1:5]]).encode()
+        self._hash.update(head + message.body)
+
+    @property
+    def key(self) -> str:
+        return f"import {self._hash.hexdigest()}"

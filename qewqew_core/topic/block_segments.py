@@ -1,0 +1,67 @@
+"""Messages of a topic as segments of a batch: parts of its blocks, with the checksums that let each be read alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qewqew_core.batch import manifest
+from qewqew_core.batch.manifest import Segment
+from qewqew_core.formats import zbus
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD, Entry
+from qewqew_core.limits import LIMITS
+from qewqew_core.topic import block_sums
+from qewqew_core.topic.reader_state import Range
+from qewqew_core.topic.view import Position, View
+
+
+def first_segment(
+    view: View,
+    chosen: Filter,
+    pieces: Callable[[Entry], list[Piece]],
+    wanted: Range,
+    max_records: int,
+    max_bytes: int,
+    more: bool,
+) -> tuple[Segment | None, int, Position]:
+    """The first messages of a range that match, as far as they are in one block and within the limits: (None if none matches,
+    payload bytes, where the next one begins). The first is taken whatever its size, unless there are ``more`` before it.
+    ``pieces``: gives the checksums of a block. Raises `CorruptQueue` if the bytes are not what was committed.
+    """
+    block, begin, number = wanted.start
+    index = view.index()
+    entry = view.entry(block)
+    stop = wanted.stop
+    end = stop.offset if stop is not None and stop.block == block else entry.end
+    if begin >= end:
+        if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
+            return None, 0, wanted.start
+        return None, 0, Position(block + 1, 0, number)
+    at, records, size, boundary = begin, 0, 0, begin
+    boundaries: list[tuple[int, int]] = []
+    last = begin  # where the last message that matches ends
+    head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
+    number = view.first_number(number, head, begin, entry.base, begin, end)
+    for place, found, data, first in view.record_heads(entry, number, begin, end):
+        length = zbus.length_at(data, place - first)
+        # Also at messages that a filter holds back: else what must be read to verify one that it lets through has no bound.
+        if place - boundary >= LIMITS.piece_bytes:
+            boundaries.append((place, records))
+            boundary = place
+        if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
+            if records >= max_records or (size + length > max_bytes and (records or more)):
+                break
+            records, size = records + 1, size + length
+            last = place + HEAD + length
+        at, number = place + HEAD + length, found + 1
+    after = Position(block, at, number)
+    if at == begin:
+        return None, 0, after
+    kept = tuple(one for one in boundaries if one[0] < last)
+    # Also what the filter holds back behind the last one that it lets through: a damaged tag must not hide a message.
+    ends = [*(offset for offset, _ in kept), last, at]
+    *inside, whole, _ = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))
+    if not records:
+        return None, 0, after
+    return Segment(zbus.block_name(entry.base), begin, last, records, whole, kept, tuple(inside)), size, after

@@ -1,0 +1,99 @@
+"""The checksums of a topic's blocks, one about each 64 KiB: where they stand, and bytes that are compared with them."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.zbus import Entry
+from qewqew_core.topic import topic_log
+from qewqew_core.topic.view import SCAN, View
+
+
+def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
+    """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
+    path = os.path.join(directory, os.path.basename(directory) + ".log")
+    for attempt in range(5):
+        try:
+            sums = os.path.join(directory, "data", topic_log.sums_name(base))
+            return topic_log.unpack_sums(read_whole(files, sums), sums)
+        except FileNotFoundError:
+            pass
+        try:
+            state = topic_log.replay(read_whole(files, path), path).state
+            for one in (*state.full, state.last):
+                if one.base == base:
+                    return one.sums()
+            if attempt:
+                return []  # else they may have been stored between the two looks
+        except FileNotFoundError:  # there is no log: a zbus server made the topic
+            if attempt:
+                return []
+        except CorruptQueue:  # the log of a topic in use changes between two looks at it
+            if attempt == 4:
+                raise
+            time.sleep(0.01 * attempt)
+    return []
+
+
+def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
+    for place in range(at, end, SCAN):
+        crc = zlib.crc32(view.read(base, place, min(SCAN, end - place)), crc)
+    return crc
+
+
+def damaged(path: str, one: Piece, following: Piece) -> CorruptQueue:
+    return CorruptQueue(
+        f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
+        "damaged, or another program wrote to it",
+        path=path,
+        offset=one.offset,
+    )
+
+
+def crcs(view: View, pieces: list[Piece], entry: Entry, begin: int, ends: list[int]) -> list[int]:
+    """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `CorruptQueue` if the bytes
+    are not what was committed.
+    """
+    result: list[int] = []
+    crc, at = 0, begin
+    for data in checked(view, pieces, entry, begin, ends[-1]):
+        done = 0
+        while len(result) < len(ends) and ends[len(result)] <= at + len(data):
+            stop = ends[len(result)] - at
+            crc, done = zlib.crc32(data[done:stop], crc), stop
+            result.append(crc)
+        crc, at = zlib.crc32(data[done:], crc), at + len(data)
+    return result
+
+
+def checked(view: View, pieces: list[Piece], entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
+    """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `CorruptQueue` if they are
+    not what was committed, at the latest when it has given out the last.
+    """
+    at = begin
+    for one, following in pairwise(pieces):
+        if following.offset <= begin or one.offset >= end:
+            continue
+        if at < one.offset:
+            yield from _bytes(view, entry.base, at, one.offset)
+        crc = one.crc
+        for place in range(one.offset, following.offset, SCAN):
+            data = view.read(entry.base, place, min(SCAN, following.offset - place))
+            crc = zlib.crc32(data, crc)
+            yield memoryview(data)[max(0, begin - place) : max(0, end - place)]
+        at = min(end, following.offset)
+        if crc != following.crc:
+            raise damaged(view.block_path(entry.base), one, following)
+    yield from _bytes(view, entry.base, at, end)
+
+
+def _bytes(view: View, base: int, start: int, end: int) -> Iterator[memoryview]:
+    for place in range(start, end, SCAN):
+        yield memoryview(view.read(base, place, min(SCAN, end - place)))

@@ -1,0 +1,172 @@
+"""`Blocks`: the block files and the index of a topic, as its one writer has them open. Both follow the topic's log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterable
+
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Entry, Index
+from qewqew_core.topic import topic_log
+from qewqew_core.topic.outgoing import pieces
+from qewqew_core.topic.topic_state import Block, TopicState
+
+
+class Blocks:
+    """Those of the topic in ``directory``. All calls are made with the writer's lock."""
+
+    def __init__(self, files: Files, directory: str, engine: Engine[TopicState]) -> None:
+        self.files = files
+        self._engine = engine
+        self.directory = directory
+        self.index_path = os.path.join(directory, os.path.basename(directory) + ".idx")
+        self.data = os.path.join(directory, "data")
+        self.unsynced: set[int] = set()  # blocks, by their base, with messages that may not be on disk, but in the log
+        self._descriptors: dict[int, int] = {}  # base offset: descriptor; of the last block
+        self._index = Descriptors()  # at most one
+
+    # Blocks
+
+    def path_of(self, base: int) -> str:
+        return os.path.join(self.data, zbus.block_name(base))
+
+    def exists(self, base: int) -> bool:
+        return self.files.exists(self.path_of(base))
+
+    def make(self, base: int) -> None:
+        """An empty block."""
+        path = self.path_of(base)
+        if base in self._descriptors:  # an append that was interrupted had it open
+            close_each(self._descriptors, base)
+        if self.files.exists(path):  # left by a crash: nothing in it is committed
+            self.files.unlink(path)
+        self.files.close(self.files.open(path, new=True))
+
+    def unmake(self, made: list[int], last: Block) -> None:
+        """The commit that these were made for has not happened; nor is there anything behind the ``last`` block's end."""
+        for base in made:
+            if (fd := self._descriptors.pop(base, None)) is not None:
+                self.files.close(fd)
+            with contextlib.suppress(FileNotFoundError):
+                self.files.unlink(self.path_of(base))
+            self.unsynced.discard(base)
+        self.files.truncate(self.descriptor(last.base), last.end)
+
+    def remove(self, entries: list[Entry]) -> None:
+        """These blocks, and their checksums, are no more."""
+        for entry in entries:
+            for name in (zbus.block_name(entry.base), topic_log.sums_name(entry.base)):
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(os.path.join(self.data, name))
+            self.unsynced.discard(entry.base)
+
+    def descriptor(self, base: int) -> int:
+        fd = self._descriptors.get(base)
+        if fd is None:
+            close_each(self._descriptors)
+            fd = self._descriptors[base] = self.files.open(self.path_of(base))
+        return fd
+
+    def size(self, name: str) -> int:
+        """Bytes of a file in the directory of blocks."""
+        with Descriptors() as fds:
+            fds.append(self.files.open_to_read(os.path.join(self.data, name)))
+            return self.files.size(fds[0])
+
+    def write(self, base: int, data: bytes, at: int) -> None:
+        """Messages that the log carries, too."""
+        self.files.write(self.descriptor(base), data, at)
+        self.unsynced.add(base)
+
+    def write_ahead(self, base: int, at: int, frames: Iterable[bytes], crc: int) -> tuple[int, int]:
+        """Write past the end of a block, where no reader looks; returns where that ends, and the block's checksum up to there."""
+        fd = self.descriptor(base)
+        for piece in pieces(frames):
+            self.files.write(fd, piece, at)
+            at, crc = at + len(piece), zlib.crc32(piece, crc)
+        return at, crc
+
+    def cut(self, block: Block) -> None:
+        """Nothing is behind the end of the block. Raises `CorruptQueue` if it is shorter."""
+        fd = self.descriptor(block.base)
+        size = self.files.size(fd)
+        if size < block.end:
+            raise CorruptQueue(
+                f"the block has {size:,} bytes, its messages end at {block.end:,}", path=self.path_of(block.base), offset=size
+            )
+        if size > block.end:
+            self.files.truncate(fd, block.end)
+
+    # The index
+
+    def open_index(self) -> Index:
+        self._index.append(self.files.open(self.index_path))
+        return zbus.unpack_index(self.files.read(self.index_fd, zbus.INDEX_HEAD, 0), self.index_path)
+
+    @property
+    def index_fd(self) -> int:
+        return self._index[0]
+
+    def entry(self, number: int) -> Entry:
+        """That of a block, by its number."""
+        return zbus.unpack_entry(self.files.read(self.index_fd, zbus.ENTRY, zbus.entry_at(number)))
+
+    def index_patch(self, state: TopicState, *blocks: Block) -> dict[int, bytes]:
+        """What the index is to say of these blocks, by the place; its head comes last."""
+        patch = {
+            zbus.entry_at(block.block): zbus.pack_entry(Entry(block.created, block.base, block.end, block.updated))
+            for block in blocks
+        }
+        patch[0] = zbus.pack_index(Index(zbus.VERSION, state.count, state.start, state.number))
+        return patch
+
+    def write_index(self, patch: dict[int, bytes]) -> None:
+        for at in sorted(patch, reverse=True):  # the head comes last
+            self.files.write(self._index[0], patch[at], at)
+
+    # Durably
+
+    def store(self, state: TopicState) -> None:
+        """Bring blocks, their checksums and the index to where the log is, durably. The index has been written."""
+        self.sync()
+        full = [block for block in state.full if block.pieces]
+        for block in full:
+            path = os.path.join(self.data, topic_log.sums_name(block.base))
+            # Readers that look at it in the meantime find it whole or not at all.
+            write_new(self.files, path + ".tmp", topic_log.pack_sums(block.sums()))
+            self.files.rename(path + ".tmp", path)
+        if full:
+            self.files.sync_directory(self.data)
+        self.sync_index()
+
+    def sync(self) -> None:
+        """The messages in all blocks are durable."""
+        for base in sorted(self.unsynced):
+            if self.exists(base):
+                self.sync_block(base)
+        self.unsynced.clear()
+        self.files.sync_directory(self.data)
+
+    def sync_block(self, base: int) -> None:
+        self._sync(self.descriptor(base))
+
+    def sync_index(self) -> None:
+        self._sync(self.index_fd)
+
+    def _sync(self, fd: int) -> None:
+        try:
+            self.files.sync(fd)
+        except OSError as error:
+            if not self._engine.is_open:
+                raise
+            raise self._engine.poison(error) from error  # be it for want of room: nobody knows what is on disk
+
+    def close(self) -> None:
+        """Called again after an interrupt, it does what is left."""
+        close_each(self._descriptors)
+        self._index.close()

@@ -1,0 +1,225 @@
+"""`Deliveries`: which messages a reader delivers next, and which of them a consumer has.
+
+A message that was delivered is in flight until it is committed or given back. It is delivered again when its time is over, or
+when the process that had it has died.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+
+from qewqew_core.disk.engine import Engine
+from qewqew_core.errors import BadArgument, CommitConflict, QueueFull
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Message
+from qewqew_core.limits import now_ms
+from qewqew_core.topic.reader_inspection import lost_of
+from qewqew_core.topic.reader_state import Commit, GiveBack, HandedOut, HandOut, Lose, Range, ReaderState, evenly
+from qewqew_core.topic.shared_log import Consumer, SharedLog
+from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
+
+_logger = logging.getLogger(__name__)
+
+
+class Deliveries:
+    """Those of one consumer of the reader ``name``. All calls are made with the lock of the shared log's engine.
+
+    ``window``, ``redeliver_after``, ``auto_commit``: as of `Topic.reader`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shared: SharedLog,
+        consumer: Consumer,
+        view: View,
+        window: int,
+        redeliver_after: float | None,
+        auto_commit: bool,
+    ) -> None:
+        self._name = name
+        self._shared = shared
+        self._engine: Engine[ReaderState] = shared.engine
+        self._consumer = consumer
+        self._view = view
+        self._window = window
+        self._redeliver_after = redeliver_after
+        self._auto_commit = auto_commit
+
+    # Delivering
+
+    def peek(self) -> list[Message]:
+        """The next message, which is not delivered; [] if there is none."""
+        self.drop_lost()
+        for message, _ in self.again(1):
+            return [message]
+        chosen = self._consumer.filter or None
+        for start, stop in self._engine.state.todo:
+            for stretch in self._view.stretches(start, stop, chosen, most=1):
+                if stretch.places:
+                    return stretch.messages()
+        return []
+
+    def deliver(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], int | None]:
+        """The next messages, which are in flight from now on; or which are committed, with ``auto_commit``: then also the
+        position of that commit.
+        """
+        self.drop_lost()
+        messages, runs, todo = self._pick(max_records, max_bytes)
+        if not messages and todo == self._engine.state.todo:
+            return [], None
+        if self._auto_commit:
+            again = list({message.offset: None for message in messages if message.offset in self._engine.state.flight})
+            return messages, self._shared.commit(Commit(again, todo))
+        due = None if self._redeliver_after is None else now_ms() + int(self._redeliver_after * 1000)
+        self._shared.commit(HandOut(self._consumer.owner, due, runs, todo))
+        if due is not None:
+            self._consumer.due = min(self._consumer.due, due)
+        self._consumer.mine.update(
+            zip((message.offset for message in messages), (message.attempt for message in messages), strict=True)
+        )
+        return messages, None
+
+    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[HandedOut], list[Range]]:
+        """The next messages, the runs that they are, and what is to be delivered after them."""
+        messages: list[Message] = []
+        runs: list[HandedOut] = []
+        todo = list(self._engine.state.todo)
+        room = sys.maxsize if max_bytes is None else max_bytes
+
+        for message, at in self.again(max_records):
+            if messages and len(message.body) > room:
+                return messages, runs, todo
+            messages.append(message)
+            runs.append((message.offset - at.offset, at.block, message.attempt, at.number, [at.offset]))
+            room -= len(message.body)
+        in_flight = len(self._engine.state.flight)
+        free = max_records if self._auto_commit else min(max_records, self._window - in_flight + len(messages))
+        if messages and (len(messages) >= free or room <= 0):
+            return messages, runs, todo
+        chosen = self._consumer.filter or None
+        window = WINDOW if max_records == 1 and chosen is None else SCAN
+        while todo:
+            start, stop = todo[0]
+            reached = start
+            full = False
+            for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages))):
+                if stretch.places:
+                    if free <= 0:
+                        raise QueueFull(
+                            f"{in_flight:,} messages are delivered and not committed, as many as window allows: "
+                            "commit them, or give them back (nack)",
+                            path=self._engine.path,
+                        )
+                    count, room = _fitting(stretch.bodies, room, not messages)
+                    if not count:
+                        full = True
+                        break
+                    stretch = stretch.first(count)
+                    messages += stretch.messages()
+                    runs += _runs(stretch)
+                reached = stretch.reached
+                if len(messages) >= free or room <= 0:
+                    full = True
+                    break
+            todo[0] = Range(reached, stop)
+            if full or stop is None:
+                break
+            todo.pop(0)
+        return messages, runs, todo
+
+    def again(self, most: int) -> Iterator[tuple[Message, Position]]:
+        """Messages in flight that are to be delivered again, the first first, and where they are; read one by one."""
+        flight, now, gone = self._engine.state.flight, now_ms(), self._shared.dead_owners()
+        if not flight or (now < self._consumer.due and not gone):
+            return
+        free = {offset: one for offset, one in flight.items() if one.session is None}
+        due = sorted(offset for offset, one in free.items() if (one.due is not None and one.due <= now) or one.owner in gone)
+        next_due = min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
+        self._consumer.due = 0 if due else next_due
+        for offset in due[:most]:
+            one = flight[offset]
+            message = self._view.message(one.at)
+            if message is None:
+                break  # it was removed from the topic since `drop_lost`
+            yield message._replace(attempt=one.attempt + 1), one.at
+
+    def drop_lost(self) -> None:
+        """Move on where the oldest messages were removed from the topic before they were committed."""
+        found = lost_of(self._engine.state, self._view)
+        if found is not None:
+            if lost := found[2]:  # else it has committed all that is gone
+                _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self._name, lost)
+            self._shared.commit(Lose(*found))
+            self._consumer.refresh(self._engine.state)
+
+    # What is with this consumer
+
+    def commit(self, messages: tuple[Message, ...]) -> tuple[int, int]:
+        """These messages are done with; without any: all that this consumer has. The position of the commit, and how many."""
+        offsets = self.check_mine(messages)
+        if not offsets:
+            return 0, 0
+        position = self._shared.commit(Commit(evenly(offsets), None))
+        for offset in offsets:
+            del self._consumer.mine[offset]
+        return position, len(offsets)
+
+    def give_back(self, offsets: list[int], due: int) -> None:
+        """Messages are to be delivered again, first, from ``due`` on."""
+        if offsets:
+            self._shared.commit(GiveBack(offsets, due))
+            self._consumer.due = min(self._consumer.due, due)
+            self._consumer.refresh(self._engine.state)
+
+    def check_mine(self, messages: tuple[Message, ...]) -> list[int]:
+        """The offsets of messages that are with this consumer, and not committed yet. Raises `CommitConflict`."""
+        mine, state = self._consumer.mine, self._engine.state
+        if not messages:
+            if not state.prepared:
+                return list(mine)
+            return [offset for offset in mine if state.flight[offset].session is None]
+        offsets: dict[int, None] = {}  # a message may be given twice
+        for message in messages:
+            if not isinstance(message, Message) or message.offset < 0:
+                what = "one that was made" if isinstance(message, Message) else type(message).__name__
+                raise BadArgument(f"commit and nack take messages that were read, not {what}")
+            if mine.get(message.offset) == message.attempt:
+                offsets[message.offset] = None
+            elif message.offset in state.flight or self._is_ahead(message):
+                raise CommitConflict(
+                    f"message {message.number} is not with this consumer: it was delivered again since (redeliver_after), given "
+                    "back, or the reader was moved. Nothing was changed",
+                    path=self._engine.path,
+                )
+        return list(offsets)
+
+    def _is_ahead(self, message: Message) -> bool:
+        todo, number = self._engine.state.todo, message.number
+        return any(start.number <= number and (stop is None or number < stop.number) for start, stop in todo)
+
+
+def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
+    """How many of these have ``room`` together, and what is left of it; the ``first`` is taken whatever its size."""
+    if (size := sum(map(len, bodies))) < room:
+        return len(bodies), room - size
+    for count, body in enumerate(bodies):
+        if len(body) > room and not (first and count == 0):
+            return count, room
+        room -= len(body)
+        if room <= 0:
+            return count + 1, room
+    raise AssertionError
+
+
+def _runs(stretch: Stretch) -> list[HandedOut]:
+    """The messages of a stretch, parted where a filter holds others back between them."""
+    numbers = [head[zbus.NUMBER] for head in stretch.heads]
+    if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return [(stretch.base, stretch.block, 1, numbers[0], evenly(stretch.places))]
+    ends = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    parts = pairwise((0, *ends, len(numbers)))
+    return [(stretch.base, stretch.block, 1, numbers[begin], stretch.places[begin:end]) for begin, end in parts]

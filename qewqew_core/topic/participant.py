@@ -1,0 +1,78 @@
+"""`Participant`: a reader's part in a session of its topic, which commits in two phases. The log of the topic decides.
+
+The reader notes which messages a session is about, durably (`prepare`); then the topic's log says that it was committed; then
+the reader notes that (`resolve`). Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+"""
+
+from __future__ import annotations
+
+from qewqew_core.errors import CommitConflict
+from qewqew_core.formats.zbus import Message
+from qewqew_core.limits import now_ms
+from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.reader_state import Prepare, Resolve, Unprepare
+from qewqew_core.topic.shared_log import Consumer, SharedLog
+
+
+class Participant:
+    """Of one `Reader` object."""
+
+    def __init__(self, shared: SharedLog, consumer: Consumer, deliveries: Deliveries) -> None:
+        self.engine = shared.engine
+        self._shared = shared
+        self._consumer = consumer
+        self._deliveries = deliveries
+
+    def prepare(self, session: str, messages: list[Message]) -> None:
+        """The topic's log is about to say whether these are committed. Raises `CommitConflict`."""
+        with self.engine.exclusive():
+            offsets = self._deliveries.check_mine(tuple(messages)) if messages else []
+            if len(offsets) < len(messages):
+                raise CommitConflict("a message of the session was committed already. Nothing was changed", path=self.engine.path)
+            position = self._shared.commit(Prepare(session, offsets))
+        self._shared.durable(position)
+
+    def unprepare(self, session: str) -> None:
+        """The session was not committed, and goes on."""
+        with self.engine.exclusive():
+            if self._has(session):
+                self._shared.commit(Unprepare(session))
+                self._consumer.due = 0
+
+    def resolve(self, session: str) -> bool:
+        """The session was committed; whether that could be noted. If not, because the disk is full, it is as soon as possible."""
+        self._shared.decided.append(session)
+        with self.engine.exclusive():  # which notes it
+            return session not in self._shared.decided
+
+    def leave_open(self, session: str) -> None:
+        """Nobody knows whether the session was committed: nothing that it has read may be given back or committed."""
+        with self.engine.lock:
+            for offset, flight in self.engine.state.flight.items():
+                if flight.session == session:
+                    self._consumer.mine.pop(offset, None)
+
+    def give_back(self, messages: list[Message]) -> None:
+        """The session has rolled back: those that are still with this consumer are delivered again."""
+        with self.engine.exclusive():
+            mine = self._consumer.mine
+            offsets = [message.offset for message in messages if mine.get(message.offset) == message.attempt]
+            self._deliveries.give_back(offsets, now_ms())
+            self._consumer.due = 0
+
+    def resolve_all(self, committed: set[str]) -> None:
+        """Of those who died while they committed; whoever calls it has the lock of the topic's writer."""
+        with self.engine.exclusive():
+            for session in {flight.session for flight in self.engine.state.flight.values() if flight.session is not None}:
+                self._shared.commit(Resolve(session, session in committed, now_ms()))
+            self._shared.durable(self.engine.log.position, always=True)
+
+    def is_undecided(self) -> bool:
+        """Whether a process has died while it committed a session: the topic's log must say how that ended."""
+        with self.engine.exclusive():
+            flights = self.engine.state.flight.values()
+            owners = {flight.owner for flight in flights if flight.session is not None} - {self._consumer.owner}
+            return not all(map(self._shared.lives, owners))
+
+    def _has(self, session: str) -> bool:
+        return any(flight.session == session for flight in self.engine.state.flight.values())

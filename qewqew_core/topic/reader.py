@@ -1,0 +1,479 @@
+"""`Reader`: a named place in a topic, from which messages are delivered, committed, and leased as batches.
+
+Processes that open the same reader share it. Each call takes the lock of the reader for a moment, catches up with what the
+others have appended to its log, and appends to it itself (`shared_log`). The topic's writer is never waited for, nor does
+it wait. A message that was delivered is in flight until it is committed or given back; it is delivered again when its time
+is over, or when the process that had it has died (`deliveries`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time as clock
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Self
+
+from qewqew_core import arguments
+from qewqew_core.batch.leases import HasBatches, Leases
+from qewqew_core.batch.stats import QueueStats
+from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
+from qewqew_core.errors import (
+    BadArgument,
+    CommitConflict,
+    DiskFull,
+    Empty,
+    QueueBroken,
+    QueueClosed,
+)
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Common, Message
+from qewqew_core.limits import now_ms
+from qewqew_core.topic import reader_files, reader_log, topic_paths
+from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.open_topic import OpenTopic
+from qewqew_core.topic.participant import Participant
+from qewqew_core.topic.reader_batches import ReaderBatches
+from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, seal_of, stats_of
+from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState, SetFilter
+from qewqew_core.topic.seeking import first_place, place_of
+from qewqew_core.topic.shared_log import Consumer, SharedLog
+from qewqew_core.topic.view import Position, View
+
+_logger = logging.getLogger(__name__)
+_open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+class Reader(HasBatches):
+    """A reader of a topic; from `Topic.reader`. Safe to share between threads, and between processes by opening it in each.
+
+    `read` and `read_many` deliver messages, each to one consumer, in order; `commit` says that they are done with, durably.
+    What is neither committed nor given back (`nack`, `close`) is delivered again after ``redeliver_after`` seconds, and at
+    once when its consumer's process has died. At most ``window`` messages are in flight, of all consumers together.
+    With ``auto_commit`` a message is committed before it is handed out: no message comes twice, but one may be lost with its
+    consumer. `lease` takes batches, as from a queue: a reader that is leased from is a queue.
+    """
+
+    _released = True  # whether there is nothing to be released
+
+    def __init__(
+        self,
+        topic: OpenTopic,
+        name: str,
+        *,
+        filter: str | None,
+        start: str | int | datetime | Position,
+        window: int,
+        redeliver_after: float | None,
+        auto_commit: bool,
+        temporary: bool,
+    ) -> None:
+        self.name = topic_paths.check_reader_name(name)
+        self.window = arguments.check_whole("window", window, 1, 1 << 20)
+        if redeliver_after is not None and (
+            isinstance(redeliver_after, bool) or not isinstance(redeliver_after, (int, float)) or not 0 <= redeliver_after < 1e9
+        ):
+            raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
+        self.redeliver_after = redeliver_after
+        chosen = None if filter is None else Filter(filter)
+        self.auto_commit = auto_commit
+        self.topic = topic
+        self._files: Files = topic.files
+        self.path = reader_files.rdx_of(topic.path, name)
+        self._stem = reader_files.stem_of(topic.path, name)
+        self._consumer = Consumer()
+        self._view = View(self._files, topic.path, topic.dialect)
+        self._shared = SharedLog(
+            self._files,
+            self.path,
+            self._stem,
+            f"{topic.name}-{name}",
+            self._consumer,
+            topic.sync == "commit",
+            topic.lock_timeout,
+        )
+        self._engine = self._shared.engine
+        self._deliveries = Deliveries(name, self._shared, self._consumer, self._view, window, redeliver_after, auto_commit)
+        self.participant = Participant(self._shared, self._consumer, self._deliveries)
+        source = ReaderBatches(
+            self._files, topic.path, topic.dialect, name, self._shared, self._consumer, self._deliveries, self._view
+        )
+        self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
+        self._released = False
+        try:
+            self._shared.open_lock()
+            self._engine.open()
+            with self._engine.exclusive():
+                self._open(start, chosen, temporary)
+                if chosen is not None and chosen.text != self._engine.state.filter:
+                    self.set_filter(chosen.text)
+                if temporary and not self._is_temporary():
+                    self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask | zbus.DELETE_ON_EXIT))
+            _open_readers.add(self)
+        except BaseException as error:
+            self._engine.closed_reason = QueueClosed("the reader was never opened")
+            self._release()
+            cause = error.__cause__
+            if isinstance(error, QueueBroken) and isinstance(cause, OSError) and (full := self._engine.full(cause)):
+                raise full from cause
+            raise
+
+    # Opening
+
+    def _open(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
+        files, log_path = self._files, self._stem + ".log"
+        if not files.exists(self.path):
+            self._make(start, chosen, temporary)
+        for path in (self.path, log_path):
+            remove_if_there(files, path + ".tmp")  # of who was killed while making it
+        data = self._shared.open_rdx()
+        whole, data = len(data) == zbus.READER_SIZE, data.ljust(zbus.READER_SIZE, b"\0")
+        block, offset = zbus.unpack_position(data)
+        has_log = files.exists(log_path)
+        if has_log:
+            if not self._engine.has_log:
+                self._shared.load((block, offset))
+            check_rdx(self._engine.state, whole, self.path)
+        elif seal_of(files, self._stem) is not None:
+            raise reader_log.missing(log_path)
+        if not whole:  # as the original does. Durably: cut short beside a log it is damaged
+            files.truncate(self._shared.rdx_fd, zbus.READER_SIZE)
+            files.sync(self._shared.rdx_fd)
+        if has_log:
+            state = self._engine.state
+            floor = state.floor()
+            if not state.clean or (floor.block, floor.offset, state.filter) == (block, offset, zbus.unpack_filter(data)):
+                self._come_back()
+                return
+            # A zbus server has used the reader since.
+        else:
+            files.sync_directory(os.path.dirname(self.path))  # who made the .rdx may have been killed before doing it
+        self._adopt(block, offset, zbus.unpack_filter(data))
+
+    def _make(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
+        """A new reader. It is there when its .rdx is: with its filter, and temporary, for who makes it may be killed now."""
+        files, log_path = self._files, self._stem + ".log"
+        if files.exists(log_path):  # of a reader that was deleted
+            if seal_of(files, self._stem) is not None:
+                raise missing_rdx(self.path)
+            files.unlink(log_path)
+        self._shared.break_seal()
+        files.sync_directory(os.path.dirname(self._stem))  # a power cut must not bring it back beside the new .rdx
+        place, text = first_place(self._view, start), None if chosen is None else chosen.text
+        data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
+        for at, patch in (zbus.filter_patch(text), zbus.mask_patch(zbus.DELETE_ON_EXIT if temporary else 0)):
+            data[at : at + len(patch)] = patch
+        write_new(files, self.path + ".tmp", bytes(data))
+        files.rename(self.path + ".tmp", self.path)
+        files.sync_directory(os.path.dirname(self.path))
+        self._shared.begin(ReaderState(todo=[Range(place, None)], filter=text))
+        self._shared.settle()  # of a reader that was deleted, batches may be there
+
+    def _adopt(self, block: int, offset: int, text: str | None) -> None:
+        """What a zbus server has made of the .rdx is believed; batches and keys are those of the log."""
+        self._files.sync(self._shared.rdx_fd)
+        place = place_of_rdx(self._view, block, offset, self.path)
+        state = ReaderState(todo=[Range(place, None)], filter=text, passed=(block, offset))
+        if self._engine.has_log:
+            before = self._engine.state
+            state.batches, state.ranges, state.expired_keys = before.batches, before.ranges, before.expired_keys
+            self._engine.detach()
+        nak_path = self.path.removesuffix(".rdx") + ".nak"
+        handed_out = add_naks(self._files, self._view, nak_path, state)
+        self._shared.begin(state)
+        if handed_out:
+            with Descriptors() as fds:
+                fds.append(self._files.open(nak_path))
+                for at in handed_out:
+                    self._files.write(fds[0], b"\0", at)
+
+    def _come_back(self) -> None:
+        """If a power cut took messages from the topic (``sync="never"``) that were read already: those to come are new ones."""
+        index = self._view.index()
+        last = index.start + index.blocks - 1
+        end = (last, self._view.entry(last).end)
+        state = self._engine.state
+        if state.furthest()[:2] > end:
+            _logger.warning("reader %s: messages that it had read are no longer in the topic", self.name)
+            latest = self._view.latest()
+            offsets = [offset for offset, flight in state.flight.items() if flight.at[:2] >= end]
+            kept = [Range(begin, stop and min(stop, latest)) for begin, stop in state.todo if begin < latest]
+            if not kept or kept[-1].stop is not None:
+                kept.append(Range(latest, None))
+            self._shared.commit(Lose(kept, offsets, 0))
+
+    # Reading
+
+    def read(self, timeout: float | None = 0) -> Message:
+        """The next message. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+
+        It is in flight until it is committed. Raises `QueueFull` if ``window`` messages are, and `CorruptQueue`.
+        """
+        return self._wait(lambda: self._deliver(1, None), timeout)[0]
+
+    def read_many(self, max_records: int, max_bytes: int | None = None, timeout: float | None = 0) -> list[Message]:
+        """Up to ``max_records`` messages with bodies of together up to ``max_bytes``, at least one; maybe [] after ``timeout``.
+
+        Fewer than there are, if ``window`` leaves room for fewer. Raises as `read`.
+        """
+        arguments.check_whole("max_records", max_records, 1, sys.maxsize)
+        if max_bytes is not None:
+            arguments.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
+        try:
+            return self._wait(lambda: self._deliver(max_records, max_bytes), timeout)
+        except Empty:
+            return []
+
+    def _deliver(self, max_records: int, max_bytes: int | None) -> list[Message]:
+        messages, position = self._engine.run(self._deliveries.deliver, max_records, max_bytes)
+        if position is not None:
+            self._shared.durable(position)
+        return messages
+
+    def peek(self, timeout: float | None = 0) -> Message:
+        """The message that `read` would deliver; it is not delivered. Waits and raises as that."""
+        return self._wait(lambda: self._engine.run(self._deliveries.peek), timeout)[0]
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages that wait, as `read` delivers them, until there is none."""
+        with contextlib.suppress(Empty):
+            while True:
+                yield self.read()
+
+    def _wait(self, act: Callable[[], list[Message]], timeout: float | None) -> list[Message]:
+        deadline = arguments.deadline(timeout)
+        pause = 0.001
+        while True:
+            if found := act():
+                return found
+            if self._engine.state.prepared:  # what a session had that died while it committed may be ours
+                if self.participant.is_undecided():
+                    self.topic.recover()
+                if found := act():
+                    return found
+            rest = None if deadline is None else deadline - clock.monotonic()
+            if rest is not None and rest <= 0:
+                raise Empty("there is no message that this reader has not delivered", path=self.path)
+            clock.sleep(pause if rest is None else min(pause, rest))
+            pause = min(pause * 1.5, 0.02)
+
+    # Committing
+
+    def commit(self, *messages: Message) -> int:
+        """These messages are done with; without any: all that this object has delivered. Returns how many.
+
+        Durable when it returns, as `Queue.put` is. Committing a message twice is no error. Raises `CommitConflict` if a message
+        is with somebody else, because its time was over, or is yet to be delivered; then none was committed.
+        """
+        position, count = self._engine.run(self._deliveries.commit, messages)
+        if count:
+            self._shared.durable(position)
+        return count
+
+    def nack(self, *messages: Message, delay: float = 0.0) -> int:
+        """Give messages back, to be delivered again, first, after ``delay`` seconds; without any: all that this object has.
+
+        Returns how many. Raises `CommitConflict` as `commit`.
+        """
+        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
+            raise BadArgument(f"delay must be a number of seconds, 0 or more, not {delay!r:.60}")
+        with self._engine.exclusive():
+            offsets = self._deliveries.check_mine(messages)
+            self._deliveries.give_back(offsets, now_ms() + int(delay * 1000))
+            return len(offsets)
+
+    # Moving
+
+    def seek(self, *, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> None:
+        """Go on at the message with this number, with this offset in the topic, or the first since a time; durable.
+
+        What was delivered to anybody and is not committed is forgotten: it comes again if it lies behind the new place.
+        Raises `BadArgument` if there is no such message; the place of the next message to come is one.
+        """
+        with self._engine.exclusive():
+            position = self._go_to(place_of(self._view, number, offset, time))
+        self._shared.durable(position)
+
+    def _go_to(self, place: Position) -> int:
+        position = self._shared.commit(Move([Range(place, None)], 0))
+        self._consumer.refresh(self._engine.state)
+        return position
+
+    def move_to(self, place: Position, expected: Position | None = None, *, force: bool = False) -> None:
+        """Go on at a place that `position` or a `View` has given: what lies before it counts as committed. Durable.
+
+        For who keeps account of messages elsewhere, and has the reader hold them back from removal. Raises `CommitConflict`,
+        and changes nothing, if the reader is used otherwise: if messages are in flight or leased, or if it does not stand at
+        ``expected`` (unless what was there has been removed). With ``force`` it moves in any case, as `seek` does.
+        """
+        with self._engine.exclusive():
+            if not force:
+                self._check_unused(expected)
+            position = self._go_to(place)
+        self._shared.durable(position)
+
+    def _check_unused(self, expected: Position | None) -> None:
+        state, found = self._engine.state, self._engine.state.floor()
+        living = [batch.id for batch in state.batches.values() if batch.state in ("leased", "returned")]
+        if state.flight or living:
+            raise CommitConflict(
+                f"the reader is in use: {len(state.flight)} of its messages are in flight, and {len(living)} batches leased",
+                path=self.path,
+            )
+        if expected is not None and found[:2] != expected[:2] and expected.block >= self._view.index().start:
+            raise CommitConflict(
+                f"the reader was moved by somebody else: it stands at message {found.number}, not at {expected.number}",
+                path=self.path,
+            )
+
+    @property
+    def filter(self) -> str | None:
+        """Which tags the reader delivers; see `tags`."""
+        with self._engine.exclusive():
+            return self._engine.state.filter
+
+    def set_filter(self, text: str | None) -> None:
+        """Deliver only messages whose tags match, from the next one on; None or "": all. Durable; raises `BadArgument`.
+
+        Messages that an earlier filter has passed over do not come again, but with `seek`.
+        """
+        chosen = Filter(text)
+        with self._engine.exclusive():
+            position = self._shared.commit(SetFilter(chosen.text))
+            self._consumer.filter = chosen
+            self._shared.durable(position, always=True)
+            self._shared.write_rdx(*zbus.filter_patch(chosen.text))
+
+    # What the reader says of itself, as a topic does
+
+    def keep(self) -> None:
+        """Let the reader stay when its last consumer has gone, although it was made as a temporary one. Durable."""
+        with self._engine.exclusive():
+            if self._is_temporary():
+                self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask & ~zbus.DELETE_ON_EXIT))
+
+    def _is_temporary(self) -> bool:
+        return bool(self._shared.common().mask & zbus.DELETE_ON_EXIT)
+
+    def header(self) -> Common:
+        """Mask, times (milliseconds since the epoch), creator and the four extension texts; see `Topic.header`."""
+        with self._engine.exclusive():
+            return self._shared.common()
+
+    def set_mask(self, mask: int) -> None:
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header.
+
+        With `zbus.DELETE_ON_EXIT` the reader is a temporary one from now on: it is deleted with its last consumer.
+        """
+        self._set(*zbus.mask_patch(mask))
+
+    def set_creator(self, text: str | None) -> None:
+        """At most 127 bytes of UTF-8, or `BadArgument`."""
+        self._set(*zbus.creator_patch(text))
+
+    def set_extension(self, number: int, text: str | None) -> None:
+        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
+        self._set(*zbus.ext_patch(number, text))
+
+    def _set(self, at: int, data: bytes) -> None:
+        with self._engine.exclusive():
+            self._shared.patch_rdx(at, data)
+
+    # Looking
+
+    def lag(self) -> int:
+        """How many messages lie behind the first that is not committed, whatever the filter; those of batches included."""
+        with self._engine.exclusive():
+            self._deliveries.drop_lost()
+            return self._view.latest().number - self._engine.state.floor().number
+
+    @property
+    def lost(self) -> int:
+        """How many messages were removed from the topic before this reader had committed them."""
+        with self._engine.exclusive():
+            self._deliveries.drop_lost()
+            return self._engine.state.lost
+
+    def position(self) -> Position:
+        """The first message that is not committed."""
+        with self._engine.exclusive():
+            self._deliveries.drop_lost()
+            return self._engine.state.floor()
+
+    def stats(self) -> QueueStats:
+        """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
+        with self._engine.exclusive():
+            self._deliveries.drop_lost()
+            return stats_of(self._engine.state, self._view, self._stem)
+
+    # The end
+
+    def delete(self) -> None:
+        """Delete the reader, its batches and dead letters included; whoever has it open gets `QueueClosed`."""
+        with self._engine.exclusive():
+            reader_files.delete(self._files, self.topic.path, self.name)
+
+    def close(self) -> None:
+        """Give back what is not committed, and let go. A second call does nothing, but for what an interrupted one has not done.
+
+        A temporary reader is deleted with its last consumer.
+        """
+        with self._engine.lock:
+            if self._released:
+                return
+            try:
+                if self._engine.is_open:
+                    with self._engine.exclusive():
+                        self._leave_to_others()
+            except (QueueClosed, DiskFull):
+                pass  # it was deleted; or, without room: who finds its lock gone takes what it had
+            finally:
+                self._engine.closed_reason = QueueClosed("the reader is closed", path=self.path)
+                self._release()
+                _open_readers.discard(self)
+
+    def _leave_to_others(self) -> None:
+        if self._consumer.mine:
+            self._deliveries.give_back(self._deliveries.check_mine(()), now_ms())
+        if self._shared.leave_for_good():
+            if self._is_temporary():
+                reader_files.delete(self._files, self.topic.path, self.name)
+            else:
+                self._shared.checkpoint()
+
+    def _release(self) -> None:
+        """Called again after an interrupt, it does what is left."""
+        self._shared.release()
+        self._view.close()
+        self._released = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._released:
+            self._engine.closed_reason = QueueClosed("the reader is closed", path=self.path)
+            with contextlib.suppress(OSError):
+                self._release()
+
+    def _forked(self) -> None:
+        """In a forked child: the reader stays the parent's. Closing a descriptor drops no lock: the parent has it too."""
+        self._engine.forked()
+        self._release()
+
+
+def _after_fork() -> None:
+    for reader in list(_open_readers):
+        reader._forked()
+    _open_readers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,265 @@
+"""`ReaderBatches`: how batches are cut from what a reader is to deliver, and put back there.
+
+A batch links the blocks that its messages lie in, and its manifest says where: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from qewqew_core import arguments
+from qewqew_core.batch import manifest, places
+from qewqew_core.batch.batch_operations import BatchOperation
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.leases import Source
+from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.errors import BatchConflict, CorruptQueue, QewQewError
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD, Entry
+from qewqew_core.limits import now_ms
+from qewqew_core.topic import reader_files
+from qewqew_core.topic.block_segments import first_segment
+from qewqew_core.topic.block_sums import pieces_of
+from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.reader_state import Change, Commit, Lease, PutBack, Range, ReaderState
+from qewqew_core.topic.shared_log import Consumer, SharedLog
+from qewqew_core.topic.view import Found, Position, View, behind
+
+Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
+
+
+class ReaderBatches(Source):
+    """The messages of the topic in ``directory`` that the reader ``name`` is to deliver."""
+
+    engine: Engine[ReaderState]
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        dialect: str,
+        name: str,
+        shared: SharedLog,
+        consumer: Consumer,
+        deliveries: Deliveries,
+        view: View,
+    ) -> None:
+        topic = os.path.basename(directory)
+        super().__init__(files, reader_files.stem_of(directory, name), f"{topic}-{name}", shared.engine)
+        self._directory = directory
+        self._topic = topic
+        self._dialect = dialect
+        self._reader = name
+        self._shared = shared
+        self._consumer = consumer
+        self._deliveries = deliveries
+        self._view = view
+        self._pieces_of: dict[int, list[Piece]] = {}  # base offset: checksums of a full block, once read
+
+    def commit(self, operation: BatchOperation) -> None:
+        self._shared.durable(self._shared.commit(Change(operation, now_ms())), always=True)
+
+    def occupied(self, batch: BatchState) -> int:
+        return batch.bytes + HEAD * batch.records
+
+    def manifest_of(self, batch: BatchState) -> Manifest:
+        return reader_files.manifest_of(self.stem, batch)
+
+    # Room on the disk: where the files are is found out anew by every call after one that could not move them
+
+    def keep_room(self, names: int, size: int = 0) -> None:
+        pass
+
+    def move(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if self.engine.full(error) is None:
+                raise
+            self._shared.is_unsettled = True
+
+    # Cutting
+
+    def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
+        self._deliveries.drop_lost()
+        try:
+            segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
+        except CorruptQueue:
+            if not self._was_trimmed():
+                raise
+            return self.cut(key, max_records, max_bytes, lease_timeout)
+        if not segments:
+            if todo != self.engine.state.todo:
+                self._shared.commit(Commit([], todo))
+            return None
+        batch = self.new_batch(key)
+        batch.records = sum(segment.records for segment, _ in segments)
+        batch.bytes = sum(size for _, size in segments)
+        batch.lease_timeout, batch.extended = lease_timeout, batch.created
+        directory = places.directory_of(self.stem, batch)
+        try:
+            self._make(directory, batch, [segment for segment, _ in segments])
+            position = self._shared.commit(Lease(batch, ranges, offsets, todo))
+        except OSError as error:
+            places.remove_tree(self.files, directory)
+            if isinstance(error, QewQewError):
+                raise
+            if isinstance(error, FileNotFoundError) and self._was_trimmed():
+                return self.cut(key, max_records, max_bytes, lease_timeout)
+            raise self.engine.full(error) or self.engine.poison(error) from error
+        self._shared.durable(position, always=True)
+        self._consumer.refresh(self.engine.state)
+        return self.engine.state.batches[batch.id]
+
+    def _make(self, directory: str, batch: BatchState, segments: list[Segment]) -> None:
+        """The batch's directory, durably. Nobody knows of it yet."""
+        files, names = self.files, {segment.file for segment in segments}
+        places.remove_tree(files, directory)
+        places.make_home(files, self.stem, places.BATCHES)
+        files.make_directory(directory)
+        for name in names:
+            files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
+        if not self.engine.sync:  # the batch is durable, so its messages must be
+            self._sync_topic([os.path.join(directory, name) for name in names])
+        places.write_manifest(files, directory, self._manifest(batch, segments))
+        files.sync_directory(os.path.dirname(directory))
+
+    def _was_trimmed(self) -> bool:
+        """Whether messages of this reader were removed since `Deliveries.drop_lost`."""
+        return self.engine.state.floor().block < self._view.index().start
+
+    def _sync_topic(self, blocks: list[str]) -> None:
+        """Make durable what the topic has committed into these blocks."""
+        for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
+            with Descriptors() as fds:
+                fds.append(self.files.open_to_read(path))
+                self.files.sync(fds[0])
+        self.files.sync_directory(os.path.join(self._directory, "data"))
+        self.files.sync_directory(self._directory)
+
+    def _manifest(self, batch: BatchState, segments: list[Segment]) -> Manifest:
+        created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
+        return Manifest(
+            batch.id,
+            batch.keys[-1],
+            self._topic,
+            created,
+            batch.attempt,
+            batch.records,
+            batch.bytes,
+            tuple(segments),
+            manifest.BLOCK,
+            self._reader,
+            self._dialect,
+            self.engine.state.filter,
+        )
+
+    def _cut(self, max_records: int, max_bytes: int) -> Cut:
+        """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and
+        what is left to deliver.
+        """
+        segment_of = partial(first_segment, self._view, self._consumer.filter, self._pieces)
+        segments: list[tuple[Segment, int]] = []
+        ranges: list[Range] = []
+        offsets: list[int] = []
+        todo = list(self.engine.state.todo)
+        for at, after, those in self._flights_again(max_records):
+            segment, size, end = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
+            if segment is not None:
+                segments.append((segment, size))
+                ranges.append(Range(at, end))
+                offsets += those[: segment.records]
+                max_records, max_bytes = max_records - segment.records, max_bytes - size
+            if end != after:
+                return segments, ranges, offsets, todo
+        while todo and max_records > 0 and max_bytes > 0:
+            start, stop = todo[0]
+            if stop is not None and start[:2] >= stop[:2]:
+                todo.pop(0)  # `read` has come to its end
+                continue
+            segment, size, end = segment_of(todo[0], max_records, max_bytes, bool(segments))
+            if segment is not None:
+                segments.append((segment, size))
+                ranges.append(Range(start, end))
+                max_records, max_bytes = max_records - segment.records, max_bytes - size
+            if end == start:
+                break
+            if stop is not None and (end.block, end.offset) >= (stop.block, stop.offset):
+                todo.pop(0)
+            else:
+                todo[0] = Range(end, stop)
+        return segments, ranges, offsets, todo
+
+    def _flights_again(self, max_records: int) -> list[tuple[Position, Position, list[int]]]:
+        """Messages that are to be delivered again: those side by side, from where to where, and their offsets."""
+        runs: list[tuple[Position, Position, list[int]]] = []
+        for message, at in self._deliveries.again(max_records):
+            if not self._consumer.filter.matches(message.tag):
+                continue  # the filter was changed since: `read` delivers it
+            after = behind(message, at)
+            if runs and runs[-1][1] == at:
+                start, _, those = runs.pop()
+                those.append(message.offset)
+                runs.append((start, after, those))
+            else:
+                runs.append((at, after, [message.offset]))
+        return runs
+
+    def _pieces(self, entry: Entry) -> list[Piece]:
+        pieces = self._pieces_of.get(entry.base)
+        if pieces is None or (pieces and pieces[-1].offset < entry.end):
+            pieces = pieces_of(self.files, self._directory, entry.base)
+            self._pieces_of = {entry.base: pieces}
+        return pieces
+
+    # Putting back
+
+    def put_back(self, batch: BatchState) -> None:
+        whole = ranges = self.engine.state.ranges[batch.id]
+        if sum(stop.number - start.number for start, stop in whole if stop is not None) != batch.records:
+            leased_with = Filter(manifest.load(places.directory_of(self.stem, batch)).filter)
+            if leased_with.text != self._consumer.filter.text:
+                ranges = [part for full in whole for part in self._matching(full, leased_with)]
+        if min(whole).start.block < self._view.index().start:  # asked last: messages may be removed while they are looked at
+            raise BatchConflict(
+                f"the messages of batch {batch.id} are no longer in the topic, only in the batch; with return_to_queue() it "
+                "is leased again",
+                path=self.engine.path,
+            )
+        todo = self._without_flight(_merged([*ranges, *self.engine.state.todo]))
+        self._shared.durable(self._shared.commit(PutBack(batch.id, todo)), always=True)
+        places.settle_forget(self.files, self.stem, [batch.id], keep_manifest=False)
+
+    def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
+        """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
+        found = self._view.messages(*whole, chosen)
+        return _merged([Range(message.at, message.after) for message in found if isinstance(message, Found)])
+
+    def _without_flight(self, ranges: list[Range]) -> list[Range]:
+        """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""
+        for at in sorted(flight.at for flight in self.engine.state.flight.values()):
+            for place, (start, stop) in enumerate(ranges):
+                if start <= at and (stop is None or at < stop):
+                    message = self._view.message(at)
+                    assert message is not None
+                    parts = [Range(start, at), Range(behind(message, at), stop)]
+                    ranges[place : place + 1] = [part for part in parts if part.stop is None or part.start < part.stop]
+                    break
+        return ranges
+
+
+def _merged(ranges: list[Range]) -> list[Range]:
+    """In order. They overlap where the reader was moved back since."""
+    merged: list[Range] = []
+    for part in sorted(ranges, key=lambda part: part.start):
+        last = merged[-1] if merged else None
+        if last is None or (last.stop is not None and last.stop < part.start):
+            merged.append(part)
+        elif last.stop is not None and (part.stop is None or part.stop > last.stop):
+            merged[-1] = Range(last.start, part.stop)
+    return merged

@@ -1,0 +1,128 @@
+"""The files of a reader: which there are, how they are deleted, and what killed consumers have left of them.
+
+``reader/R.rdx`` is the reader: it is there as long as that file is. ``state/R`` is the stem of all else: the log, the lock file
+with the seal, and the batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+
+from qewqew_core.batch import manifest, places
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import Manifest
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.topic.reader_inspection import seal_of
+from qewqew_core.topic.reader_state import ReaderState
+
+_logger = logging.getLogger(__name__)
+
+
+def rdx_of(directory: str, name: str) -> str:
+    return os.path.join(directory, "reader", name + ".rdx")
+
+
+def stem_of(directory: str, name: str) -> str:
+    return os.path.join(directory, "state", name)
+
+
+def open_lock(fds: list[int], stem: str) -> None:
+    """Open ``state/R.lock``, made if it is not there. In one step: no interrupt comes before the list has the descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fds.extend(map(os.open, (stem + ".lock",), (flags,), (0o600,)))
+    if not stat.S_ISREG(os.fstat(fds[-1]).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", stem + ".lock")
+
+
+def is_lock_of(fd: int, stem: str) -> bool:
+    """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
+    try:
+        return os.stat(stem + ".lock").st_ino == os.fstat(fd).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def break_seal(files: Files, stem: str) -> None:
+    with contextlib.suppress(FileNotFoundError), Descriptors() as fds:
+        fds.append(files.open(stem + ".lock"))
+        if files.size(fds[0]):
+            files.truncate(fds[0], 0)
+            files.sync(fds[0])
+
+
+def delete(files: Files, directory: str, name: str) -> None:
+    """Remove a reader: first its .rdx, without which it is not there, then all else."""
+    rdx, stem = rdx_of(directory, name), stem_of(directory, name)
+    break_seal(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
+    for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + ".log"):
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(path)
+        if path == rdx:
+            files.sync_directory(os.path.dirname(path))
+    for home in (places.BATCHES, places.DEAD):
+        if files.is_directory(stem + home):
+            for batch_id in files.list(stem + home):
+                places.remove_tree(files, os.path.join(stem + home, batch_id))
+            files.remove_directory(stem + home)
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(stem + ".lock")
+    files.sync_directory(os.path.dirname(rdx))
+
+
+def remove_leftovers(files: Files, directory: str) -> None:
+    """What consumers have left that were killed while they made a reader, or deleted it; not what living ones are making."""
+    homes = {home: files.list(os.path.join(directory, home)) for home in ("reader", "state")}
+
+    def names(home: str, *suffixes: str) -> set[str]:
+        return {name.removesuffix(suffix) for suffix in suffixes for name in homes[home] if name.endswith(suffix)} - {""}
+
+    making = names("reader", ".rdx.tmp") | names("state", ".log.tmp")
+    deleted = names("state", ".log", ".lock", places.BATCHES, places.DEAD) - names("reader", ".rdx")
+    for name in making | deleted:
+        rdx, stem = rdx_of(directory, name), stem_of(directory, name)
+        fds = Descriptors()
+        try:
+            open_lock(fds, stem)
+            # Whoever makes or deletes the reader has this byte.
+            if lock.take(fds[0], 0, 1) and is_lock_of(fds[0], stem):
+                for path in (rdx + ".tmp", stem + ".log.tmp"):
+                    remove_if_there(files, path)
+                if not files.exists(rdx) and seal_of(files, stem) is None:  # else it is missing: who opens the reader is told
+                    delete(files, directory, name)
+        except FileNotFoundError:
+            pass  # somebody else has deleted it
+        except OSError as error:  # a reader that cannot be opened is told to who opens it
+            _logger.warning("what is left of reader %s could not be removed: %s", name, error)
+        finally:
+            fds.close()
+
+
+# Batches: a manifest, and hard links to blocks
+
+
+def manifest_of(stem: str, batch: BatchState) -> Manifest:
+    """The manifest of a batch with the owner and the attempt that it has now."""
+    body = manifest.load(places.directory_of(stem, batch))
+    return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
+
+
+def settle_batches(files: Files, stem: str, state: ReaderState) -> None:
+    """Make the files of batches agree with what is committed, wherever a process was killed."""
+    for batch in state.batches.values():
+        if batch.state in ("dead", "returned", "leased"):
+            places.settle_place(files, stem, batch)
+        if batch.state == "leased" and batch.attempt > 1:
+            places.write_manifest(files, places.directory_of(stem, batch), manifest_of(stem, batch))
+    for home in (places.BATCHES, places.DEAD):
+        if files.is_directory(stem + home):
+            for name in files.list(stem + home):
+                directory = os.path.join(stem + home, name)
+                if name not in state.batches and files.list(directory) != [manifest.MANIFEST]:
+                    places.remove_tree(files, directory)
+                else:
+                    remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))

@@ -1,0 +1,214 @@
+"""What a reader of a topic holds, and where it will be, looked at without its lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from qewqew_core import arguments
+from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD
+from qewqew_core.limits import now_ms
+from qewqew_core.topic import reader_log
+from qewqew_core.topic.reader_log import Seal
+from qewqew_core.topic.reader_state import HandedOut, HandOut, Range, ReaderState
+from qewqew_core.topic.view import SCAN, Position, View
+
+
+def look(files: Files, directory: str, name: str) -> ReaderState | None:
+    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
+    return _look(files, directory, name, None)
+
+
+def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) -> ReaderState | None:
+    """``rdx``: what the .rdx said before."""
+    stem = os.path.join(directory, "state", name)
+    for attempt in range(5):
+        seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
+        try:
+            found = reader_log.replay(read_whole(files, stem + ".log"), stem + ".log")
+            reader_log.check_whole(found, seal, rdx, stem + ".log")
+            return found.state
+        except FileNotFoundError:
+            if seal is None or not files.exists(os.path.join(directory, "reader", name + ".rdx")):
+                return None
+            if attempt == 4:
+                raise reader_log.missing(stem + ".log") from None
+        except CorruptQueue:
+            if attempt == 4 or seal_of(files, stem) == seal:  # else the log was exchanged
+                raise
+    raise AssertionError
+
+
+def seal_of(files: Files, stem: str) -> Seal | None:
+    try:
+        return reader_log.unpack_seal(read_whole(files, stem + ".lock"))
+    except OSError:  # there is none, or nothing that could be locked: who opens the reader is told
+        return None
+
+
+def foresee(files: Files, view: View, name: str) -> ReaderState | None:
+    """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
+    removed. None: there is no such reader.
+    """
+    stem = os.path.join(view.directory, "reader", name)
+    for _ in range(5):  # until nobody closes the reader in between
+        try:
+            found = read_whole(files, stem + ".rdx")
+        except FileNotFoundError:
+            return None
+        data = found.ljust(zbus.READER_SIZE, b"\0")
+        block, offset = zbus.unpack_position(data)
+        state = _look(files, view.directory, name, (block, offset))
+        with contextlib.suppress(FileNotFoundError):
+            if found == read_whole(files, stem + ".rdx"):
+                break
+    if state is not None:
+        check_rdx(state, len(found) >= zbus.READER_SIZE, stem + ".rdx")
+    text = zbus.unpack_filter(data)
+    if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
+        place = Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)
+        if state is None:
+            state = ReaderState(todo=[place])
+        else:
+            state.move([place], 0)
+        state.filter = text
+        add_naks(files, view, stem + ".nak", state)
+    if (lost := lost_of(state, view)) is not None:
+        state.lose(*lost)
+    return state
+
+
+def missing_rdx(path: str) -> CorruptQueue:
+    return CorruptQueue(
+        "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
+        "`qewqew topic repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
+        path=path,
+    )
+
+
+def short_rdx(path: str) -> CorruptQueue:
+    return CorruptQueue(
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew topic "
+        "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
+        path=path,
+        offset=0,
+    )
+
+
+def without_rdx(files: Files, directory: str) -> list[str]:
+    """Readers of which the .rdx is missing, and that were not deleted."""
+    names = sorted(name.removesuffix(".log") for name in files.list(os.path.join(directory, "state")) if name.endswith(".log"))
+    return [
+        name
+        for name in names
+        if seal_of(files, os.path.join(directory, "state", name)) is not None
+        and not files.exists(os.path.join(directory, "reader", name + ".rdx"))
+    ]
+
+
+def check_rdx(state: ReaderState, whole: bool, path: str) -> None:
+    """Raises `CorruptQueue` if the .rdx that is to say where a server has moved the reader has lost its end."""
+    if state.clean and not whole:
+        raise short_rdx(path)
+
+
+def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:
+    """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
+
+    From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
+    """
+    try:
+        data = read_whole(files, path)
+    except FileNotFoundError:
+        return []
+    entries = zbus.unpack_naks(data, view.dialect)
+    entered: list[HandedOut] = []
+    for entry in entries.values():
+        place = view.by_offset(entry.offset)
+        if place is not None and place < state.todo[0].start:
+            entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
+    state.apply(HandOut(0, 0, entered, state.todo))
+    return [zbus.nak_entry_at(number, view.dialect) for number in entries]
+
+
+def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
+    """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
+    index = view.index()
+    if block < index.start:
+        return view.oldest()
+    if block >= index.start + index.blocks:
+        return view.latest()
+    entry = view.entry(block)
+    if offset >= entry.end:
+        following = view.first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
+        return Position(block, entry.end, following.number)
+    place = view.by_offset(entry.base + offset)
+    if place is None:
+        raise CorruptQueue(
+            f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
+            path=path,
+            offset=0,
+        )
+    return place
+
+
+def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
+    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
+    start = view.index().start
+    if state.floor().block >= start:
+        return None
+    oldest = view.oldest()
+    offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
+    lost, todo = len(offsets), []
+    for one in state.todo:
+        end = oldest if one.stop is None or one.stop > oldest else one.stop
+        if one.start < oldest:
+            lost += end.number - one.start.number
+        if one.stop is None or one.stop > oldest:
+            todo.append(Range(max(one.start, oldest), one.stop))
+    if not todo:
+        todo = [Range(oldest, None)]
+    return (todo, offsets, lost) if offsets or todo != state.todo else None
+
+
+def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
+    """Counts of what waits in a reader."""
+    chosen = Filter(state.filter)
+    latest = view.latest()
+    records = size = 0
+    oldest = None
+    places = [Range(one.at, None) for one in state.flight.values()] + state.todo
+    for start, stop in sorted(places, key=lambda one: one.start):
+        if oldest is None:
+            first = next((one for one in view.stretches(start, stop, chosen or None, most=1, cut=0) if one.places), None)
+            oldest = first.messages()[0].timestamp if first else None
+    for flight in state.flight.values():
+        for one in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
+            records, size = records + 1, size + one.size
+    for start, stop in state.todo:
+        if chosen:
+            for one in view.stretches(start, stop, chosen, SCAN, cut=0):
+                records, size = records + len(one.places), size + one.size
+        else:
+            end = stop or latest
+            count = max(0, end.number - start.number)
+            records += count
+            size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
+    now = now_ms()
+    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
+    return QueueStats(
+        records=records,
+        bytes=size,
+        chunks=max(0, latest.block - state.floor().block + 1) if records else 0,
+        oldest=None if oldest is None or not records else arguments.moment(oldest),
+        leased=kinds.count("leased"),
+        returned=kinds.count("returned"),
+        dead=kinds.count("dead"),
+        on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
+        last_lease=last_lease(state.batches.values()),
+    )

@@ -1,0 +1,285 @@
+"""The log ``state/R.log`` of a topic's reader: the bytes of its frames.
+
+The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
+kind 6 a list, the name of an operation (`_NAMES`) and its fields (where these are numbers at even distances, as offsets
+of messages of one size are, ``{"range": [start, stop, step]}`` stands for them); kind 7, empty, says that ``reader/R.rdx``, which
+follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
+
+``state/R.lock`` begins with the *seal*: which log there is, and up to where it was on disk when that was written last. A log that
+has another generation, or ends before that, was cut, put back or exchanged::
+
+     0            4         8       12
+    ┌────────────┬─────────┬───────┐
+    │ generation │ end u32 │ crc32 │   anything else is no seal, and vouches for nothing
+    └────────────┴─────────┴───────┘
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from qewqew_core.batch.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
+from qewqew_core.disk import journal
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.topic.reader_state import (
+    LONGEST_RANGE,
+    Change,
+    Commit,
+    Flight,
+    Flights,
+    GiveBack,
+    HandedOut,
+    HandOut,
+    Lease,
+    Lose,
+    Move,
+    Operation,
+    Prepare,
+    PutBack,
+    Range,
+    ReaderState,
+    Resolve,
+    SetFilter,
+    Unprepare,
+)
+from qewqew_core.topic.view import Position
+
+MAGIC = b"QEWQRDR1"
+SNAPSHOT, COMMIT, CHECKPOINT = 1, 6, 7
+KIND_NAMES = {SNAPSHOT: "snapshot", COMMIT: "operation", CHECKPOINT: "checkpoint"}
+_SEAL = struct.Struct(">III")
+SEAL = _SEAL.size
+
+
+def _from_range(one: range) -> dict[str, Any]:
+    return {"range": [one.start, one.stop, one.step]}
+
+
+def _to_range(one: dict[str, Any]) -> Any:
+    if "range" not in one:
+        return one
+    result = range(*one["range"])
+    if len(result) > LONGEST_RANGE:
+        raise ValueError("a range is too long")
+    return result
+
+
+def _ranges(body: Any) -> list[Range]:
+    return [Range(Position(*start), None if stop is None else Position(*stop)) for start, stop in body]
+
+
+def _runs(body: Any) -> list[HandedOut]:
+    return [(base, block, attempt, number, places) for base, block, attempt, number, places in body]
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda body: None if body is None else read(body)
+
+
+def _as_it_is(body: Any) -> Any:
+    return body
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_from_range).encode
+_decode = json.JSONDecoder(object_hook=_to_range).decode
+
+
+_NAMES: dict[type[Operation], str] = {
+    HandOut: "hand_out",
+    Commit: "commit",
+    GiveBack: "give_back",
+    Move: "move",
+    Lose: "lose",
+    SetFilter: "set_filter",
+    Prepare: "prepare",
+    Unprepare: "unprepare",
+    Resolve: "resolve",
+    Lease: "lease",
+    PutBack: "put_back",
+    Change: "change",
+}
+_BY_NAME = {name: kind for kind, name in _NAMES.items()}
+_FIELDS: dict[str, Callable[[Any], Any]] = {"todo": _or_none(_ranges), "ranges": _ranges, "runs": _runs}  # as JSON has them
+
+
+def pack(operation: Operation) -> bytes:
+    """The body of a frame of kind `COMMIT`."""
+    match operation:
+        case Lease():
+            body: list[Any] = [batch_fields(operation.batch), *operation[1:]]
+        case Change(change, time):
+            body = [BATCH_NAMES[type(change)], time, change._asdict()]
+        case _:
+            body = [*operation]
+    return _encode([_NAMES[type(operation)], *body]).encode()
+
+
+def commit(time: int, operations: Sequence[Operation]) -> bytes:
+    """The same for the one operation that a commit of a reader is. Those that need a time have their own."""
+    (operation,) = operations
+    return pack(operation)
+
+
+def unpack(body: bytes) -> Operation:
+    """Raises `NONSENSE` for what nothing of ours has written."""
+    name, *values = _decode(body.decode())
+    kind = _BY_NAME[name]
+    if kind is Change:
+        change, time, fields = values
+        if type(time) is not int:
+            raise ValueError(f"this is no time: {time!r:.120}")
+        return Change(batch_operation(change, fields), time)
+    if kind is Lease:
+        values[0] = checked(BatchState(**values[0]))
+    return kind(*(_FIELDS.get(field, _as_it_is)(value) for field, value in zip(kind._fields, values, strict=True)))
+
+
+def snapshot(state: ReaderState, generation: int) -> bytes:
+    body = {
+        "todo": state.todo,
+        "flight": [[offset, *one] for offset, one in state.flight.items()],
+        "filter": state.filter,
+        "lost": state.lost,
+        "batches": [batch_fields(batch) for batch in state.batches.values()],
+        "ranges": state.ranges,
+        "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
+        "passed": state.passed,
+    }
+    return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
+
+
+def unpack_snapshot(body: bytes) -> dict[str, Any]:
+    fields = json.loads(body)
+    if type(fields) is not dict:
+        raise ValueError("this is no snapshot")
+    return fields
+
+
+def _load(body: bytes) -> ReaderState:
+    data = unpack_snapshot(body)
+    state = ReaderState(
+        todo=_ranges(data["todo"]),
+        flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
+        filter=data["filter"],
+        lost=data["lost"],
+        batches={one["id"]: checked(BatchState(**one)) for one in data["batches"]},
+        ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
+        expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
+        passed=_pair(data["passed"]),
+    )
+    state.began = state.floor().block
+    return state
+
+
+def _pair(body: Sequence[int]) -> tuple[int, int]:
+    block, offset = body
+    return block, offset
+
+
+class Replayed(NamedTuple):
+    state: ReaderState
+    generation: int
+    snapshot_end: int
+    end: int
+
+
+def replay(data: bytes, path: str) -> Replayed:
+    """What a log says; raises `CorruptQueue` with path and offset."""
+    generation = journal.generation_of(data, MAGIC, path)
+    state: ReaderState | None = None
+    snapshot_end = end = journal.BEGIN
+    for frame in journal.frames(data, generation):
+        end = frame.end
+        if state is not None:
+            replay_frame(frame, state, path, 0)
+            continue
+        try:
+            if frame.kind != SNAPSHOT:
+                raise ValueError("no snapshot comes first")
+            state, snapshot_end = _load(frame.body), end
+        except NONSENSE as error:
+            raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
+    if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT)):
+        raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
+    try:
+        state.check()
+    except NONSENSE as error:
+        raise CorruptQueue(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
+    return Replayed(state, generation, snapshot_end, end)
+
+
+NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+
+
+def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:
+    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, None for a checkpoint."""
+    try:
+        if frame.kind == CHECKPOINT:
+            state.clean, state.passed, state.began = True, (0, 0), state.floor().block
+            return None
+        if frame.kind != COMMIT:
+            raise ValueError(f"unknown frame kind {frame.kind}")
+        operation = unpack(frame.body)
+        state.apply(operation)
+        return operation
+    except NONSENSE as error:
+        # The checksum is right, so this was written so: better no reader than a wrong one.
+        raise CorruptQueue(
+            f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=base + frame.start
+        ) from error
+
+
+# The seal
+
+
+class Seal(NamedTuple):
+    generation: int
+    end: int
+
+
+def pack_seal(seal: Seal) -> bytes:
+    data = _SEAL.pack(*seal, 0)[:-4]
+    return data + zlib.crc32(data).to_bytes(4)
+
+
+def unpack_seal(data: bytes) -> Seal | None:
+    if len(data) < SEAL:
+        return None
+    generation, end, crc = _SEAL.unpack_from(data)
+    return Seal(generation, end) if crc == zlib.crc32(data[: SEAL - 4]) else None
+
+
+_WAY_OUT = "or `qewqew topic repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
+
+
+def missing(path: str) -> CorruptQueue:
+    return CorruptQueue(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
+
+
+def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
+    """Raises `CorruptQueue` if the log is another one than was here last, or its end is missing.
+
+    ``rdx``: the place that the .rdx names; it never says more than is durable in the log, unless that ends with a checkpoint. A
+    power cut may tear it, and leave a new block with the offset in the one before.
+    """
+    reached = found.state.reached()
+    if seal is not None:
+        if found.generation != seal.generation:
+            raise CorruptQueue(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
+        if found.end < seal.end:
+            raise CorruptQueue(
+                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Bring it back; {_WAY_OUT}",
+                path=path,
+                offset=found.end,
+            )
+    elif not found.state.clean and rdx is not None and (rdx[0] > reached[0] or (rdx > reached and rdx[0] == found.state.began)):
+        raise CorruptQueue(
+            f"the end of the reader's log is missing: by its .rdx all before offset {rdx[1]} of block {rdx[0]} is committed, and "
+            f"not by the log. Bring it back; {_WAY_OUT}",
+            path=path,
+            offset=found.end,
+        )

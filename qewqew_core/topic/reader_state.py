@@ -1,0 +1,383 @@
+"""What a reader of a topic has still to deliver, has delivered, and has leased, at one moment; and what happens to that.
+
+A call of today and the replay of the log change it by the same `ReaderState.apply`. No files, no bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, Sequence, ValuesView
+from dataclasses import dataclass, field
+from itertools import chain, count, repeat
+from typing import NamedTuple
+
+from qewqew_core.batch.batch_operations import BatchOperation
+from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.topic.view import Position
+
+LONGEST_RANGE = 1 << 20  # the largest window
+_tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
+
+
+class Range(NamedTuple):
+    """Messages from ``start`` to before ``stop``, or all that follow."""
+
+    start: Position
+    stop: Position | None
+
+
+class Flight(NamedTuple):
+    """A message that was delivered and is not committed."""
+
+    at: Position
+    owner: int  # the `Reader` object that has it; 0: nobody any more
+    due: int | None  # when it is delivered again, milliseconds since the epoch; None: when its owner is gone
+    attempt: int
+    session: str | None = None  # its fate is that of this session, which is about to be committed
+
+
+# Messages of a block that are delivered together, and whose numbers follow each other: the offset of the block, the block,
+# which time they are delivered, the number of the first, and where in the block each begins.
+HandedOut = tuple[int, int, int, int, Sequence[int]]
+
+
+def _offsets(base: int, places: Sequence[int]) -> Sequence[int]:
+    if isinstance(places, range):
+        return range(base + places.start, base + places.stop, places.step)
+    return [base + place for place in places]
+
+
+class Flights(MutableMapping[int, Flight]):
+    """Messages in flight, by their offset in the topic.
+
+    What was handed out last stays as it came, in runs, until somebody asks for one of them: who commits all of it never does.
+    """
+
+    def __init__(self, flights: Mapping[int, Flight] | None = None) -> None:
+        self._entered = dict(flights or {})
+        self._heap = sorted(self._entered)  # offsets, also of some that were committed since
+        self._highest = max(self._entered, default=-1)  # that ever was in the heap
+        self._last: Sequence[int] = []  # offsets of what was handed out last, and is not entered yet …
+        self._how: tuple[int, int | None, list[HandedOut]] = (0, None, [])  # … and how
+
+    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut]) -> None:
+        self._enter()
+        if not all(run[4] for run in runs):
+            raise ValueError("a run has no message")
+        if len(self._entered) > LONGEST_RANGE:
+            raise ValueError("more messages are in flight than fit into a window")
+        each = [_offsets(base, places) for base, _, _, _, places in runs]
+        self._last = each[0] if len(each) == 1 else evenly([*chain.from_iterable(each)])
+        self._how = owner, due, runs
+        if self._entered and not self._entered.keys().isdisjoint(self._last):  # it was in flight before
+            self._enter()
+
+    def remove(self, offsets: Sequence[int]) -> None:
+        if offsets == self._last:
+            self._last = []
+            return
+        entered = self._enter()
+        for offset in offsets:
+            del entered[offset]
+        if not entered:
+            self._heap.clear()  # at once, not one by one
+
+    def first(self) -> Position | None:
+        """Where the first of them is."""
+        while self._heap and self._heap[0] not in self._entered:
+            heapq.heappop(self._heap)
+        place = self._entered[self._heap[0]].at if self._heap else None
+        for _, block, _, number, places in self._how[2] if self._last else ():
+            if place is None or (block, places[0]) < place[:2]:
+                place = Position(block, places[0], number)
+        return place
+
+    def _enter(self) -> dict[int, Flight]:
+        if self._last:
+            owner, due, runs = self._how
+            for base, block, attempt, number, places in runs:
+                offsets = _offsets(base, places)
+                self._expect(offsets)
+                # Whole columns at a time: messages are delivered by the thousand.
+                ats = map(_tuple, repeat(Position), zip(repeat(block), places, count(number), strict=False))
+                flights = zip(ats, repeat(owner), repeat(due), repeat(attempt), repeat(None), strict=False)
+                self._entered.update(zip(offsets, map(_tuple, repeat(Flight), flights), strict=False))
+            self._last = []
+        return self._entered
+
+    def _expect(self, offsets: Sequence[int]) -> None:
+        """These, which rise, are about to be entered."""
+        if offsets[0] > self._highest:
+            self._heap += offsets  # which are higher than all others, so it stays a heap
+        else:
+            for offset in offsets:
+                if offset not in self._entered:
+                    heapq.heappush(self._heap, offset)
+        self._highest = max(self._highest, offsets[-1])
+        if len(self._heap) > 1000 + 4 * (len(self._entered) + len(offsets)):
+            self._heap = sorted({*self._entered, *offsets})  # one that stays must not keep all that were committed since
+
+    def __repr__(self) -> str:
+        return repr(self._enter())
+
+    def __getitem__(self, offset: int) -> Flight:
+        return self._enter()[offset]
+
+    def __setitem__(self, offset: int, one: Flight) -> None:
+        self._enter()[offset] = one  # which was there before
+
+    def __delitem__(self, offset: int) -> None:
+        self.remove([offset])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._enter())
+
+    def __len__(self) -> int:
+        return len(self._entered) + len(self._last)
+
+    def items(self) -> ItemsView[int, Flight]:
+        return self._enter().items()
+
+    def values(self) -> ValuesView[Flight]:
+        return self._enter().values()
+
+    def clear(self) -> None:
+        self.remove([*self])
+
+
+@dataclass(slots=True, eq=False)
+class ReaderState(LeaseState):
+    """What a reader has still to deliver (in order), what it has delivered, and its batches."""
+
+    todo: list[Range] = field(default_factory=list)  # the last one has no stop
+    flight: Flights = field(default_factory=Flights)
+    filter: str | None = None
+    lost: int = 0  # messages that were removed from the topic before they were delivered
+    ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
+    clean: bool = False  # a checkpoint was the last that was written
+    prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
+    passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `floor`
+    began: int = 0  # the block of its floor at the checkpoint or in the snapshot, when the .rdx on disk said the same
+
+    def __post_init__(self) -> None:
+        self.prepared = {one.session for one in self.flight.values() if one.session is not None}
+
+    def floor(self) -> Position:
+        """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
+        place = min(self.todo[0].start, self.flight.first() or self.todo[0].start)
+        for batch_id, ranges in self.ranges.items():
+            if self.batches[batch_id].state in ("leased", "returned"):
+                place = min(place, min(ranges).start)
+        return place
+
+    def reached(self) -> tuple[int, int]:
+        """The furthest `floor` since the checkpoint: what an .rdx says that lies behind it, this log has never known."""
+        return max(self.passed, self.floor()[:2])
+
+    def furthest(self) -> Position:
+        """Where the messages begin that were never delivered, or the last one that was."""
+        return max((self.todo[-1].start, *(one.at for one in self.flight.values())))
+
+    def apply(self, operation: Operation, time: int = 0) -> None:
+        """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
+        _METHODS[type(operation)](self, *operation)
+        self.clean = False
+
+    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut], todo: list[Range]) -> None:
+        self.flight.hand_out(owner, due, runs)
+        self.todo = list(todo)
+
+    def commit(self, offsets: Sequence[int], todo: list[Range] | None) -> None:
+        self.flight.remove(offsets)
+        if todo is not None:
+            self.todo = list(todo)
+
+    def give_back(self, offsets: list[int], due: int) -> None:
+        """To be delivered again, from ``due`` on."""
+        for offset in offsets:
+            self.flight[offset] = self.flight[offset]._replace(owner=0, due=due, session=None)
+
+    def move(self, todo: list[Range], lost: int) -> None:
+        """Go on elsewhere: what was delivered is nobody's business any more."""
+        self.passed = self.reached()
+        self.flight.clear()
+        self.prepared.clear()
+        self.todo = list(todo)
+        self.lost += lost
+
+    def lose(self, todo: list[Range], offsets: list[int], lost: int) -> None:
+        """Messages are no more: the oldest ones, or those that a power cut took."""
+        self.passed = self.reached()
+        self.flight.remove(offsets)
+        self.todo = list(todo)
+        self.lost += lost
+
+    def set_filter(self, text: str | None) -> None:
+        self.filter = text
+
+    def prepare(self, session: str, offsets: list[int]) -> None:
+        """The topic's log is about to say whether these are committed."""
+        self.prepared.add(session)
+        for offset in offsets:
+            self.flight[offset] = self.flight[offset]._replace(session=session)
+
+    def unprepare(self, session: str) -> None:
+        """It was not committed, and its owner still has them."""
+        self.prepared.discard(session)
+        for offset, one in self.flight.items():
+            if one.session == session:
+                self.flight[offset] = one._replace(session=None)
+
+    def resolve(self, session: str, committed: bool, due: int) -> None:
+        """The topic's log has said it."""
+        self.prepared.discard(session)
+        for offset, one in list(self.flight.items()):
+            if one.session == session:
+                if committed:
+                    del self.flight[offset]
+                else:
+                    self.give_back([offset], due)
+
+    def lease(self, batch: BatchState, ranges: list[Range], offsets: Sequence[int], todo: list[Range]) -> None:
+        self.batches[batch.id] = batch
+        self.ranges[batch.id] = list(ranges)
+        self.commit(offsets, todo)
+
+    def put_back(self, batch_id: str, todo: list[Range]) -> None:
+        self.passed = self.reached()
+        del self.batches[batch_id]
+        del self.ranges[batch_id]
+        self.todo = list(todo)
+
+    def change(self, operation: BatchOperation, time: int) -> None:
+        self.passed = self.reached()
+        self.apply_to_batch(operation, time)
+        for batch_id in list(self.ranges):
+            if batch_id not in self.batches or self.batches[batch_id].state == "acked":
+                del self.ranges[batch_id]
+
+    def check(self) -> None:
+        """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
+        if self.todo[-1].stop is not None or not self.ranges.keys() <= self.batches.keys():
+            raise ValueError("there is no end to it, or no batch")
+        ends = [end for ranges in (self.todo, *self.ranges.values()) for one in ranges for end in one if end is not None]
+        places = ends + [one.at for one in self.flight.values()]
+        if any(type(number) is not int for numbers in (*places, self.flight, (self.lost,), self.passed) for number in numbers):
+            raise ValueError("a place is no number")
+        if any(type(one) is not str for one in (*self.batches, "" if self.filter is None else self.filter)):
+            raise ValueError("the filter, or the id of a batch, is no text")
+        self.floor()
+
+
+def evenly(numbers: list[int]) -> Sequence[int]:
+    """The same, as a range if the distances between them are all the same: that takes next to no room in the log."""
+    if len(numbers) < 3 or (step := numbers[1] - numbers[0]) <= 0:
+        return numbers
+    even = range(numbers[0], numbers[-1] + 1, step)
+    return even if len(even) == len(numbers) <= LONGEST_RANGE and [*even] == numbers else numbers
+
+
+# Operations
+
+
+class HandOut(NamedTuple):
+    """Messages are delivered."""
+
+    owner: int
+    due: int | None
+    runs: list[HandedOut]
+    todo: list[Range]
+
+
+class Commit(NamedTuple):
+    """Messages that were delivered are processed."""
+
+    offsets: Sequence[int]
+    todo: list[Range] | None  # None: as it was
+
+
+class GiveBack(NamedTuple):
+    """They are to be delivered again, from ``due`` on."""
+
+    offsets: Sequence[int]
+    due: int
+
+
+class Move(NamedTuple):
+    """The reader goes on elsewhere."""
+
+    todo: list[Range]
+    lost: int
+
+
+class Lose(NamedTuple):
+    """Messages are no more: the oldest ones, or those that a power cut took."""
+
+    todo: list[Range]
+    offsets: Sequence[int]
+    lost: int
+
+
+class SetFilter(NamedTuple):
+    text: str | None
+
+
+class Prepare(NamedTuple):
+    """The topic's log is about to say whether these are committed."""
+
+    session: str
+    offsets: Sequence[int]
+
+
+class Unprepare(NamedTuple):
+    """It was not, and the owner of the session still has them."""
+
+    session: str
+
+
+class Resolve(NamedTuple):
+    """The topic's log has said it."""
+
+    session: str
+    committed: bool
+    due: int
+
+
+class Lease(NamedTuple):
+    """A new batch."""
+
+    batch: BatchState
+    ranges: list[Range]  # its messages, and others that its filter passes over
+    offsets: Sequence[int]  # of messages that were in flight, for nobody
+    todo: list[Range]
+
+
+class PutBack(NamedTuple):
+    """Messages of a batch are to be delivered again."""
+
+    batch: str
+    todo: list[Range]
+
+
+class Change(NamedTuple):
+    """Something else happens to a batch."""
+
+    operation: BatchOperation
+    time: int
+
+
+Operation = HandOut | Commit | GiveBack | Move | Lose | SetFilter | Prepare | Unprepare | Resolve | Lease | PutBack | Change
+_METHODS: dict[type[Operation], Callable[..., None]] = {
+    HandOut: ReaderState.hand_out,
+    Commit: ReaderState.commit,
+    GiveBack: ReaderState.give_back,
+    Move: ReaderState.move,
+    Lose: ReaderState.lose,
+    SetFilter: ReaderState.set_filter,
+    Prepare: ReaderState.prepare,
+    Unprepare: ReaderState.unprepare,
+    Resolve: ReaderState.resolve,
+    Lease: ReaderState.lease,
+    PutBack: ReaderState.put_back,
+    Change: ReaderState.change,
+}

@@ -1,0 +1,73 @@
+"""Which of a topic's oldest blocks need not be kept."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+from qewqew_core.disk.files import Files
+from qewqew_core.formats import zbus
+from qewqew_core.limits import now_ms
+from qewqew_core.topic import reader_inspection
+from qewqew_core.topic.reader_state import Range, ReaderState
+from qewqew_core.topic.topic_inspection import all_readers
+from qewqew_core.topic.view import View
+
+
+class Rules(Protocol):
+    """What the topic keeps; see `Topic`."""
+
+    max_age: timedelta | None
+    max_bytes: int | None
+    max_records: int | None
+    delete_committed: bool
+    slow_readers: str
+
+
+def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
+    """How many of the oldest blocks may go, and how many messages these have."""
+    index = view.index()
+    entries = view.entries(index)
+    total = sum(entry.end for entry in entries)
+    oldest = None if rules.max_age is None else now_ms() - rules.max_age // timedelta(milliseconds=1)
+    held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
+    blocks = messages = 0
+    for place, entry in enumerate(entries[:-1]):
+        following = next((view.number_of(one) for one in entries[place + 1 :] if one.end), index.number)
+        too_much = (
+            (oldest is not None and entry.updated < oldest)
+            or (rules.max_bytes is not None and total - entry.end >= rules.max_bytes)
+            or (rules.max_records is not None and index.number - following >= rules.max_records)
+        )
+        if not too_much and not rules.delete_committed:
+            break
+        held = hold, committed = held or _held(files, view, index, rules)
+        if index.start + place >= hold or not (too_much or index.start + place < committed):
+            break
+        blocks, total = blocks + 1, total - entry.end
+        messages += following - view.number_of(entry) if entry.end else 0
+    return blocks, messages
+
+
+def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[int, int]:
+    """(the first block that must stay, the first of which some reader has not committed all)."""
+    end = index.start + index.blocks
+    hold = end
+    committed, found = end, False
+    for name in all_readers(files, view.directory):
+        state = reader_inspection.foresee(files, view, name) or reader_inspection.look(files, view.directory, name)
+        if state is None:  # it was deleted since
+            continue
+        found, (block, offset, _) = True, state.floor()
+        while index.start <= block < end - 1 and offset >= view.entry(block).end:  # committed, or empty
+            block, offset = block + 1, 0
+        committed = min(committed, block)
+        if rules.slow_readers == "hold":
+            hold = min(hold, block)
+        else:
+            hold = min([hold, *(min(ranges).start.block for ranges in _living(state))])
+    return hold, committed if found else index.start
+
+
+def _living(state: ReaderState) -> list[list[Range]]:
+    return [ranges for batch_id, ranges in state.ranges.items() if state.batches[batch_id].state in ("leased", "returned")]

@@ -1,0 +1,357 @@
+"""`SharedLog`: the log of a reader, which several processes append to in turn, and the two files that follow it.
+
+Each call takes byte 0 of the lock file for a moment, catches up with what the others have appended, and appends to it itself.
+As long as a consumer lives it has another byte of that file: thereby the others see whether what it has in flight is to be
+delivered again. The .rdx and the seal say what is durable, and are not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time as clock
+from typing import Any
+
+from qewqew_core.batch import places
+from qewqew_core.disk import journal, lock
+from qewqew_core.disk.engine import Engine, Gate
+from qewqew_core.disk.files import Descriptors, Files, close_first, read_all
+from qewqew_core.disk.journal import Log
+from qewqew_core.errors import BadPath, DiskFull, QueueClosed, QueueLocked
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.topic import reader_files, reader_log
+from qewqew_core.topic.reader_inspection import seal_of
+from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve
+from qewqew_core.topic.view import Position
+
+CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
+
+
+class Consumer:
+    """What one `Reader` object has of a reader that others share."""
+
+    def __init__(self) -> None:
+        self.owner = random.SystemRandom().randrange(1, 1 << 62)  # the byte of the lock file that it has
+        self.mine: dict[int, int] = {}  # offset: attempt, of what it has delivered and is not committed
+        self.due = 0  # no message in flight is to be delivered again before this time (but those of dead owners)
+        self.filter = Filter(None)
+
+    def refresh(self, state: ReaderState) -> None:
+        """Forget what is with others by now."""
+        flight = state.flight
+        for offset in [offset for offset in self.mine if offset not in flight or flight[offset].owner != self.owner]:
+            del self.mine[offset]
+
+    def catch_up(self, state: ReaderState) -> None:
+        """Others may have changed anything."""
+        if self.filter.text != state.filter:
+            self.filter = Filter(state.filter)
+        self.due = 0
+        self.refresh(state)
+
+
+class SharedLog(Gate):
+    """Of the reader with this .rdx and this stem. All calls are made with the engine's lock, but for `durable`."""
+
+    def __init__(self, files: Files, rdx: str, stem: str, name: str, consumer: Consumer, sync: bool, lock_timeout: float) -> None:
+        self.engine: Engine[ReaderState] = Engine(
+            rdx, "reader", reader_log, sync=sync, log_bytes=LIMITS.reader_log_bytes, gate=self, shares_log=True
+        )
+        self.is_unsettled = False  # whether files of batches may not be where the log says
+        self.decided: list[str] = []  # sessions that were committed, when there was no room to note it
+        self._files = files
+        self._rdx = rdx
+        self._stem = stem
+        self._name = name
+        self._consumer = consumer
+        self._lock_timeout = lock_timeout
+        self._depth = 0
+        self._calls = 0
+        self._untold: list[tuple[int, Position]] = []  # (position in the log, the floor there) that the .rdx is to say …
+        self._sealed = 0  # … once durable; and up to where the seal says that the log is on disk
+        self._inode = 0  # of the log
+        self._looked = 0.0  # when owners were last looked at …
+        self._gone: set[int] = set()  # … and which of them had died
+        self._lock_fds = Descriptors()
+        self._rdx_fds = Descriptors()
+        self._process = os.getpid()
+
+    # The lock, and who has a part of it
+
+    def open_lock(self) -> None:
+        """Raises `BadPath`."""
+        try:
+            reader_files.open_lock(self._lock_fds, self._stem)
+        except OSError as error:
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+        lock.take(self._lock_fd, self._consumer.owner, 1)
+
+    @property
+    def _lock_fd(self) -> int:
+        return self._lock_fds[-1]
+
+    def _take_lock(self) -> bool | None:
+        return lock.take(self._lock_fds[-1], 0, 1) or None
+
+    def lives(self, owner: int) -> bool:
+        """Whether the consumer with this byte is there."""
+        return lock.first_locked(self._lock_fd, owner, 1) is not None
+
+    def dead_owners(self) -> set[int]:
+        """Those who have messages in flight and whose process has ended."""
+        if clock.monotonic() >= self._looked + LIMITS.look_at_owners:
+            self._looked = clock.monotonic()
+            owners = {flight.owner for flight in self.engine.state.flight.values()} - {0, self._consumer.owner}
+            self._gone = {owner for owner in owners if not self.lives(owner)}
+        return self._gone  # also between two looks: what they had comes before what is new
+
+    def leave_for_good(self) -> bool:
+        """Let go of our byte: of two that leave one after the other the second is alone. Whether we were the last."""
+        lock.drop(self._lock_fd, self._consumer.owner, 1)
+        return lock.first_locked(self._lock_fd, 1, 0) is None
+
+    # The border of each call
+
+    def enter(self, engine: Engine[Any]) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._calls += 1
+        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not for ever.
+        if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
+            self._lock_fd, self._lock_timeout, self._take_lock
+        ):
+            raise QueueLocked(
+                f"another process is in a call of the reader; gave up after {self._lock_timeout:g} s. It was stopped, or "
+                "leases very much: look there, or wait longer with the topic's lock_timeout",
+                path=self._rdx,
+            )
+        if not engine.has_log:
+            if not reader_files.is_lock_of(self._lock_fd, self._stem):
+                self.open_lock()
+                close_first(self._lock_fds)
+                self._depth -= 1
+                self.enter(engine)
+            return
+        self._catch_up(engine.log)
+        if self.is_unsettled:
+            self.settle()
+        for session in list(self.decided):
+            with contextlib.suppress(DiskFull):
+                self.note(session)
+
+    def leave(self) -> None:
+        self._depth = max(0, self._depth - 1)  # `enter` may have been interrupted before it counted
+        if self._depth == 0 and self._lock_fds:  # else `close` was faster than what an interrupt has left
+            lock.drop(self._lock_fds[-1], 0, 1)
+
+    def _catch_up(self, log: Log) -> None:
+        try:
+            inode, _ = self._files.identity(log.path)
+        except FileNotFoundError:
+            raise self._was_deleted() from None
+        if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
+            if not reader_files.is_lock_of(self._lock_fd, self._stem):
+                raise self._was_deleted()
+            self.load()
+            log.replaced()
+            return
+        size = self._files.size(log.fd)
+        if size == log.end:
+            return
+        data = self._files.read(log.fd, size - log.end, log.end)
+        base, end = log.end, log.end
+        for frame in journal.frames(data, log.generation, 0):
+            end = base + frame.end
+            operation = reader_log.replay_frame(frame, self.engine.state, log.path, base)
+            self.is_unsettled |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
+        log.follow(end)
+        if end < size:  # who appended this was killed while it did
+            self._files.truncate(log.fd, end)
+        self._consumer.catch_up(self.engine.state)
+
+    def _was_deleted(self) -> QueueClosed:
+        self.engine.closed_reason = QueueClosed("the reader was deleted", path=self._rdx)
+        return self.engine.closed_reason
+
+    def settle(self) -> None:
+        """Make the files of batches agree with what is committed; later, if the disk is full."""
+        try:
+            reader_files.settle_batches(self._files, self._stem, self.engine.state)
+            self.is_unsettled = False
+        except OSError as error:
+            if self.engine.full(error) is None:
+                raise
+            self.is_unsettled = True
+
+    def note(self, session: str) -> None:
+        """The session was committed."""
+        if any(flight.session == session for flight in self.engine.state.flight.values()):
+            self.commit(Resolve(session, True, now_ms()))
+            self._consumer.due = 0
+            self._consumer.refresh(self.engine.state)
+        self.decided.remove(session)
+
+    # The log
+
+    def load(self, rdx: tuple[int, int] | None = None) -> None:
+        """Replay the whole log; ``rdx``: the place that the .rdx names. Raises `CorruptQueue`."""
+        files, path = self._files, self._stem + ".log"
+        fds = Descriptors()
+        fds.append(files.open(path))
+        data = read_all(files, fds[0], path)
+        found = reader_log.replay(data, path)
+        reader_log.check_whole(found, seal_of(files, self._stem), rdx, path)
+        if found.end < len(data):
+            files.truncate(fds[0], found.end)
+        # Who was killed after putting this log, or a directory of batches, into place may not have done it.
+        files.sync_directory(os.path.dirname(path))
+        self._attach(Log(files, path, fds, found.generation, found.end, found.snapshot_end, "reader"), found.state)
+        self.is_unsettled = True
+
+    def begin(self, state: ReaderState) -> None:
+        """A new log, with this state, takes the place of the one that is there."""
+        self.break_seal()
+        path = self._stem + ".log"
+        self._attach(
+            journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader"), state
+        )
+        self._tell_all()
+
+    def _attach(self, log: Log, state: ReaderState) -> None:
+        self.engine.attach(log, state)
+        self._inode, _ = self._files.identity(log.path)
+        self._untold = []
+        self._sealed = 0
+        self._consumer.catch_up(state)
+
+    def commit(self, operation: Operation) -> int:
+        """Append it to the log and apply it; returns the position that `durable` takes."""
+        engine = self.engine
+        before = engine.state.floor()
+        position = engine.commit([operation])
+        floor = engine.state.floor()
+        if floor[:2] != before[:2]:
+            # The oldest one may be durable soon, and the newest one says the most.
+            self._untold = [*self._untold[:1], (position, floor)]
+        if engine.log.end > engine.rotate_at:
+            self.rotate()
+            position = engine.log.position
+        return position
+
+    def durable(self, position: int, always: bool = False) -> None:
+        """As `Engine.durable`. Then the .rdx says so, too."""
+        if self.engine.sync or always:
+            self.engine.durable(position, always)
+            self._tell()
+
+    def rotate(self) -> None:
+        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        expired = self.engine.state.prune_expired(now_ms())
+        if self.engine.rotate(self._checkpoint):
+            self._inode, _ = self._files.identity(self.engine.log.path)
+            self._tell_durable()
+            places.remove_expired(self._files, self._stem, self._name, expired)
+
+    def _checkpoint(self) -> None:
+        self.engine.log.sync(self.engine.log.position, refuse=False)
+        self._tell_all()
+        self._files.sync(self.rdx_fd)
+        self.break_seal()
+
+    def checkpoint(self) -> None:
+        """The .rdx says what the log says, durably, for zbus servers, and the log says that it does."""
+        log, state = self.engine.log, self.engine.state
+        if state.clean:
+            return
+        if log.end - log.snapshot_end > LIMITS.reader_log_bytes_at_close:
+            self.rotate()
+        log.sync(log.position, refuse=False)
+        self._tell_all()
+        self.write_rdx(*zbus.filter_patch(state.filter))
+        self._files.sync(self.rdx_fd)
+        log.append(reader_log.CHECKPOINT, b"")
+
+    # The .rdx and the seal
+
+    def open_rdx(self) -> bytes:
+        """What it says."""
+        self._rdx_fds.append(self._files.open(self._rdx))
+        return self._files.read(self.rdx_fd, zbus.READER_SIZE, 0)
+
+    @property
+    def rdx_fd(self) -> int:
+        return self._rdx_fds[0]
+
+    def write_rdx(self, at: int, data: bytes) -> None:
+        self._files.write(self._rdx_fds[0], data, at)
+
+    def patch_rdx(self, at: int, data: bytes) -> None:
+        """Durably."""
+        self.write_rdx(at, data)
+        self._files.sync(self.rdx_fd)
+
+    def common(self) -> zbus.Common:
+        """The head that all mapped files of zbus have."""
+        return zbus.unpack_common(self._files.read(self.rdx_fd, zbus.READER_SIZE, 0))
+
+    def _tell(self) -> None:
+        """Have the .rdx and the seal say what is durable by now. A commit has happened: nothing here may pass for its failure."""
+        engine = self.engine
+        with engine.lock:
+            if not engine.is_open or not (self._depth or self._take_lock()):
+                return  # another process is in a call; who commits next tells it
+            self._depth += 1
+            try:
+                if self._depth == 1:
+                    self._catch_up(engine.log)
+                self._tell_durable()
+            except QueueClosed:
+                pass  # the reader was deleted meanwhile
+            except BaseException as error:
+                engine.judge(error)
+                raise
+            finally:
+                self.leave()
+
+    def _tell_durable(self) -> None:
+        log = self.engine.log
+        durable = [floor for position, floor in self._untold if position <= log.durable]
+        if durable:
+            floor = min(durable[-1], self.engine.state.floor())  # somebody may have moved it back since
+            self.write_rdx(0, zbus.pack_position(floor.block, floor.offset))
+            del self._untold[: len(durable)]
+        if log.synced > self._sealed:
+            seal = reader_log.pack_seal(reader_log.Seal(log.generation, log.synced))
+            try:
+                self._files.write(self._lock_fds[-1], seal, 0)
+            except OSError as error:
+                if self.engine.full(error) is None:
+                    raise
+            self._sealed = log.synced
+
+    def _tell_all(self) -> None:
+        """All of the log is durable."""
+        if self._rdx_fds:
+            self._untold = [(self.engine.log.durable, self.engine.state.floor())]
+        self._tell_durable()
+
+    def break_seal(self) -> None:
+        """The log is about to be exchanged."""
+        if self._files.size(self._lock_fd):
+            self._files.truncate(self._lock_fd, 0)
+            self._files.sync(self._lock_fd)
+        self._sealed = 0
+
+    # The end
+
+    def release(self) -> None:
+        """Called again after an interrupt, it does what is left."""
+        if self._process == os.getpid():
+            lock.unlock(*self._lock_fds)
+        self._lock_fds.close()
+        self.engine.release()
+        self._rdx_fds.close()

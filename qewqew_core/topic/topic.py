@@ -1,0 +1,485 @@
+"""`Topic`: a retained log of messages, with many readers; the disk queue of zbus, by rushmore.
+
+One process at a time appends (`writer`); any number reads, each reader at its own place (`reader`), while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time as clock
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Literal, Self
+
+from qewqew_core import arguments
+from qewqew_core.batch import leases
+from qewqew_core.disk import journal, lock
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Common, Message
+from qewqew_core.keys import key_hash
+from qewqew_core.topic import outgoing, reader_files, reader_inspection, retention, topic_log, topic_paths, topic_verification
+from qewqew_core.topic.outgoing import Outgoing, size_of
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
+from qewqew_core.topic.topic_session import TopicSession
+from qewqew_core.topic.topic_state import PutKey
+from qewqew_core.topic.topic_verification import TopicReport
+from qewqew_core.topic.view import Found, Position, View
+from qewqew_core.topic.writer import RECOVERED, Writer
+
+_logger = logging.getLogger(__name__)
+
+
+_open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
+
+
+class Topic:
+    """The topic in the directory ``path``; made if it is not there. Safe to share between threads.
+
+    Opening it waits for nobody. The first append takes the lock of the topic's one writer, and keeps it until `close`;
+    readers need no lock of the topic.
+
+    ``block_size``: a block file is left for the next when it has reached so many bytes; what is appended together stays
+    together. ``sync``: with "commit" (default) a call that changes the topic or a reader is durable when it returns, and no
+    reader sees a message before it is; with "never" it survives the death of the process, and a power cut only from `close`
+    on. ``dialect``: "B" (default, reads "A" too) or "C", that of released zbus servers from 0.11; a topic keeps its own.
+    ``lock_timeout``: seconds to wait for another writer, and for others that share a reader. ``min_free_bytes``: what
+    appends leave free on the file system. ``log_bytes``: as of a `Queue`; the log of a reader has 1 MiB.
+
+    ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
+    are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
+    every reader (there must be one) has committed all. ``slow_readers``: with "hold" (default) no block is removed that a reader
+    has not committed; with "move" the reader is moved on, and counts what it lost. Blocks of batches that are leased or
+    returned are never removed, nor is the last block.
+
+    ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
+
+    Raises `BadPath`, `BadArgument`, `CorruptQueue`, `DiskFull`. After `QueueBroken` the object refuses all calls that append.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        block_size: int = zbus.BLOCK_SIZE,
+        sync: Literal["commit", "never"] = "commit",
+        dialect: Literal["A", "B", "C"] | None = None,
+        lock_timeout: float = 10.0,
+        min_free_bytes: int = 0,
+        log_bytes: int = 4 << 20,
+        max_age: timedelta | None = None,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+        delete_committed: bool = False,
+        slow_readers: Literal["hold", "move"] = "hold",
+        max_attempts: int = 5,
+        retention: timedelta = timedelta(days=1),
+        retention_bytes: int = 1 << 30,
+        _files: Files | None = None,
+    ) -> None:
+        self._closed = self._opening = True
+        self.block_size = arguments.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
+        self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
+        wanted = None if dialect is None else zbus.check_dialect(dialect)
+        self.lock_timeout = arguments.check_timeout("lock_timeout", lock_timeout)
+        self.min_free_bytes = arguments.check_whole("min_free_bytes", min_free_bytes, 0, sys.maxsize)
+        self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
+        if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
+            raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
+        self.max_age = max_age
+        self.max_bytes = None if max_bytes is None else arguments.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
+        self.max_records = None if max_records is None else arguments.check_whole("max_records", max_records, 1, sys.maxsize)
+        self.delete_committed = delete_committed
+        self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
+        leases.check_limits(max_attempts, retention, retention_bytes)
+        self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
+        self.path = topic_paths.check_topic_path(path)
+        self.name = os.path.basename(self.path)
+        self.files = _files or Files()
+        self._lock = threading.RLock()
+        self._wanted = wanted
+        self._writer: Writer | None = None
+        self._sessions = 0
+        self._make_directories()
+        self.dialect = self._recovered_dialect()
+        if wanted is not None and wanted != self.dialect:
+            raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
+        self._closed = self._opening = False
+        _open_topics.add(self)
+
+    def _make_directories(self) -> None:
+        files = self.files
+        lock.check_system(self.path)
+        try:
+            for directory in (self.path, *(os.path.join(self.path, name) for name in ("data", "reader", "state"))):
+                if not files.is_directory(directory):
+                    try:
+                        files.make_directory(directory)
+                    except FileExistsError:
+                        if not os.path.isdir(directory):
+                            raise
+                        continue  # somebody else makes it too
+                    files.sync_directory(os.path.dirname(directory))
+        except OSError as error:
+            raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
+
+    def _open_writer(self, lock_timeout: float) -> Writer:
+        return Writer(
+            self.files,
+            self.path,
+            self._wanted,
+            self.block_size,
+            self.sync,
+            lock_timeout,
+            self.min_free_bytes,
+            self.log_bytes,
+            self._resolve_sessions,
+        )
+
+    def _recovered_dialect(self) -> str:
+        """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
+        until = arguments.deadline(self.lock_timeout)
+        path = os.path.join(self.path, self.name)
+        while True:
+            try:
+                with contextlib.closing(self._open_writer(0)) as writer:
+                    return writer.engine.state.dialect
+            except QueueLocked:
+                with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
+                    if read_whole(self.files, path + ".lock") == RECOVERED:
+                        return topic_log.replay(read_whole(self.files, path + ".log"), path + ".log").state.dialect
+                if until is not None and clock.monotonic() >= until:
+                    raise
+                clock.sleep(0.002)
+
+    def writer(self) -> Writer:
+        """The writer, with its lock."""
+        with self._lock:
+            self._usable()
+            if self._writer is None:
+                self._writer = self._open_writer(self.lock_timeout)
+                self._remove_temporary()
+            return self._writer
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def recover(self) -> None:
+        """Have what a killed writer has left put right, unless a living one has done so."""
+        with self._lock:
+            if self._writer is None and not self._closed:
+                with contextlib.suppress(QueueLocked):
+                    self._open_writer(0).close()
+
+    def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
+        """Recovery, with the lock of the writer: sessions that died while they committed."""
+        # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
+        self.files.sync_directory(os.path.join(self.path, "reader"))
+        reader_files.remove_leftovers(self.files, self.path)
+        for name in self.files.list(os.path.join(self.path, "state")):
+            if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.unlink(os.path.join(self.path, "state", name))
+        for name in names_of_readers(self.files, self.path):
+            try:
+                state = reader_inspection.look(self.files, self.path, name)
+            except CorruptQueue:  # who opens the reader is told
+                continue
+            if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
+                self.dialect = dialect  # which a topic that is just being opened does not know yet
+                with self.reader(name) as one:
+                    one.participant.resolve_all(committed)
+
+    def _is_beyond(self, state: ReaderState) -> bool:
+        """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
+        view = View(self.files, self.path, "B")
+        try:
+            end = view.latest()
+        finally:
+            view.close()
+        return state.furthest()[:2] > end[:2]
+
+    # Appending
+
+    def append(
+        self,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        id: str | None = None,
+        corr_offset: int = 0,
+        timestamp: int | None = None,
+    ) -> int:
+        """Append one message; returns its number. Durable when it returns, see ``sync``.
+
+        ``tag`` (at most 127 bytes of UTF-8) is what readers filter by; ``id`` (39) and ``corr_offset`` are the application's.
+        ``timestamp``: milliseconds since the epoch; None: now. Raises `BadRecord`, `RecordTooLarge`, `BadArgument`, `DiskFull`,
+        `QueueFull` (the topic has 10,240 blocks), `QueueLocked` (another process appends): nothing was stored.
+        """
+        number, _ = self._append([Message(body, tag, id, corr_offset, timestamp)], None)
+        return number
+
+    def append_many(self, messages: Iterable[bytes | Message], key: str | None = None) -> int:
+        """Append all messages or, if anything is wrong, none; returns how many. One commit, and they lie side by side.
+
+        A message is `Message(body, tag=…)`, also one that was read (its timestamp stays), or its body alone. With a ``key`` that
+        was used before (within thirty days, and among the last 65,536), nothing is stored, and what the first call returned is
+        returned again. Raises as `append`.
+        """
+        return self._append(messages, key)[1]
+
+    def _append(self, messages: Iterable[bytes | Message], key: str | None) -> tuple[int, int]:
+        """(number of the first message, how many)."""
+        ready = self.checked(messages)
+        hashed = None if key is None else key_hash(arguments.check_key(key))
+        writer = self.writer()
+        with writer.engine.exclusive():
+            number, blocks = writer.engine.state.number, writer.engine.state.last.block
+            if hashed is not None and hashed in writer.engine.state.put_keys:
+                ready, position = [], writer.engine.log.position  # another thread may still be waiting for that commit
+                count = writer.engine.state.put_keys[hashed][1]
+            elif not ready and hashed is None:
+                return number, 0
+            else:
+                operations = [] if hashed is None else [PutKey(hashed, len(ready))]
+                position, count = writer.append(ready, size_of(ready), operations), len(ready)
+        writer.durable(position)
+        if writer.engine.state.last.block != blocks:
+            self.trim_quietly()
+        return number, count
+
+    def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
+        """All of them checked, before anything changes."""
+        if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
+            raise BadArgument("append_many takes an iterable of messages; for a single one use append")
+        try:
+            iterator = iter(messages)
+        except TypeError as error:
+            raise BadArgument(f"append_many takes an iterable of messages, not {type(messages).__name__}") from error
+        return outgoing.checked([one if isinstance(one, Message) else Message(one) for one in iterator], self.dialect)
+
+    def session(self) -> TopicSession:
+        """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
+        with self._lock:
+            self._usable()
+            self._sessions += 1
+            return TopicSession(self, self._sessions)
+
+    # Readers
+
+    def reader(
+        self,
+        name: str,
+        filter: str | None = None,
+        start: Literal["oldest", "latest"] | int | datetime | Position = "oldest",
+        *,
+        window: int = 10_000,
+        redeliver_after: float | None = 60.0,
+        auto_commit: bool = False,
+        temporary: bool = False,
+    ) -> Reader:
+        """The reader with this name; made if it is not there, at ``start``: the oldest message, the next one to come, the message
+        with this number, the first since a time, or the place of another reader. Close it, or use it in a ``with`` statement.
+
+        ``filter``: which tags it delivers, see `Reader.set_filter`; None leaves what it has. ``window``: how many messages may be
+        delivered and not committed; ``redeliver_after``: seconds after which such a message is delivered again (None: only when
+        its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
+        when its last consumer closes it, or has died. Raises `BadPath` for a name that cannot be one, `BadArgument`.
+        """
+        self._usable()
+        return Reader(
+            self,
+            name,
+            filter=filter,
+            start=start,
+            window=window,
+            redeliver_after=redeliver_after,
+            auto_commit=auto_commit,
+            temporary=temporary,
+        )
+
+    def readers(self) -> list[str]:
+        """The names of all readers. Of one whose .rdx is missing too: who opens it is told."""
+        self._usable()
+        return all_readers(self.files, self.path)
+
+    def copy_reader(self, source: str, target: str) -> None:
+        """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
+        if source not in self.readers():
+            raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
+        with self.reader(source) as one:
+            place = one.position()
+        with self.reader(target, start=place) as other:
+            other.move_to(place, force=True)
+
+    def delete_reader(self, name: str) -> None:
+        """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""
+        if name not in self.readers():
+            raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
+        if name in reader_inspection.without_rdx(self.files, self.path):
+            reader_files.break_seal(self.files, reader_files.stem_of(self.path, name))
+            reader_files.remove_leftovers(self.files, self.path)
+            return
+        with self.reader(name) as one:
+            one.delete()
+
+    # What the topic says of itself
+
+    def _usable(self) -> None:
+        if self._closed and not self._opening:
+            raise QueueClosed("the topic is closed", path=self.path)
+
+    @contextlib.contextmanager
+    def _look(self) -> Iterator[View]:
+        """A view for one call: threads do not share it, and `close` does not take it away."""
+        self._usable()
+        view = View(self.files, self.path, self.dialect)
+        try:
+            yield view
+        finally:
+            view.close()
+
+    def header(self) -> Common:
+        """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
+        with self._look() as view:
+            return view.common()
+
+    def set_mask(self, mask: int) -> None:
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header."""
+        self.writer().patch(*zbus.mask_patch(mask))
+
+    def set_creator(self, text: str | None) -> None:
+        """At most 127 bytes of UTF-8, or `BadArgument`."""
+        self.writer().patch(*zbus.creator_patch(text))
+
+    def set_extension(self, number: int, text: str | None) -> None:
+        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
+        self.writer().patch(*zbus.ext_patch(number, text))
+
+    def __len__(self) -> int:
+        """How many messages the topic holds."""
+        with self._look() as view:
+            oldest = view.oldest().number  # first: a writer may append and remove meanwhile
+            return view.latest().number - oldest
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Message]:
+        """All messages, from the oldest on; no reader is moved."""
+        with self._look() as view:
+            place = view.oldest()
+            while True:
+                for one in view.messages(place):
+                    if isinstance(one, Found):
+                        yield one.message
+                        place = one.after
+                if place.block >= view.index().start:
+                    return
+                place = view.oldest()  # what came next was removed meanwhile
+
+    def stats(self) -> TopicStats:
+        """Counts and sizes, without a lock."""
+        with self._look() as view:
+            return stats_of(self.files, view)[0]
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
+        """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
+
+        ``progress`` is called with the bytes of blocks that were read, and how many there are.
+        """
+        with self._look() as view:
+            return topic_verification.verify(self.files, view, progress)
+
+    # Removing
+
+    def trim(self) -> int:
+        """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
+        writer = self.writer()
+        with self._lock:
+            self._remove_temporary()
+            with self._look() as view:
+                blocks, messages = retention.removable(self.files, view, self)
+            if blocks:
+                writer.trim(blocks)
+        return messages
+
+    def trim_quietly(self) -> None:
+        """After something was committed: whatever is wrong with readers, and a full disk, must not pass for its failure."""
+        if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
+            try:
+                self.trim()
+            except QueueBroken:
+                raise
+            except QewQewError as error:
+                _logger.warning("old messages could not be removed: %s", error)
+
+    def _remove_temporary(self) -> None:
+        """Temporary readers whose consumers have died must not hold blocks back for ever."""
+        for name in names_of_readers(self.files, self.path):
+            path = os.path.join(self.path, "reader", name + ".rdx")
+            try:
+                data = read_whole(self.files, path)
+            except FileNotFoundError:
+                continue
+            ours = self.files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
+            if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
+                # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
+                self.reader(name, temporary=True).close()
+
+    # The end
+
+    def close(self) -> None:
+        """Leave the files as a zbus server would, and give the writer's lock back. A second call does nothing, but for what an
+        interrupted one has not done.
+
+        Readers stay open; they do not need it.
+        """
+        with self._lock:
+            try:
+                if not self._closed and self._writer is not None and self._writer.engine.is_open:
+                    self.trim_quietly()
+            finally:
+                self._closed = True
+                if self._writer is not None:
+                    self._writer.close()
+                _open_topics.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            if self._writer is not None:
+                warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2)
+            with contextlib.suppress(OSError):
+                self.close()
+
+    def _forked(self) -> None:
+        """In a forked child: the topic stays the parent's."""
+        self._closed = True
+        self._lock = threading.RLock()  # whoever held it does not exist here
+        if self._writer is not None:
+            self._writer.forked()
+
+
+def _after_fork() -> None:
+    for topic in list(_open_topics):
+        topic._forked()
+    _open_topics.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

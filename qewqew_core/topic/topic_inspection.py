@@ -1,0 +1,144 @@
+"""What a topic and its readers hold, without a lock."""
+
+from __future__ import annotations
+
+import os
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from qewqew_core import arguments
+from qewqew_core.batch.stats import QueueStats
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats.zbus import HEAD
+from qewqew_core.topic import reader_inspection, topic_paths
+from qewqew_core.topic.reader_state import Range, ReaderState
+from qewqew_core.topic.view import View
+
+if TYPE_CHECKING:
+    import pendulum
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """What a topic holds: messages, bytes of their bodies, block files; numbers and times of the first and last message."""
+
+    messages: int
+    bytes: int
+    blocks: int
+    first: int  # number of the oldest message
+    next: int  # number of the next message
+    oldest: pendulum.DateTime | None  # timestamp of the oldest message
+    newest: pendulum.DateTime | None  # when the last message was appended
+    readers: dict[str, int]  # how many messages lie behind what each has committed
+    on_disk: int  # bytes of the files of blocks and index
+
+
+def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
+    """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
+
+    Raises `BadPath` where there is no topic, and `CorruptQueue`.
+    """
+    directory = topic_paths.check_topic_path(path)
+    files = Files()
+
+    def look() -> tuple[TopicStats, dict[str, ReaderState]]:
+        view = View.of(files, directory)
+        try:
+            return stats_of(files, view)
+        finally:
+            view.close()
+
+    return look_again(look)
+
+
+def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
+    """Counts and sizes, and the readers by name."""
+    for _ in range(20):  # until the writer does not change it in between
+        index = view.index()
+        entries = view.entries(index)
+        oldest = view.oldest()
+        first = view.message(oldest, cut=0)
+        if view.index() == index:
+            break
+    count = index.number - oldest.number
+    readers = {}
+    for name in names_of_readers(files, view.directory):
+        state = reader_inspection.foresee(files, view, name)
+        if state is not None:  # else it was deleted since
+            readers[name] = state
+    floors = {name: state.floor() for name, state in readers.items()}
+    on_disk = os.stat(view.path).st_blocks * 512
+    for entry in entries:
+        try:
+            on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
+        except FileNotFoundError:
+            continue
+    stats = TopicStats(
+        messages=count,
+        bytes=sum(entry.end for entry in entries) - HEAD * count,
+        blocks=len(entries),
+        first=oldest.number,
+        next=index.number,
+        oldest=arguments.moment(first.timestamp or 0) if first else None,
+        newest=arguments.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
+        readers={
+            name: max(0, index.number - floor.number) if floor.block >= index.start else count for name, floor in floors.items()
+        },
+        on_disk=on_disk,
+    )
+    return stats, readers
+
+
+def names_of_readers(files: Files, directory: str) -> list[str]:
+    """Of those that are there: that have an .rdx."""
+    names = files.list(os.path.join(directory, "reader"))
+    return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
+
+
+def all_readers(files: Files, directory: str) -> list[str]:
+    """Also those whose .rdx is missing: whoever opens one is told."""
+    return sorted({*names_of_readers(files, directory), *reader_inspection.without_rdx(files, directory)})
+
+
+def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
+    """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
+
+    Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
+    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `CorruptQueue`.
+    """
+    directory = topic_paths.check_topic_path(path)
+    topic_paths.check_reader_name(name)
+    return look_again(lambda: _inspect_reader(directory, name))
+
+
+def look_again(look: Callable[[], _T]) -> _T:
+    """What ``look`` finds: the oldest blocks may be removed between two looks at them; damage looks the same each time."""
+    for attempt in range(5):
+        try:
+            return look()
+        except CorruptQueue:
+            if attempt == 4:
+                raise
+            clock.sleep(0.01 * attempt)
+    raise AssertionError
+
+
+def _inspect_reader(directory: str, name: str) -> QueueStats:
+    files = Files()
+    if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
+        return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
+    view = View.of(files, directory)
+    try:
+        state = reader_inspection.foresee(files, view, name)
+        if state is None:
+            if name in reader_inspection.without_rdx(files, directory):
+                raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
+            state = ReaderState(todo=[Range(view.oldest(), None)])
+        return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
+    finally:
+        view.close()

@@ -1,0 +1,241 @@
+"""The transaction log ``NAME.log`` of a topic, and the checksums ``data/BASE.sums`` of its full blocks: their bytes.
+
+A commit *is* a frame of the log (`journal`). The log is a snapshot of what the index does not hold, and what was committed
+since; index and blocks follow it, and are redone from it after a crash.
+
+=============== ==============================================================================================================
+kind            body
+=============== ==============================================================================================================
+1 snapshot      JSON: `TopicState`
+2 put keys      (16-byte hash, u64 time, u64 messages) for each
+5 end           nothing: the snapshot is whole
+6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
+7 checkpoint    nothing: index and blocks say the same as the log
+8 unsynced      `Files.boot`: until this run of the machine ends, the log may be on disk later than the index (``sync="never"``)
+=============== ==============================================================================================================
+
+A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to
+there u32, time u64). The .sums file has all of a block, the last for its end, between a magic and a crc32 of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qewqew_core.disk import journal
+from qewqew_core.errors import CorruptQueue
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.topic.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
+
+MAGIC = b"QEWQTOP1"
+SUMS_MAGIC = b"QEWQSUM1"
+SNAPSHOT, PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
+KIND_NAMES = {
+    SNAPSHOT: "snapshot",
+    PUT_KEYS: "put keys",
+    _END: "end",
+    COMMIT: "commit",
+    CHECKPOINT: "checkpoint",
+    UNSYNCED: "unsynced",
+}
+
+_TIME = struct.Struct(">Q")
+_KEY = struct.Struct(">16sQQ")
+_PIECE = struct.Struct(">IIIQ")
+_CRC = struct.Struct(">I")
+# Operations of a commit
+_INLINE = struct.Struct(">cII")  # A messages, bytes; then these themselves, at the end of the last block
+_EXTENT = struct.Struct(">cIII?")  # X messages, bytes, crc of the block up to their end, whether they were on disk before
+_BLOCK = struct.Struct(">cQ")  # B created: a new last block
+_PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, messages appended under it
+_TRIM = struct.Struct(">cI")  # T number of blocks: these, the oldest, are no more
+_SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": […]}, what was read in the same transaction
+
+
+# What a body that is not as it was written raises while it is read and applied.
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
+
+
+@dataclass
+class Replayed:
+    state: TopicState
+    generation: int
+    end: int
+    snapshot_end: int
+    clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
+    redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
+    frames: int = 0  # behind the snapshot
+    unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
+
+
+def pack(operation: Operation) -> bytes:
+    match operation:
+        case Append():
+            messages, data = operation
+            return _INLINE.pack(b"A", messages, len(data)) + data
+        case Extent():
+            return _EXTENT.pack(b"X", *operation)
+        case NewBlock():
+            return _BLOCK.pack(b"B", *operation)
+        case PutKey():
+            return _PUT_KEY.pack(b"K", *operation)
+        case Trim():
+            return _TRIM.pack(b"T", *operation)
+        case Session():
+            body = json.dumps(operation._asdict()).encode()
+            return _SESSION.pack(b"S", len(body)) + body
+
+
+def commit(time: int, operations: Iterable[Operation]) -> bytes:
+    """The body of a frame of kind `COMMIT`."""
+    return _TIME.pack(time) + b"".join(map(pack, operations))
+
+
+def time_of(body: bytes) -> int:
+    """When a commit was made."""
+    (time,) = _TIME.unpack_from(body)
+    return int(time)
+
+
+def unpack(body: bytes) -> Iterator[Operation]:
+    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
+    at = _TIME.size
+    while at < len(body):
+        letter = body[at : at + 1]
+        if letter == b"A":
+            _, messages, size = _INLINE.unpack_from(body, at)
+            at += _INLINE.size + size
+            if at > len(body):
+                raise ValueError("a commit is shorter than its messages")
+            yield Append(messages, body[at - size : at])
+        elif letter == b"X":
+            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
+            at += _EXTENT.size
+        elif letter == b"B":
+            yield NewBlock(*_BLOCK.unpack_from(body, at)[1:])
+            at += _BLOCK.size
+        elif letter == b"K":
+            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
+            at += _PUT_KEY.size
+        elif letter == b"T":
+            yield Trim(*_TRIM.unpack_from(body, at)[1:])
+            at += _TRIM.size
+        elif letter == b"S":
+            _, size = _SESSION.unpack_from(body, at)
+            at += _SESSION.size + size
+            fields = json.loads(body[at - size : at])
+            yield Session(fields["id"], list(fields["readers"]))
+        else:
+            raise ValueError(f"unknown operation {letter!r}")
+
+
+def snapshot(state: TopicState, generation: int) -> bytes:
+    last = state.last
+    body = {
+        "dialect": state.dialect,
+        "start": state.start,
+        "number": state.number,
+        "sessions": state.sessions,
+        "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.pieces],
+    }
+    parts = [journal.head(MAGIC, generation), journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)]
+    if state.put_keys:
+        keys = b"".join(_KEY.pack(key, *value) for key, value in state.put_keys.items())
+        parts.append(journal.frame(PUT_KEYS, keys, generation))
+    parts.append(journal.frame(_END, b"", generation))
+    return b"".join(parts)
+
+
+def unpack_snapshot(body: bytes) -> dict[str, Any]:
+    fields = json.loads(body)
+    if type(fields) is not dict:
+        raise ValueError("this is no snapshot")
+    return fields
+
+
+def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
+    return {key: (time, messages) for key, time, messages in _KEY.iter_unpack(body)}
+
+
+def replay(data: bytes, path: str) -> Replayed:
+    """What a log says; raises `CorruptQueue` with path and offset."""
+    generation = journal.generation_of(data, MAGIC, path)
+    state: TopicState | None = None
+    result: Replayed | None = None
+    at = journal.BEGIN
+    for start, kind, body, end in journal.frames(data, generation):
+        try:
+            if kind == SNAPSHOT:
+                if state is not None:
+                    raise ValueError("there is a second snapshot")
+                fields = unpack_snapshot(body)
+                *numbers, pieces = fields.pop("last")
+                state = TopicState(**fields, last=Block(*numbers))
+                state.last.pieces = [Piece(*piece) for piece in pieces]
+                state.check()
+            elif state is None:
+                raise ValueError("no snapshot comes first")
+            elif kind == PUT_KEYS and result is None:
+                state.put_keys |= unpack_keys(body)
+            elif kind == _END and result is None:
+                result = Replayed(state, generation, end, end, True, [])
+            elif result is None:
+                raise ValueError("the snapshot is not whole")
+            elif kind == CHECKPOINT:
+                result.clean, result.unsynced = True, None
+                result.redo.clear()
+            elif kind == UNSYNCED:
+                result.clean, result.unsynced = False, body
+            elif kind == COMMIT:
+                result.clean = False
+                time = time_of(body)
+                applied = [state.apply(operation, time) for operation in unpack(body)]
+                result.redo += [(start, redo) for redo in applied if redo is not None]
+            else:
+                raise ValueError(f"unknown frame kind {kind}")
+            if result is not None and kind != _END:
+                result.frames += 1
+        except NONSENSE as error:
+            # The checksum is right, so this was written so: better no topic than a wrong one.
+            raise CorruptQueue(
+                f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start
+            ) from error
+        at = end
+    if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
+        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
+    try:
+        result.state.check()
+    except ValueError as error:
+        raise CorruptQueue(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
+    result.end = at
+    return result
+
+
+# Checksums of full blocks
+
+
+def sums_name(base: int) -> str:
+    return f"{base:020d}.sums"
+
+
+def sums_at(number: int) -> int:
+    """Where a piece stands in the file."""
+    return len(SUMS_MAGIC) + number * _PIECE.size
+
+
+def pack_sums(pieces: list[Piece]) -> bytes:
+    data = SUMS_MAGIC + b"".join(_PIECE.pack(*piece) for piece in pieces)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def unpack_sums(data: bytes, path: str) -> list[Piece]:
+    """Raises `CorruptQueue`."""
+    middle = data[len(SUMS_MAGIC) : -_CRC.size]
+    if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(zlib.crc32(data[:-4])) != data[-4:]:
+        raise CorruptQueue("the checksums of a block are damaged themselves", path=path, offset=0)
+    return [Piece(*piece) for piece in _PIECE.iter_unpack(middle)]

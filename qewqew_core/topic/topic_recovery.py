@@ -1,0 +1,393 @@
+"""Opening the writer of a topic, whatever is on disk: what a clean close, a crash of ours, or a zbus server has left.
+
+`recover` calls the steps in their order, which is that of docs/format.md. Whoever calls it has the lock of the writer. A crash in
+any step leaves what the same steps finish.
+
+1. Look: the log, and the index. A new topic is made. An index that cannot be that of the log is damaged, and refused.
+2. Decide who was here last. A clean log with an index that says the same: we were, and steps 3 to 5 have nothing to do. An
+   index that is ahead, or no log: a zbus server was. Anything else is what a crash of ours left.
+3. After a server, its index is believed, and its last block is counted; keys and sessions are those of the log.
+4. After a crash the messages that the log carries are written into their blocks again, and those that it does not are
+   compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the first of these commits, and all
+   behind it, have not happened.
+5. What is not committed, or was trimmed, goes. Then the index is written.
+6. What readers have read in sessions that died while they committed is decided, as the log says.
+7. A new log takes the place of the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from qewqew_core.disk import journal
+from qewqew_core.disk.files import Descriptors, Files, read_whole, remove_if_there, write_new
+from qewqew_core.disk.journal import Log
+from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import HEAD, Entry, Index
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.topic import topic_log
+from qewqew_core.topic.blocks import Blocks
+from qewqew_core.topic.topic_log import Replayed
+from qewqew_core.topic.topic_state import Block, Redo, TopicState
+from qewqew_core.topic.view import View
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovered:
+    """A topic that can be appended to."""
+
+    state: TopicState
+    log: Log
+
+
+def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> Recovered:
+    """The steps. ``dialect``: what the caller wants, if anything; ``resolve`` is told which sessions were committed, and the
+    dialect. Raises `CorruptQueue` and `BadArgument` before anything is changed, and errors of the system.
+    """
+    found, index = _look(blocks)
+    ours, closed = _was_ours(blocks, found, index)
+    if found is None or not ours:
+        state = _adopt(blocks, index, found, dialect)
+    else:
+        if dialect is not None and dialect != found.state.dialect:
+            raise BadArgument(f"the topic {blocks.directory} is in dialect {found.state.dialect}, not {dialect}")
+        state = found.state if closed else _redo(blocks, found)
+    _remove_strays(blocks, state, ours)
+    if closed:
+        blocks.files.sync_directory(blocks.directory)  # who was killed after putting this log into place may not have done it
+    else:
+        blocks.write_index(blocks.index_patch(state, *state.full, state.last))
+    resolve(set(state.sessions), state.dialect)
+    return Recovered(state, _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state))
+
+
+def log_path_of(blocks: Blocks) -> str:
+    return os.path.join(blocks.directory, os.path.basename(blocks.directory) + ".log")
+
+
+# Step 1
+
+
+def _look(blocks: Blocks) -> tuple[Replayed | None, Index]:
+    """Step 1. After it there is an index, which may be that of the log, and it has its whole size."""
+    found = _replayed(blocks)
+    if not blocks.files.exists(blocks.index_path):
+        _make(blocks, found)
+    index = blocks.open_index()
+    if found is not None and found.clean:
+        _check_index(blocks, index, found.state)
+    # Extended, as the original does it; and really there: what follows a commit must not meet a full disk.
+    blocks.files.allocate(blocks.index_fd, zbus.INDEX_SIZE)
+    return found, index
+
+
+def _replayed(blocks: Blocks) -> Replayed | None:
+    try:
+        data = read_whole(blocks.files, log_path_of(blocks))
+    except FileNotFoundError:
+        return None
+    found = topic_log.replay(data, log_path_of(blocks))
+    if found.end < len(data.rstrip(b"\0")):
+        found.clean = False  # a torn frame is to be cut off
+    return found
+
+
+def _make(blocks: Blocks, found: Replayed | None) -> None:
+    """A new topic, with its first block, as a zbus server makes it. Done when the index is there."""
+    files, created = blocks.files, now_ms()
+    _refuse_blocks(blocks, "the index of the topic is missing", found is not None)
+    blocks.make(0)
+    image = bytearray(zbus.new_index(created))
+    image[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, 1, 0, 0))
+    image[zbus.entry_at(0) : zbus.entry_at(0) + zbus.ENTRY] = zbus.pack_entry(Entry(created, 0, 0, created))
+    files.sync_directory(blocks.data)
+    files.sync_directory(os.path.dirname(blocks.directory))  # who made the directories may have been killed before doing it
+    write_new(files, blocks.index_path + ".tmp", bytes(image))
+    files.rename(blocks.index_path + ".tmp", blocks.index_path)
+    files.sync_directory(blocks.directory)
+
+
+def _refuse_blocks(blocks: Blocks, what: str, always: bool = False) -> None:
+    if always or any(name.endswith(".zbus") and blocks.size(name) for name in blocks.files.list(blocks.data)):
+        raise CorruptQueue(f"{what}, and its blocks are there. Nothing was changed; bring the index back", path=blocks.index_path)
+
+
+def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
+    """What a zbus server may have done to a topic that was closed leaves all of it there: it only appends."""
+    size, last = blocks.files.size(blocks.index_fd), state.last
+    if size < zbus.INDEX_SIZE:
+        _refuse_index(blocks, f"the index was cut: it has {size:,} bytes, not {zbus.INDEX_SIZE:,}", size)
+    if index.start != state.start:
+        what = f"the index begins with block {index.start:,}, the log says {state.start:,}"
+        _refuse_index(blocks, what, zbus.START_AT)
+    if index.start + index.blocks <= last.block:
+        _refuse_index(blocks, f"the index has {index.blocks:,} blocks, the log says {state.count:,}", zbus.BLOCKS_AT)
+    entry = blocks.entry(last.block)
+    if entry.base != last.base or entry.end < last.end:
+        what = f"block {last.block:,} begins at {entry.base:,} and has {entry.end:,} bytes"
+        _refuse_index(blocks, f"{what}, the log says {last.base:,} and {last.end:,}", zbus.entry_at(last.block))
+
+
+def _refuse_index(blocks: Blocks, what: str, offset: int) -> NoReturn:
+    raise CorruptQueue(
+        f"{what}. Nothing was changed; bring the index back, or have `qewqew topic repair` make it anew",
+        path=blocks.index_path,
+        offset=offset,
+    )
+
+
+# Step 2
+
+
+def _was_ours(blocks: Blocks, found: Replayed | None, index: Index) -> tuple[bool, bool]:
+    """Step 2: whether it was a process of ours that had the topic last, and whether that closed it."""
+    if found is None:
+        return False, False
+    if _agrees(blocks, found.state, index):
+        return True, found.clean
+    # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
+    whole = found.unsynced is None or found.unsynced == blocks.files.boot() != b""
+    return not (found.clean or (whole and _is_ahead(found.state, index))), False
+
+
+def _agrees(blocks: Blocks, state: TopicState, index: Index) -> bool:
+    if (index.start, index.blocks, index.number) != (state.start, state.count, state.number):
+        return False
+    entry = blocks.entry(state.last.block)
+    return (entry.base, entry.end) == (state.last.base, state.last.end)
+
+
+def _is_ahead(state: TopicState, index: Index) -> bool:
+    """As a zbus server leaves it, which appends, and removes nothing."""
+    further = (index.number, index.start + index.blocks) > (state.number, state.start + state.count)
+    return further and index.start <= state.start
+
+
+# Step 3
+
+
+def _adopt(blocks: Blocks, index: Index, found: Replayed | None, dialect: str | None) -> TopicState:
+    """Step 3: the state of a topic to which a zbus server has written; raises `CorruptQueue` if messages are missing."""
+    dialect = dialect or (found.state.dialect if found else "B")
+    if max(index.start, index.number) > zbus.LARGEST:
+        raise CorruptQueue(f"the index is impossible: {index}", path=blocks.index_path, offset=0)
+    if index.blocks == 0:  # nobody has opened a writer
+        _refuse_blocks(blocks, "the index of the topic has no block")
+        blocks.make(0)
+        state = TopicState(dialect, index.start, index.number, Block(index.start, 0, now_ms()))
+    else:
+        last, entry = _last_entry(blocks, index)
+        state = TopicState(
+            dialect, index.start, index.number, Block(last, entry.base, entry.created, entry.end, updated=entry.updated)
+        )
+        _count(blocks, state)
+        if not 0 <= state.number <= zbus.LARGEST:
+            raise CorruptQueue(f"the last message has the number {state.number - 1}", path=blocks.path_of(entry.base), offset=0)
+        if not entry.end and not blocks.exists(entry.base):
+            blocks.make(entry.base)  # the server was killed between the entry and the file
+    if found is not None:
+        # A server that came after a crash of ours may have written over what it did not know of: no key and no session may
+        # say that this was appended.
+        whole = _up_to(blocks, found, lambda redo: _holds(blocks, redo)).state
+        state.put_keys, state.sessions = whole.put_keys, whole.sessions
+    return state
+
+
+def _last_entry(blocks: Blocks, index: Index) -> tuple[int, Entry]:
+    """The last block that a server has made, by the index."""
+    last = index.start + index.blocks - 1
+    entry = blocks.entry(last)
+    if index.blocks > 1:
+        before = blocks.entry(last - 1)
+        if not entry.end and entry.base != before.base + before.end:
+            # The server was killed between the number of blocks and the entry: the block is not there.
+            last, entry = last - 1, before
+    if not (0 <= entry.base <= zbus.LARGEST and 0 <= entry.end <= zbus.LARGEST_BLOCK):
+        raise CorruptQueue(
+            f"the entry of block {last} is impossible: {entry}", path=blocks.index_path, offset=zbus.entry_at(last)
+        )
+    return last, entry
+
+
+def _count(blocks: Blocks, state: TopicState) -> None:
+    """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
+    view = View(blocks.files, blocks.directory, state.dialect)
+    try:
+        last, block = state.last, state.last.block
+        entry = Entry(last.created, last.base, last.end, last.updated)
+        if entry.end:
+            first = view.number_of(entry)
+            _check_dialect(blocks, view, entry, state.dialect)
+            for _, number in view.heads(entry, first):
+                last.messages, state.number = last.messages + 1, number + 1
+        while not entry.end and block > state.start:  # empty blocks: the number is that after the last message
+            block -= 1
+            following, entry = entry, view.entry(block)
+            if entry.base + entry.end != following.base:  # what is appended would be written over other messages
+                raise CorruptQueue(
+                    f"the entry of block {block + 1} does not follow the one before: {following}",
+                    path=blocks.index_path,
+                    offset=zbus.entry_at(block + 1),
+                )
+            if entry.end:
+                _check_dialect(blocks, view, entry, state.dialect)
+                for _, number in view.heads(entry, view.number_of(entry)):
+                    state.number = number + 1
+    finally:
+        view.close()
+
+
+def _check_dialect(blocks: Blocks, view: View, entry: Entry, dialect: str) -> None:
+    is_c = zbus.crc_is_right(view.read(entry.base, 0, HEAD), 0)
+    if is_c and dialect != "C":
+        raise BadArgument(f'the topic {blocks.directory} was written in dialect C; open it with dialect="C". Nothing was changed')
+
+
+def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) -> Replayed:
+    """What the log says without the first commit whose messages are not there, and all behind it."""
+    here = [(frame, redo) for frame, redo in found.redo if redo.block.block >= found.state.start]
+    lost = next((frame for frame, redo in here if not is_there(redo)), None)
+    if lost is None:
+        return found
+    return topic_log.replay(read_whole(blocks.files, log_path_of(blocks))[:lost], log_path_of(blocks))
+
+
+# Step 4
+
+
+def _redo(blocks: Blocks, found: Replayed) -> TopicState:
+    """Step 4. After it every block has all that the log says, and nothing behind its end."""
+    files = blocks.files
+    with Descriptors() as fds:
+        fds.append(files.open(log_path_of(blocks)))
+        files.sync(fds[0])  # what a killed process has not synced must not be lost when blocks and index follow it
+    while True:
+        for block in (*found.state.full, found.state.last):
+            if not blocks.exists(block.base):
+                blocks.make(block.base)
+        # What was not durable when the power was cut has not happened.
+        if (rest := _up_to(blocks, found, lambda redo: _put_again(blocks, redo))) is found:
+            break
+        found = rest
+    for block in (*found.state.full, found.state.last):
+        blocks.cut(block)
+    return found.state
+
+
+def _put_again(blocks: Blocks, redo: Redo) -> bool:
+    base = redo.block.base
+    blocks.descriptor(base)
+    blocks.unsynced.add(base)
+    if redo.data is not None:
+        blocks.write(base, redo.data, redo.offset)
+        return True
+    if _holds(blocks, redo):
+        return True
+    if redo.synced:
+        raise CorruptQueue(
+            f"{redo.size:,} bytes of messages, which were on disk when they were committed, are not as they were",
+            path=blocks.path_of(base),
+            offset=redo.offset,
+        )
+    return False
+
+
+def _holds(blocks: Blocks, redo: Redo) -> bool:
+    """Whether the block has the messages of a commit."""
+    if not blocks.exists(redo.block.base):
+        return False
+    fd = blocks.descriptor(redo.block.base)
+    crc, at = redo.crc_before, redo.offset
+    while at < redo.offset + redo.size:
+        data = blocks.files.read(fd, min(LIMITS.write_bytes, redo.offset + redo.size - at), at)
+        if not data:
+            return False
+        crc, at = zlib.crc32(data, crc), at + len(data)
+    return crc == redo.crc
+
+
+# Step 5
+
+
+def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
+    """Step 5: blocks that were trimmed, and new ones that were not committed; checksums of blocks that are not full; what was
+    being made, here or by a repair, when its maker was killed.
+
+    A block behind the last that a zbus server left (it syncs nothing: a power cut may have taken the index back) is kept
+    aside, as NAME.unknown.
+    """
+    files = blocks.files
+    blocks.cut(state.last)  # first: it may refuse
+    for path in (log_path_of(blocks), blocks.index_path):
+        remove_if_there(files, path + ".tmp")
+    first = next((block.base for block in (*state.full, state.last) if block.block == state.start), None)
+    if first is None:
+        first = blocks.entry(state.start).base
+    sure = False
+    for name in files.list(blocks.data):
+        number, _, kind = name.partition(".")
+        if kind in ("zbus", "sums", "sums.tmp") and number.isdecimal():
+            end = state.last.base + (kind == "zbus")
+            if int(number) < first and not sure:
+                first, sure = _first_base(blocks, state), True
+            if first <= int(number) < end and kind != "sums.tmp":
+                continue
+            path = os.path.join(blocks.data, name)
+            if not ours and kind == "zbus" and int(number) >= end and blocks.size(name):
+                _logger.warning("%s: the index does not know this block; it is kept as %s.unknown", path, name)
+                files.rename(path, path + ".unknown")
+            else:
+                files.unlink(path)
+
+
+def _first_base(blocks: Blocks, state: TopicState) -> int:
+    """Where the oldest block begins; 0 if the index, being damaged, does not say it for sure."""
+    known = {block.block: (block.base, block.end) for block in (*state.full, state.last)}
+    at = state.last.base
+    for block in range(state.last.block - 1, state.start - 1, -1):
+        base, end = known.get(block) or blocks.entry(block)[1:3]
+        if base + end != at or base < 0:
+            return 0
+        at = base
+    return at
+
+
+# Step 7
+
+
+def _open_log(blocks: Blocks, found: Replayed) -> Log:
+    """The log of a topic that was closed goes on."""
+    fds, path = Descriptors(), log_path_of(blocks)
+    fds.append(blocks.files.open(path))
+    return Log(blocks.files, path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
+
+
+def _new_log(blocks: Blocks, state: TopicState) -> Log:
+    """Step 7. The files say what the state says, durably, before the log does."""
+    blocks.store(state)
+    # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them
+    # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
+    forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
+    state.prune_keys(now_ms())
+    state.full.clear()
+    return journal.create(blocks.files, log_path_of(blocks), lambda generation: topic_log.snapshot(state, generation), "topic")
+
+
+def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[str]) -> None:
+    """The log need not know of sessions that their readers have noted, once that is durable."""
+    noted &= state.sessions.keys()
+    for name in {name for session in noted for name in state.sessions[session]}:
+        with contextlib.suppress(FileNotFoundError), Descriptors() as fds:  # the reader was deleted
+            fds.append(files.open_to_read(os.path.join(directory, "state", name + ".log")))
+            files.sync(fds[0])
+    for session in noted:
+        del state.sessions[session]

@@ -1,0 +1,360 @@
+"""`repair_topic`: make a topic that refuses to open, or of which the end is torn, one that opens with all that can be read.
+
+1. A log of the topic or of a reader that cannot be read, or of which the end is missing, is set aside, with the batches and
+   dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
+   or short is made anew by the log. Keys of appends are kept as far as the log can be read.
+2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
+3. The last block is cut behind its last whole message; what lies behind is set aside.
+4. The index is written by that, and a new log begins.
+
+Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `CorruptQueue` there,
+and may `seek` behind them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from qewqew_core import arguments
+from qewqew_core.batch import places
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files, read_whole, write_new
+from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Entry, Index
+from qewqew_core.limits import now_ms
+from qewqew_core.topic import reader_log, topic_log, topic_paths
+from qewqew_core.topic.reader_files import break_seal
+from qewqew_core.topic.reader_inspection import missing_rdx, seal_of, short_rdx, without_rdx
+from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic import Topic
+from qewqew_core.topic.topic_log import Replayed
+from qewqew_core.topic.view import View
+
+
+@dataclass
+class TopicRepair:
+    """What was wrong, and what was done about it."""
+
+    problems: list[str] = field(default_factory=list)
+    aside: str | None = None  # the directory with what was set aside
+    cut: int = 0  # bytes behind the last whole message
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was wrong, and nothing was changed."""
+        return not self.problems
+
+
+def _beginning(data: bytes, path: str) -> Replayed | None:
+    """A log as far as it can be read; None where nothing of it can be."""
+    try:
+        return topic_log.replay(data, path)
+    except CorruptQueue as error:
+        readable = data[: error.offset]
+    try:
+        return topic_log.replay(readable, path)
+    except CorruptQueue:
+        return None
+
+
+def log_set_aside(files: Files, path: str) -> str | None:
+    """The log of the topic that a repair was the last to set aside."""
+    home = os.path.join(path, "state", "topic") + places.DAMAGED
+    made = files.list(home) if files.is_directory(home) else []
+    logs = (
+        os.path.join(home, str(number), os.path.basename(path) + ".log")
+        for number in sorted((int(name) for name in made if name.isdecimal()), reverse=True)
+    )
+    return next(filter(files.exists, logs), None)
+
+
+class _Repair:
+    def __init__(self, files: Files, path: str, dialect: str | None) -> None:
+        self.files = files
+        self.path = path
+        self.name = os.path.basename(path)
+        self.report = TopicRepair()
+        self.log = self._read_log()
+        self.dialect = dialect or (self.log.state.dialect if self.log else "B")
+
+    def aside(self) -> str:
+        """The directory for what is set aside, made when the first thing is."""
+        if self.report.aside is None:
+            home = places.make_home(self.files, os.path.join(self.path, "state", "topic"), places.DAMAGED)
+            number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
+            self.report.aside = os.path.join(home, str(number))
+            self.files.make_directory(self.report.aside)
+            self.files.sync_directory(home)
+        return self.report.aside
+
+    def set_aside(self, path: str) -> None:
+        self.files.rename(path, os.path.join(self.aside(), os.path.basename(path)))
+        self.files.sync_directory(self.aside())
+        self.files.sync_directory(os.path.dirname(path))
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return read_whole(self.files, path)
+        except FileNotFoundError:
+            return None
+
+    def _read_log(self) -> Replayed | None:
+        path = os.path.join(self.path, self.name + ".log")
+        data = self.read(path)
+        if data is None:
+            return None
+        try:
+            return topic_log.replay(data, path)
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+            self.set_aside(path)
+            return _beginning(data, path)
+
+    def _keys(self) -> dict[bytes, tuple[int, int]]:
+        """Of the log, or of the one that a repair has set aside which was stopped before it made another."""
+        found, path = self.log, log_set_aside(self.files, self.path)
+        if found is None and path is not None:
+            found = _beginning(read_whole(self.files, path), path)
+        return {} if found is None else found.state.put_keys
+
+    def blocks(self) -> None:
+        """Index and blocks."""
+        index_path = os.path.join(self.path, self.name + ".idx")
+        image = self.read(index_path)
+        bases = sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
+        if not bases:
+            raise CorruptQueue("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
+        index, entries = self._index(image, index_path, bases)
+        place = len(entries) - 1
+        last = entries[place]
+        state = self.log.state if self.log else None
+        if self.log is not None and state is not None and state.last.base == last.base:
+            last = last._replace(end=max(last.end, state.last.end))  # both say what was committed, one may be behind
+            self._write_again(self.log, last.base)
+        end, number = self._last(last, index.number)
+        if end < last.end:
+            where = os.path.join(self.path, "data", zbus.block_name(last.base))
+            self.report.problems.append(f"{where}, offset {end}: the last {last.end - end:,} bytes are no whole messages")
+            self._cut(where, end)
+        entries[place] = last._replace(end=end)
+        new = bytearray(image if image is not None else zbus.new_index(now_ms()))
+        new.extend(bytes(max(0, zbus.INDEX_SIZE - len(new))))
+        new[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, len(entries), index.start, number))
+        for block, entry in enumerate(entries, index.start):
+            new[zbus.entry_at(block) : zbus.entry_at(block) + zbus.ENTRY] = zbus.pack_entry(entry)
+        write_new(self.files, index_path + ".tmp", bytes(new))
+        if self.files.exists(log := os.path.join(self.path, self.name + ".log")):
+            self.set_aside(log)
+        self.files.rename(index_path + ".tmp", index_path)
+        self.files.sync_directory(self.path)
+
+    def _write_again(self, log: Replayed, base: int) -> None:
+        """What the log carries of the last block."""
+        fd = self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))
+        try:
+            for _, redo in log.redo:
+                if redo.block.base == base and redo.data is not None:
+                    self.files.write(fd, redo.data, redo.offset)
+            self.files.sync(fd)
+        finally:
+            self.files.close(fd)
+
+    def _index(self, image: bytes | None, path: str, bases: list[int]) -> tuple[Index, list[Entry]]:
+        """The index as it is, if its entries are those of the block files; else as these say."""
+        start = self.log.state.start if self.log else 0
+        try:
+            if image is None:
+                raise CorruptQueue("the index is missing", path=path)
+            index = zbus.unpack_index(image, path)
+            if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
+                raise CorruptQueue(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
+            start = index.start
+            padded = image.ljust(zbus.INDEX_SIZE, b"\0")
+            entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(start, start + index.blocks)]
+            # The last block may have been made by a commit that did not happen, or before its entry was written.
+            if [entry.base for entry in entries] in (bases, bases[:-1]) and all(entry.end >= 0 for entry in entries):
+                return index, entries
+            raise CorruptQueue("the entries of the index are not those of the blocks that are there", path=path)
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+        if bases[0] != 0 and not self.log and start == 0:
+            raise CorruptQueue(
+                f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
+                "back. Nothing was changed there",
+                path=path,
+            )
+        entries = []
+        for place, base in enumerate(bases):
+            block_path = os.path.join(self.path, "data", zbus.block_name(base))
+            fd = self.files.open_to_read(block_path)
+            try:
+                size = self.files.size(fd)
+            finally:
+                self.files.close(fd)
+            time = self.files.modified(block_path)
+            end = bases[place + 1] - base if place + 1 < len(bases) else min(size, zbus.LARGEST_BLOCK)
+            entries.append(Entry(time, base, end, time))
+        return Index(zbus.VERSION, len(entries), start, self.log.state.number if self.log else 0), entries
+
+    def _last(self, entry: Entry, number: int) -> tuple[int, int]:
+        """Where the last whole message of the last block ends, and the number of the next one."""
+        if not entry.end:
+            return 0, number
+        at, found = 0, None
+        path = os.path.join(self.path, "data", zbus.block_name(entry.base))
+        fd = self.files.open_to_read(path)
+        try:
+            size = min(self.files.size(fd), entry.end)
+            while at < size:
+                head = self.files.read(fd, min(zbus.HEAD, size - at), at)
+                if len(head) < zbus.HEAD:
+                    break
+                length, here = zbus.length_at(head, 0), zbus.number_at(head, 0)
+                follows = here >= 0 if found is None else here in (found, found + 1)
+                if length < 0 or at + zbus.HEAD + length > size or not follows:
+                    break
+                if self.dialect == "C" and not zbus.crc_is_right(head, 0):
+                    break
+                at, found = at + zbus.HEAD + length, here
+        finally:
+            self.files.close(fd)
+        return at, number if found is None else found + 1
+
+    def _cut(self, path: str, end: int) -> None:
+        fd = self.files.open(path)
+        try:
+            size = self.files.size(fd)
+            target = self.files.open(os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}"), new=True)
+            try:
+                for at in range(end, size, 1 << 20):
+                    self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
+                self.files.sync(target)
+            finally:
+                self.files.close(target)
+            self.files.sync_directory(self.aside())
+            self.files.truncate(fd, end)
+            self.files.sync(fd)
+            self.report.cut = size - end
+        finally:
+            self.files.close(fd)
+
+    def readers(self) -> None:
+        view = View(self.files, self.path, self.dialect)
+        try:
+            files = self.files.list(os.path.join(self.path, "reader"))
+            there = [name.removesuffix(".rdx") for name in files if name.endswith(".rdx")]
+            for name in (*there, *without_rdx(self.files, self.path)):
+                self._reader(view, name)
+        finally:
+            view.close()
+
+    def _make_rdx(self, path: str, state: ReaderState) -> None:
+        """As the log says."""
+        data = bytearray(zbus.new_reader(now_ms(), *state.floor()[:2]))
+        at, patch = zbus.filter_patch(state.filter)
+        data[at : at + len(patch)] = patch
+        write_new(self.files, path + ".tmp", bytes(data))
+        self.files.rename(path + ".tmp", path)
+        self.files.sync_directory(os.path.dirname(path))
+
+    def _reader(self, view: View, name: str) -> None:
+        stem = os.path.join(self.path, "state", name)
+        path = os.path.join(self.path, "reader", name + ".rdx")
+        log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
+        whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
+        try:
+            if log is not None:
+                found = reader_log.replay(log, stem + ".log")
+                place = zbus.unpack_position(rdx) if rdx is not None and whole else None
+                reader_log.check_whole(found, seal, place, stem + ".log")
+                if rdx is None or not whole:
+                    problem = missing_rdx(path) if rdx is None else short_rdx(path)
+                    self.report.problems.append(str(problem))
+                    self._make_rdx(path, found.state)
+                return
+            if seal is not None:
+                raise reader_log.missing(stem + ".log")
+        except CorruptQueue as error:
+            self.report.problems.append(str(error))
+            if log is not None:
+                self.set_aside(stem + ".log")
+            for home in (places.BATCHES, places.DEAD):
+                if self.files.is_directory(stem + home):
+                    self.set_aside(stem + home)
+            break_seal(self.files, stem)  # at last: until then the next repair finds the same
+        position = (rdx or b"").ljust(zbus.READER_SIZE, b"\0")
+        block, offset = zbus.unpack_position(position)
+        index = view.index()
+        if not index.start <= block < index.start + index.blocks:
+            return
+        entry = view.entry(block)
+        heads = {0, entry.end}
+        try:
+            if entry.end:
+                heads.update(at for at, _ in view.heads(entry, view.number_of(entry)))
+        except CorruptQueue:
+            return  # the messages are what is damaged
+        if offset not in heads and offset < entry.end:
+            before = max(at for at in heads if at <= max(0, offset))
+            self.report.problems.append(f"{path}: no message begins at {offset} of block {block}; the reader goes on at {before}")
+            fd = self.files.open(path)
+            try:
+                self.files.write(fd, zbus.pack_position(block, before), 0)
+                self.files.sync(fd)
+            finally:
+                self.files.close(fd)
+
+    def begin_log(self) -> None:
+        """A new log, with the keys that could be read."""
+        with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
+            writer = topic.writer()
+            if keys := self._keys():
+                writer.engine.state.put_keys.update(keys)
+                writer.rotate()
+
+
+def repair_topic(
+    path: str | os.PathLike[str],
+    *,
+    dialect: Literal["A", "B", "C"] | None = None,
+    lock_timeout: float = 10.0,
+    _files: Files | None = None,
+) -> TopicRepair:
+    """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
+
+    ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
+    `QueueLocked`, and `CorruptQueue` where nothing can be done.
+    """
+    files = _files or Files()
+    full = topic_paths.check_topic_path(path)
+    if not files.is_directory(os.path.join(full, "data")):
+        raise BadArgument(f"there is no topic in {full}: it has no directory data")
+    lock.check_system(full)
+    state = os.path.join(full, "state")
+    if not files.is_directory(state):
+        files.make_directory(state)
+        files.sync_directory(full)
+    timeout = arguments.check_timeout("lock_timeout", lock_timeout)
+    problem, log_path = None, os.path.join(full, os.path.basename(full) + ".log")
+    try:
+        if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
+            raise CorruptQueue("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
+        Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
+    except CorruptQueue as error:  # else it was recovered, as every opening does
+        problem = str(error)
+    held, _ = lock.acquire(os.path.join(full, os.path.basename(full) + ".lock"), timeout)
+    try:
+        repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
+        if problem is not None:
+            repair.blocks()
+            if problem not in repair.report.problems:
+                repair.report.problems.insert(0, problem)
+        repair.readers()
+    finally:
+        held.release()
+    if problem is not None:
+        repair.begin_log()
+    return repair.report

@@ -1,0 +1,166 @@
+"""What is committed in a topic at one moment, and the operations that a commit is a list of. No files, no bytes.
+
+A call of today and the replay of the log change it by the same `TopicState.apply`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.keys import prune
+from qewqew_core.limits import LIMITS
+
+
+class Append(NamedTuple):
+    """Messages at the end of the last block, which the log itself carries."""
+
+    messages: int
+    data: bytes
+
+
+class Extent(NamedTuple):
+    """Messages at the end of the last block, which are in its file."""
+
+    messages: int
+    size: int
+    crc: int  # of the block up to their end
+    synced: bool  # whether they were on disk before
+
+
+class NewBlock(NamedTuple):
+    """A new last block."""
+
+    created: int
+
+
+class PutKey(NamedTuple):
+    """The messages of this commit were appended under an idempotency key."""
+
+    key: bytes  # hash of it
+    messages: int
+
+
+class Trim(NamedTuple):
+    """The oldest blocks are no more."""
+
+    blocks: int
+
+
+class Session(NamedTuple):
+    """These readers have read messages in the same transaction."""
+
+    id: str
+    readers: list[str]
+
+
+Operation = Append | Extent | NewBlock | PutKey | Trim | Session
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block, and its checksums; those of messages before its first piece are not known: a zbus server wrote them."""
+
+    block: int  # 0, 1, 2 …
+    base: int
+    created: int
+    end: int = 0
+    messages: int = 0
+    crc: int = 0
+    updated: int = 0
+    pieces: list[Piece] = field(default_factory=list)  # see the module
+
+    def append(self, messages: int, size: int, crc: int, time: int) -> None:
+        if not self.pieces or self.end - self.pieces[-1].offset >= LIMITS.piece_bytes:
+            self.pieces.append(Piece(self.end, self.messages, self.crc, time))
+        self.end += size
+        self.messages += messages
+        self.crc, self.updated = crc, time
+
+    def sums(self) -> list[Piece]:
+        """The pieces, and one that says where the last one ends."""
+        return [*self.pieces, Piece(self.end, self.messages, self.crc, self.updated)] if self.pieces else []
+
+
+class Redo(NamedTuple):
+    """What a commit has put into a block, and may not be there: its bytes, or (None) only their checksum before and after."""
+
+    block: Block
+    offset: int
+    size: int
+    data: bytes | None
+    crc_before: int
+    crc: int
+    synced: bool  # it was on disk before the commit
+
+
+@dataclass(slots=True, eq=False)
+class TopicState:
+    """What is committed."""
+
+    dialect: str
+    start: int  # the first block
+    number: int  # of the next message
+    last: Block
+    full: list[Block] = field(default_factory=list)  # before the last, made since the snapshot and not trimmed
+    put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
+
+    @property
+    def count(self) -> int:
+        return self.last.block - self.start + 1
+
+    def apply(self, operation: Operation, time: int) -> Redo | None:
+        """What a commit of that time says; tells what it puts into a block. Raises ValueError for what cannot be."""
+        last = self.last
+        match operation:
+            case Append():  # taken apart like this, it takes half the time
+                messages, data = operation
+                return self._append(messages, len(data), data, zlib.crc32(data, last.crc), False, time)
+            case Extent(messages, size, crc, synced):
+                return self._append(messages, size, None, crc, synced, time)
+            case NewBlock(created):
+                self.full.append(last)
+                self.last = Block(last.block + 1, last.base + last.end, created, updated=created)
+            case PutKey(key, messages):
+                self.put_keys[key] = (time, messages)
+            case Trim(blocks):
+                if blocks > last.block - self.start:
+                    raise ValueError("more blocks are trimmed than there are")
+                self.start += blocks
+                self.full = [one for one in self.full if one.block >= self.start]
+            case Session(session_id, readers):
+                self.sessions[session_id] = readers
+        return None
+
+    def _append(self, messages: int, size: int, data: bytes | None, crc: int, synced: bool, time: int) -> Redo:
+        last = self.last
+        redo = Redo(last, last.end, size, data, last.crc, crc, synced)
+        last.append(messages, size, crc, time)
+        self.number += messages
+        return redo
+
+    def prune_keys(self, now: int) -> None:
+        prune(self.put_keys, now)
+
+    def check(self) -> None:
+        """Raises `ValueError` for what has no place in index, blocks and .sums: nothing of ours has written that."""
+        small, large, positive = [], [self.start, self.number], [self.start, self.number]
+        for block in (*self.full, self.last):
+            small += [block.end, block.messages, block.crc]
+            large += [block.block, block.base, block.created, block.updated]
+            positive += [block.base, block.updated if block.pieces else 0]
+            for piece in block.pieces:
+                small += piece[:3]
+                positive.append(piece.time)
+        if (
+            any(type(one) is not int or not 0 <= one < 1 << 32 for one in small)
+            or any(type(one) is not int or not -(1 << 63) <= one < 1 << 63 for one in large + positive)
+            or min(positive) < 0
+            or self.start > self.last.block
+            or self.dialect not in ("B", "C")
+            or any(type(key) is not str or any(type(one) is not str for one in names) for key, names in self.sessions.items())
+        ):
+            raise ValueError("a value is out of range")

@@ -1,0 +1,117 @@
+"""`verify`: read all of a topic, and compare it with its checksums and counts. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import time as clock
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from qewqew_core.batch import places
+from qewqew_core.batch.segments import read_batch
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import HEAD
+from qewqew_core.topic import block_sums, reader_inspection
+from qewqew_core.topic.topic_inspection import names_of_readers
+from qewqew_core.topic.view import View
+
+
+@dataclass
+class TopicReport:
+    """What `Topic.verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
+
+    messages: int = 0
+    bytes: int = 0  # bodies, read and found right
+    blocks: int = 0
+    unchecked: int = 0  # bytes of messages that a zbus server wrote: nobody kept a checksum
+    batches: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(files: Files, view: View, progress: Callable[[int, int], None] | None) -> TopicReport:
+    """The topic of this view; see `Topic.verify`."""
+    report = TopicReport()
+    index = view.index()
+    entries = view.entries(index)
+    total, done, number = sum(entry.end for entry in entries), 0, None
+    base = entries[0].base if entries else 0
+    for block, entry in enumerate(entries, index.start):
+        report.blocks += 1
+        try:
+            number = _verify_block(files, view, block, entry, base, number, report)
+        except (QewQewError, OSError) as error:
+            if block < view.index().start:  # it was removed meanwhile
+                report.blocks -= 1
+            else:
+                report.problems.append(str(error))
+            number = None
+        base, done = entry.base + entry.end, done + entry.end
+        if progress is not None:
+            progress(done, total)
+    if number is not None and not index.number <= number <= _published(view, number):
+        report.problems.append(
+            f"{view.path}: the index says that the next message is {index.number}, the last one is {number - 1}"
+        )
+    for name in names_of_readers(files, view.directory):
+        _verify_reader(files, view, name, report)
+    for name in reader_inspection.without_rdx(files, view.directory):
+        report.problems.append(str(reader_inspection.missing_rdx(os.path.join(view.directory, "reader", name + ".rdx"))))
+    return report
+
+
+def _published(view: View, number: int) -> int:
+    """The number of the next message by now: a writer that is at work has stored the end of a block before it."""
+    until = clock.monotonic() + 1
+    while (found := view.index().number) < number and clock.monotonic() < until:
+        clock.sleep(0.001)
+    return found
+
+
+def _verify_block(
+    files: Files, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
+) -> int | None:
+    """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
+    view.check_entry(block, entry)
+    if entry.base != base:
+        raise CorruptQueue(
+            f"the entry of block {block} does not follow the one before: {entry}", path=view.path, offset=zbus.entry_at(block)
+        )
+    if not entry.end:
+        return number
+    pieces = block_sums.pieces_of(files, view.directory, entry.base)
+    at = 0
+    for one, following in pairwise(pieces):
+        if one.offset > at:
+            report.unchecked += one.offset - at
+        if block_sums.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
+            raise block_sums.damaged(view.block_path(entry.base), one, following)
+        at = following.offset
+    report.unchecked += max(0, entry.end - at)
+    first = view.number_of(entry)
+    numbers = [number for _, number in view.heads(entry, first if number is None else number)]
+    count = len(numbers)
+    report.messages += count
+    report.bytes += entry.end - HEAD * count
+    return numbers[-1] + 1
+
+
+def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> None:
+    try:
+        state = reader_inspection.foresee(files, view, name)
+    except CorruptQueue as error:
+        report.problems.append(str(error))
+        return
+    for one in state.batches.values() if state is not None else ():
+        report.batches += 1
+        try:
+            for _ in read_batch(places.directory_of(os.path.join(view.directory, "state", name), one), one):
+                pass
+        except (QewQewError, OSError) as error:
+            report.problems.append(str(error))

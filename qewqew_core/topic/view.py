@@ -1,0 +1,429 @@
+"""A topic as anyone may read it, while its writer goes on: index and block files, and no lock.
+
+The writer stores what it has committed in this order: messages, the end of their block, the entry of a new block, the
+number of blocks. So what the index says is there, and who reads the index before the end of a block never misses what was
+written to that block before the next one was begun.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time as clock
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, Self
+
+from qewqew_core.batch.segments import Run, Walk
+from qewqew_core.disk.files import Descriptors, Files, close_each, read_whole
+from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.formats import zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
+from qewqew_core.topic import topic_log
+
+WINDOW = 1 << 16  # bytes that are read at once for a few messages …
+SCAN = 1 << 20  # … and for many
+_OPEN_BLOCKS = 8
+_length_of = itemgetter(LENGTH)
+
+
+class Position(NamedTuple):
+    """A place between two messages: in which block, where in its file, and the number of the message that begins there."""
+
+    block: int
+    offset: int
+    number: int
+
+
+class Found(NamedTuple):
+    """A message, where it is, and where the next one begins."""
+
+    message: Message
+    at: Position
+    after: Position
+
+
+def behind(message: Message, at: Position) -> Position:
+    """Where the next message begins."""
+    return Position(at.block, at.offset + HEAD + len(message.body), at.number + 1)
+
+
+class Stretch(NamedTuple):
+    """Messages of one block, in order; with a filter those that match."""
+
+    dialect: str
+    block: int
+    base: int  # offset of the block in the topic
+    places: list[int]  # where in the block each message begins
+    heads: list[tuple[Any, ...]]  # see `zbus.unpack_head`
+    bodies: list[bytes]  # of large ones maybe the beginning alone; the head has the length
+    reached: Position  # up to here there is no other
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies."""
+        return sum(map(_length_of, self.heads))
+
+    def messages(self, count: int | None = None) -> list[Message]:
+        """All of them, or so many."""
+        offsets = [self.base + place for place in self.places]
+        return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
+
+    def first(self, count: int) -> Stretch:
+        """Only so many of them, one at least."""
+        if count == len(self.places):
+            return self
+        at, head = self.places[count - 1], self.heads[count - 1]
+        reached = Position(self.block, at + HEAD + head[LENGTH], head[NUMBER] + 1)
+        return Stretch(*self[:3], self.places[:count], self.heads[:count], self.bodies[:count], reached)
+
+
+Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
+
+
+class View:
+    """Reads the topic in ``directory``; see the module. Raises `BadPath`, `CorruptQueue`."""
+
+    @classmethod
+    def of(cls, files: Files, directory: str) -> Self:
+        """The topic that is there. Its log says in which dialect; without one a zbus server has made it, and B is assumed."""
+        log = os.path.join(directory, os.path.basename(directory) + ".log")
+        try:
+            dialect = topic_log.replay(read_whole(files, log), log).state.dialect
+        except FileNotFoundError:
+            dialect = "B"
+        return cls(files, directory, dialect)
+
+    def __init__(self, files: Files, directory: str, dialect: str) -> None:
+        self._files = files
+        self.directory = directory
+        self.dialect = dialect
+        self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
+        self._blocks = OrderedDict[int, int]()  # base offset: descriptor
+        self._index = b"", Index(0, 0, 0, 0)  # as it was read last
+        self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
+        self._fd = -1
+        self._leaving = Descriptors()  # descriptors that are about to be closed
+        try:
+            self._fd = files.open_to_read(self.path)
+        except FileNotFoundError as error:
+            raise BadPath("there is no topic here: its index is missing", path=self.path) from error
+
+    def close(self) -> None:
+        """A second call does nothing, but for what an interrupted one has not done."""
+        close_each(self._blocks)
+        if self._fd >= 0:
+            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
+        self._leaving.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_leaving") and (self._fd >= 0 or self._blocks):  # the rest `_leaving` closes
+            self.close()
+
+    # The index
+
+    def index(self) -> Index:
+        """The present state. If that is a new one, it is read twice: the writer may be in the middle of writing it."""
+        data = self._files.read(self._fd, zbus.INDEX_HEAD, 0)
+        known, index = self._index
+        if data != known:
+            while data != (again := self._files.read(self._fd, zbus.INDEX_HEAD, 0)):
+                data = again
+            index = zbus.unpack_index(data, self.path)
+            self._index = data, index
+        return index
+
+    def entry(self, block: int) -> Entry:
+        entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
+        self.check_entry(block, entry)
+        return entry
+
+    def check_entry(self, block: int, entry: Entry) -> None:
+        """Raises `CorruptQueue` if no block can be so."""
+        if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
+            raise CorruptQueue(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
+
+    def entries(self, index: Index) -> list[Entry]:
+        """As they stand there, unchecked."""
+        ring = self._files.read(self._fd, zbus.INDEX_SIZE - zbus.HEADER, zbus.HEADER)
+        places = range(index.start, index.start + index.blocks)
+        return [zbus.unpack_entry(ring, zbus.entry_at(block) - zbus.HEADER) for block in places]
+
+    def common(self) -> zbus.Common:
+        return zbus.unpack_common(self._files.read(self._fd, zbus.HEADER, 0))
+
+    # Places
+
+    def oldest(self) -> Position:
+        """Where the oldest message is, or where the next one will be."""
+        while True:
+            index = self.index()
+            try:
+                return self.first_of(index.start, index)
+            except CorruptQueue:
+                if self.index().start == index.start:  # else the block was removed meanwhile
+                    raise
+
+    def latest(self) -> Position:
+        """Where the next message will be."""
+        index = self.index()
+        last = index.start + index.blocks - 1
+        # In this order: both are behind what the index said, or the number is too low and is mended by who reads on.
+        return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
+
+    def first_of(self, block: int, index: Index) -> Position:
+        """The first message of a block or, if it is empty, of the one after it."""
+        while block < index.start + index.blocks:
+            entry = self.entry(block)
+            if entry.end:
+                number = self.number_of(entry)
+                if not 0 <= number <= index.number:
+                    raise CorruptQueue(
+                        f"the block begins with message {number}, and the topic's next one is {index.number}",
+                        path=self.block_path(entry.base),
+                        offset=zbus.NUMBER_AT,
+                    )
+                return Position(block, 0, number)
+            block += 1
+        return self.latest()
+
+    def number_of(self, entry: Entry, at: int = 0) -> int:
+        """The number of the message that begins at a place of a block: the first, if the block is not empty."""
+        head = self.read(entry.base, at, min(HEAD, entry.end - at))
+        if len(head) < HEAD:
+            raise CorruptQueue("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
+        return zbus.number_at(head, 0)
+
+    def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
+        """Where the message is, or will be if it is the next one; None if it is not there."""
+        index = self.index()
+        if number == index.number:
+            return self.latest()
+        blocks = [
+            (block, entry) for block, entry in enumerate(self.entries(index), index.start) if entry.end
+        ]  # an empty block has no number
+        place = bisect_right(blocks, number, key=lambda one: self.number_of(one[1])) - 1
+        if place < 0 or number > index.number:
+            return None
+        block, entry = blocks[place]
+        known = [0, *(at for at in marks(entry) if 0 < at < entry.end)]
+        # Not at a mark with that very number: a zbus server that was killed gives a number twice.
+        begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
+        for at, found in self.heads(entry, self.number_of(entry, begin), begin):
+            if found == number:
+                return Position(block, at, number)
+        return None
+
+    def by_offset(self, offset: int) -> Position | None:
+        """Where the message with this offset in the topic is, or will be if it is the next one; None: no message begins there."""
+        index = self.index()
+        entries = self.entries(index)
+        place = bisect_right(entries, offset, key=lambda entry: entry.base) - 1
+        while place > 0 and not entries[place].end and entries[place - 1].base + entries[place - 1].end > offset:
+            place -= 1
+        if place < 0:
+            return None
+        entry = entries[place]
+        if offset == entry.base + entry.end:
+            return self.latest() if place == len(entries) - 1 else self.first_of(index.start + place + 1, index)
+        if offset > entry.base + entry.end:
+            return None
+        for at, number in self.heads(entry, self.number_of(entry)):
+            if entry.base + at >= offset:
+                return Position(index.start + place, at, number) if entry.base + at == offset else None
+        return None
+
+    def by_time(self, time: int) -> Position:
+        """The first message with a timestamp of at least ``time``, in the first block that was written to since then."""
+        index = self.index()
+        for block, entry in enumerate(self.entries(index), index.start):
+            if entry.updated >= time and entry.end:
+                for at, number, data, start in self.record_heads(entry, self.number_of(entry)):
+                    if zbus.timestamp_at(data, at - start, self.dialect) >= time:
+                        return Position(block, at, number)
+        return self.latest()
+
+    # Messages
+
+    def heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """(place, number) of each message of a block from ``at`` on, whose number is ``number``; each head is checked."""
+        for place, found, _, _ in self.record_heads(entry, number, at, end):
+            yield place, found
+
+    def record_heads(
+        self, entry: Entry, number: int, at: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """The same, each with bytes in which it lies, and where these begin in the block."""
+        end = entry.end if end is None else end
+        data, start, path = b"", at, self.block_path(entry.base)
+        while at < end:
+            if at - start + HEAD > len(data):
+                start, data = at, self.read(entry.base, at, min(SCAN, end - at))
+            after, number = zbus.check_head(data, start, at, end, number, self.dialect, path)
+            yield at, number, data, start
+            at, number = after, number + 1
+
+    def begin(self, place: Position) -> Position:
+        """A place that `latest` may have given, with the number of the message that begins there by now; see `first_number`."""
+        entry = self.entry(place.block)
+        if place.offset >= entry.end:
+            return place
+        head = self.read(entry.base, place.offset, min(HEAD, entry.end - place.offset)).ljust(HEAD, b"\0")
+        return place._replace(number=self.first_number(place.number, head, place.offset, entry.base, place.offset, entry.end))
+
+    def first_number(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
+        """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low.
+
+        Not if anything speaks against it: its offset (in dialect A the place in its block), the next message's number, the index.
+        """
+        found = zbus.number_at(data, at - start)
+        if found <= number or zbus.stored_offset_at(data, at - start) not in (base + at, at):
+            return number
+        after = at + HEAD + zbus.length_at(data, at - start)
+        if at < after <= end - HEAD and zbus.number_at(self.read(base, after, HEAD), 0) not in (found, found + 1):
+            return number
+        until = clock.monotonic() + 1
+        while self.index().number <= found:  # a writer that is at work stores the end of the block before the number
+            if clock.monotonic() > until:
+                return number
+            clock.sleep(0.001)
+        return found
+
+    def messages(
+        self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
+    ) -> Iterator[Found | Position]:
+        """The messages from a position on that match, to ``stop`` or to the end of the topic.
+
+        With a filter, a bare position says after each window how far it came.
+        """
+        for one in self.stretches(position, stop, filter, window):
+            for message, place in zip(one.messages(), one.places, strict=True):
+                at = Position(one.block, place, message.number)
+                yield Found(message, at, behind(message, at))
+            if filter is not None:
+                yield one.reached
+
+    def message(self, position: Position, cut: int = sys.maxsize) -> Message | None:
+        """The message at a position, its body cut as by `stretches`; None if there is none, or it was removed."""
+        one = next(self.stretches(position, most=1, cut=cut), None)
+        return None if one is None else one.messages()[0]
+
+    def stretches(
+        self,
+        position: Position,
+        stop: Position | None = None,
+        filter: Filter | None = None,
+        window: int = WINDOW,
+        most: int = sys.maxsize,
+        cut: int = sys.maxsize,
+    ) -> Iterator[Stretch]:
+        """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch.
+
+        Of a body of 64 KiB or more only ``cut`` bytes are read, unless they were read already.
+        """
+        block, at, number = position
+        begins = True
+        unpack = zbus.unpack_head(self.dialect)
+        matches = None if filter is None else filter.matches_slot
+        careful = self.dialect == "C"
+        while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
+            index = self.index()  # before the end of the block: see the module
+            if block < index.start:
+                return
+            entry = self.entry(block)
+            end = stop.offset if stop is not None and stop.block == block else entry.end
+            if at >= end:
+                if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
+                    return
+                block, at = block + 1, 0
+                continue
+            try:
+                start, data = self._load(entry.base, at, end, window)
+            except CorruptQueue:
+                if block < self.index().start:  # it was removed meanwhile
+                    return
+                raise
+            base, loaded = entry.base, min(start + len(data), end)
+            if at + HEAD > loaded:
+                raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
+            if begins:
+                number, begins = self.first_number(number, data, start, base, at, end), False
+            places: list[int] = []
+            heads: list[tuple[Any, ...]] = []
+            bodies: list[bytes] = []
+            last = loaded - HEAD
+            while at <= last and len(places) < most:
+                head = unpack(data, at - start)
+                body_at = at + HEAD
+                after = body_at + head[LENGTH]
+                if head[NUMBER] != number or after > end or careful:
+                    try:
+                        _, number = zbus.check_head(data, start, at, end, number, self.dialect, self.block_path(base))
+                    except CorruptQueue:
+                        if places:
+                            break  # first those before it
+                        raise
+                if matches is None or matches(head[TAG]):
+                    if after <= loaded:
+                        bodies.append(data[body_at - start : after - start])
+                    elif head[LENGTH] < WINDOW:
+                        break  # load again, from this message on
+                    else:  # a large body is read to where it stays, and copied no more
+                        bodies.append(self.read(base, body_at, min(head[LENGTH], cut)))
+                    places.append(at)
+                    heads.append(head)
+                at, number = after, number + 1
+            most -= len(places)
+            if places or filter is not None:
+                yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
+
+    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[Run]:
+        """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.
+
+        A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.
+        """
+        walk = Walk(self.block_path(base), base, at, self.dialect, number, filter)
+        for end in ends:
+            yield from (run for run in walk.to(end, lambda first, last: self.read(base, first, last - first), SCAN) if run.bounds)
+
+    def _load(self, base: int, at: int, end: int, window: int) -> tuple[int, bytes]:
+        """Bytes of the block around ``at``: (where they begin, bytes); the whole head at least, and as a rule the message."""
+        kept_base, start, data = self._window
+        have = start + len(data) - at
+        if base == kept_base and start <= at and have >= HEAD:
+            length = zbus.length_at(data, at - start)
+            if have >= HEAD + length:
+                return start, data
+        data = self.read(base, at, min(window, end - at))
+        if len(data) >= HEAD and len(data) < (size := HEAD + zbus.length_at(data, 0)) <= min(end - at, HEAD + WINDOW):
+            data = self.read(base, at, size)
+        self._window = (base, at, data) if len(data) <= SCAN else (-1, 0, b"")
+        return at, data
+
+    # Block files
+
+    def block_path(self, base: int) -> str:
+        return os.path.join(self.directory, "data", zbus.block_name(base))
+
+    def read(self, base: int, at: int, size: int) -> bytes:
+        """Bytes of a block; raises `CorruptQueue` if the file is missing or ends before them: never zeros in their place."""
+        fd = self._blocks.get(base)
+        if fd is None:
+            while len(self._blocks) >= _OPEN_BLOCKS:
+                close_each(self._blocks, next(iter(self._blocks)))
+            try:
+                fd = self._blocks[base] = self._files.open_to_read(self.block_path(base))
+            except OSError as error:
+                raise CorruptQueue(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
+        self._blocks.move_to_end(base)  # the last one used is closed last
+        data = self._files.read(fd, size, at)
+        if len(data) < size:
+            raise CorruptQueue(
+                f"the file ends before the messages do, which end at {at + size} or later",
+                path=self.block_path(base),
+                offset=at + len(data),
+            )
+        return data

@@ -1,0 +1,279 @@
+"""`Writer`: the one process that appends to a topic.
+
+The order that is kept everywhere: messages into the block, past its end; the commit into the log; both durable; then the
+index, which is what readers look at. So nobody reads what a power cut can take back (with ``sync="commit"``).
+`topic_recovery` is what every opening of a writer begins with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadPath, DiskFull, QewQewError, QueueFull
+from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import HEAD
+from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.topic import topic_log, topic_recovery
+from qewqew_core.topic.blocks import Blocks
+from qewqew_core.topic.outgoing import Body, Outgoing, runs
+from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
+
+RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
+
+
+class Writer:
+    """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        dialect: str | None,
+        block_size: int,
+        sync: str,
+        lock_timeout: float,
+        min_free_bytes: int,
+        log_bytes: int,
+        resolve: Callable[[set[str], str], None],
+    ) -> None:
+        """``resolve`` is told which sessions were committed, and the dialect."""
+        self.block_size = block_size
+        self.min_free_bytes = min_free_bytes
+        self.engine: Engine[TopicState] = Engine(directory, "topic", topic_log, sync=sync == "commit", log_bytes=log_bytes)
+        self._blocks = Blocks(files, directory, self.engine)
+        self._sync = sync
+        self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
+        self._patch: dict[int, bytes] = {}  # what could not be written of it
+        self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
+        self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
+        self._lock_file: lock.HeaderLock | None = None
+        self._process = os.getpid()
+        self._released = False
+        try:
+            path = os.path.join(directory, os.path.basename(directory) + ".lock")
+            self._lock_file, _ = lock.acquire(path, lock_timeout, follow=False)
+            files.truncate(self._lock_file.fd, 0)
+            found = topic_recovery.recover(self._blocks, dialect, resolve)
+            self.engine.attach(found.log, found.state)
+            self._noted |= found.state.sessions.keys()
+            files.write(self._lock_file.fd, RECOVERED, 0)
+        except BaseException as error:
+            self._release()
+            if isinstance(error, OSError) and not isinstance(error, QewQewError):
+                raise self.engine.full(error) or BadPath(
+                    f"cannot be opened: {error.strerror}", path=error.filename or directory
+                ) from error
+            raise
+        self._opened_at = self.engine.log.position
+        self.engine.open()
+
+    # Appending
+
+    def durable(self, position: int, always: bool = False) -> None:
+        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync."""
+        self.engine.durable(position, always)
+        if self._publications or self._patch:
+            with self.engine.exclusive():
+                self._publish()
+
+    def append(self, messages: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
+        """Commit messages, which take ``size`` bytes, then other operations; returns the position of the commit in the log."""
+        engine, blocks, time = self.engine, self._blocks, now_ms()
+        state = engine.state
+        self._check_free(size)
+        inline = size <= LIMITS.inline_bytes[self._sync]
+        number = state.number
+        base, at, crc = state.last.base, state.last.end, state.last.crc
+        begin = at  # of this commit in the block
+        operations: list[Operation] = []
+        made: list[int] = []
+        writes: list[tuple[int, int, bytes]] = []
+        try:
+            for begins, run in runs(messages, at, self.block_size):
+                if begins:
+                    if state.count + len(made) >= zbus.RING:
+                        raise QueueFull(
+                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
+                            f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
+                            path=engine.path,
+                        )
+                    if not inline and at > begin:
+                        self._written(base)
+                    base, at, crc, begin = base + at, 0, 0, 0
+                    made.append(base)
+                    blocks.make(base)
+                    operations.append(NewBlock(time))
+                frames = self._frames(run, base + at, number, time)
+                if inline:
+                    data = b"".join(frames)
+                    operations.append(Append(len(run), data))
+                    writes.append((base, at, data))
+                    at += len(data)
+                else:
+                    start = at
+                    at, crc = blocks.write_ahead(base, at, frames, crc)
+                    operations.append(Extent(len(run), at - start, crc, engine.sync))
+                number += len(run)
+            if not inline and at > begin:
+                self._written(base)
+            if made and engine.sync:
+                blocks.files.sync_directory(blocks.data)
+            for base, start, data in writes:
+                blocks.write(base, data, start)
+            position = self._commit([*operations, *behind], time, reserve=True)
+        except QueueFull:
+            blocks.unmake(made, state.last)
+            raise
+        except OSError as error:
+            full = error if isinstance(error, DiskFull) else engine.full(error)
+            if full is None:
+                raise
+            blocks.unmake(made, state.last)
+            raise full from error
+        return position
+
+    def _commit(self, operations: Sequence[Operation], time: int, reserve: bool = False) -> int:
+        engine, state = self.engine, self.engine.state
+        if not engine.sync and not self._said_unsynced:
+            engine.log.sync(engine.log.append(topic_log.UNSYNCED, self._blocks.files.boot()), refuse=False)
+            self._said_unsynced = True
+        full = len(state.full)
+        position = engine.commit(operations, time, reserve=reserve)
+        self._publications.append((position, self._blocks.index_patch(state, *state.full[full:], state.last)))
+        if not engine.sync:
+            self._publish()
+        if engine.log.end > engine.rotate_at:
+            self.rotate()
+        elif engine.log.spare < 64 << 10:
+            with contextlib.suppress(DiskFull):
+                engine.log.reserve(0)
+        return position
+
+    def _publish(self) -> None:
+        """Let readers see what is committed and, with ``sync="commit"``, durable."""
+        patch, engine = self._patch, self.engine
+        while self._publications and (not engine.sync or self._publications[0][0] <= engine.log.durable):
+            patch.update(self._publications[0][1])  # twice, if it is interrupted here, rather than never
+            self._publications.popleft()
+        if patch:
+            self._blocks.write_index(patch)
+            patch.clear()
+
+    def _frames(self, run: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+        """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
+        dialect = self.engine.state.dialect
+        for body, id, tag, corr_offset, timestamp in run:
+            size = len(body)
+            yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)
+            if isinstance(body, Body):
+                for at in range(0, size, LIMITS.write_bytes):
+                    yield self._blocks.files.read(body.fd, min(LIMITS.write_bytes, size - at), body.offset + at)
+            else:
+                yield body
+            offset, number = offset + HEAD + size, number + 1
+
+    def _written(self, base: int) -> None:
+        self._blocks.unsynced.add(base)
+        if self.engine.sync:
+            self._blocks.sync_block(base)
+
+    def _check_free(self, size: int) -> None:
+        if self.min_free_bytes and (free := self._blocks.files.free(self.engine.path)) - size < self.min_free_bytes:
+            raise DiskFull(
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
+                "was stored; make room, or let old messages go",
+                path=self.engine.path,
+            )
+
+    def patch(self, at: int, data: bytes) -> None:
+        """Write a field of the index's common header, durably."""
+        with self.engine.exclusive():
+            self._blocks.write_index({at: data})
+            self._blocks.sync_index()
+
+    # Removing the oldest blocks
+
+    def trim(self, count: int) -> None:
+        """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
+        with self.engine.exclusive():
+            start = self.engine.state.start
+            entries = [self._blocks.entry(block) for block in range(start, start + count)]
+            # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
+            # dead or acknowledged have linked is from now on no longer redone from the log.
+            self._blocks.sync()
+            position = self._commit([Trim(count)], now_ms())
+        self.durable(position, always=True)
+        with self.engine.exclusive():
+            self._blocks.sync_index()
+            self._blocks.remove(entries)
+
+    # The log
+
+    def rotate(self) -> None:
+        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        if self.engine.rotate(self._checkpoint):
+            self._said_unsynced = False
+
+    def _checkpoint(self) -> None:
+        self._store()
+        self._forget()
+
+    def _store(self) -> None:
+        """Bring blocks, their checksums and the index to where the log is, durably."""
+        self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
+        self._publish()
+        self._blocks.store(self.engine.state)
+
+    def _forget(self) -> None:
+        """Forget what a new log need not know."""
+        engine, state = self.engine, self.engine.state
+        topic_recovery.forget_sessions(self._blocks.files, engine.path, state, self._noted)
+        self._noted.clear()
+        state.prune_keys(now_ms())
+        state.full.clear()
+
+    def noted(self, session: str) -> None:
+        """All readers of a session have noted that it was committed."""
+        self._noted.add(session)
+
+    # The end
+
+    def close(self) -> None:
+        """Leave the files as a zbus server would, and give the lock back. An interrupted call is finished by the next one."""
+        self.engine.close(self._settle, self._release)
+
+    def _settle(self) -> None:
+        log = self.engine.log
+        if log.position == self._opened_at:
+            return
+        self._store()
+        if log.slow_to_open:
+            self.engine.rotate(self._forget)
+        log.append(topic_log.CHECKPOINT, b"")
+        log.give_back()
+
+    def _release(self) -> None:
+        """Called again after an interrupt, it does what is left."""
+        self._blocks.close()
+        self.engine.release()
+        if self._lock_file is not None:
+            self._lock_file.release()
+        self._released = True
+
+    def __del__(self) -> None:
+        if not self._released and self._process == os.getpid():
+            self._release()
+
+    def forked(self) -> None:
+        """In a forked child: the topic stays the parent's. Descriptors are closed, which drops no lock of the parent."""
+        self.engine.forked()
+        if self._lock_file is not None:
+            self._lock_file.forked()
+            self._lock_file = None
+        self._release()
