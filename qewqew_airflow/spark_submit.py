@@ -39,7 +39,7 @@ from qewqew_airflow.operators import task_key
 from qewqew_airflow.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
 from qewqew_core.store import store_of
-from qewqew_spark.output import Output, check_arguments
+from qewqew_spark.jobs.output import Output, check_arguments
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook

@@ -34,7 +34,7 @@ from qewqew_airflow.spark_submit import (
 )
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
 from qewqew_spark.jobs.batch import arguments
-from qewqew_spark.output import Output
+from qewqew_spark.jobs.output import Output
 
 OUTPUTS = [{"path": "/nowhere"}]
 

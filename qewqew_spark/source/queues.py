@@ -22,10 +22,10 @@ from qewqew_core.errors import CorruptQueue, RecordsTaken
 from qewqew_core.manifest import Segment, checksums
 from qewqew_core.state import Chunk, Piece, Region
 from qewqew_core.store import Local, Read
-from qewqew_spark import batches
-from qewqew_spark.batches import Bundle
 from qewqew_spark.options import Options
-from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source import batches
+from qewqew_spark.source.batches import Bundle
+from qewqew_spark.source.rows import SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,9 +33,8 @@ from qewqew_core.queue import Queue
 from qewqew_core.store import Local, Remote, Store, store_of
 from qewqew_core.topic import Topic
 from qewqew_core.zbus import Message
-from qewqew_spark.encoding import AS_JSON, check_columns, encode, records_schema
-from qewqew_spark.options import Options
-from qewqew_spark.source import local_path
+from qewqew_spark.options import Options, local_path
+from qewqew_spark.sink.encoding import AS_JSON, check_columns, encode, records_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
