@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from qewqew_core import Queue
 from qewqew_spark.jobs import batch as job
-from qewqew_spark.output import Output
+from qewqew_spark.jobs.output import Output
 
 SCHEMA = "id BIGINT, at TIMESTAMP, carrier STRING, origin STRING, delay DOUBLE, seats INT, note STRING"
 SIZES = {"100 B": 0, "1 KiB": 920}  # of a record, and of its note

@@ -37,7 +37,7 @@ def write(table: str, *urls: str) -> int:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import functions as F
 
-    from qewqew_spark.source import register
+    from qewqew_spark.data_source import register
 
     spark = SparkSession.builder.appName("fan-in").getOrCreate()
     register(spark)  # Spark finds what is installed, but not what comes with --py-files

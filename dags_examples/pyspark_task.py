@@ -28,7 +28,7 @@ with DAG("pyspark_task", schedule=None, max_active_runs=1, tags=["qewqew"], defa
 
     @task.pyspark(conn_id="spark_default", retries=2)
     def to_parquet(batch: dict[str, Any], spark: Any = None) -> dict[str, int]:
-        from qewqew_spark.source import register
+        from qewqew_spark.data_source import register
 
         register(spark)
         rows = spark.read.format("qewqew").schema("id INT, shop STRING").option("codec", "json").load(batch["manifest"])

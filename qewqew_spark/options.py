@@ -1,10 +1,12 @@
-"""The options of a read or a write, as Spark hands them over: texts, under names whose case does not matter."""
+"""The options of a read or a write, as Spark hands them over: texts, under names whose case does not matter; and paths."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Mapping
 
+from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
 
 
@@ -59,3 +61,12 @@ class Options:
                 near = difflib.get_close_matches(name, names, 1)
                 hint = f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(sorted(known))}"
                 raise BadArgument(f"{what} has no option {name!r}; {hint}")
+
+
+def local_path(path: str) -> str:
+    """The absolute path of what is given by path or `file:` URI, as spark-submit's users write it; another URL as it is.
+
+    Raises `BadArgument` for a `file:` URI of another host.
+    """
+    local = store.local_path(path)
+    return path if local is None else os.path.abspath(local)

@@ -11,7 +11,7 @@ from typing import Any
 
 from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
-from qewqew_spark.output import Output, check_arguments
+from qewqew_spark.jobs.output import Output, check_arguments
 
 # Of the ready-made job, beside its outputs: parameters here, and arguments there.
 JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"

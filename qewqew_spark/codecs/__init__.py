@@ -1,4 +1,7 @@
-"""What the bytes of a record become: one module per codec, and what several of them share. See `qewqew_spark.decoding`."""
+"""What the bytes of a record become: one module per codec, and what several of them share. `source.decoding` uses them.
+
+May import `options`, and no more of this package.
+"""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ from pyspark.storagelevel import StorageLevel
 try:
     from qewqew_core.batch import manifest
     from qewqew_core.errors import BadArgument, CorruptQueue, QewQewError
+    from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, explain
+    from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.jobs.records import check_names
     from qewqew_spark.jobs.writing import Sink, delete, folding, sink_of
-    from qewqew_spark.options import Options
-    from qewqew_spark.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
-    from qewqew_spark.source import local_path, register
+    from qewqew_spark.options import Options, local_path
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(

@@ -13,9 +13,9 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_spark.data_source import QewqewDataSource
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.writing import delete, setting
-from qewqew_spark.source import QewqewDataSource
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 

@@ -27,7 +27,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.evolution import Fold, Same, new_columns, same_in_a_database
 from qewqew_spark.jobs.explaining import blamed, explain
-from qewqew_spark.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 

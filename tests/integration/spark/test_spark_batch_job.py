@@ -17,7 +17,7 @@ from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
-from qewqew_spark.output import Output
+from qewqew_spark.jobs.output import Output
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,8 +13,8 @@ from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TransformFailed, run
+from qewqew_spark.jobs.output import Output
 from qewqew_spark.jobs.records import Records
-from qewqew_spark.output import Output
 
 
 def lines(*objects: object) -> list[bytes]:

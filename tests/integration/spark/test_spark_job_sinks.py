@@ -13,7 +13,7 @@ from spark_batches import make_batch
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs import writing
 from qewqew_spark.jobs.batch import run
-from qewqew_spark.output import Output
+from qewqew_spark.jobs.output import Output
 
 
 def lines(*objects: object) -> list[bytes]:

@@ -19,8 +19,8 @@ from spark_version import WRITES_STREAMS
 
 from qewqew_core import CorruptQueue, Message, Queue, Topic
 from qewqew_core.errors import BadPath
-from qewqew_spark import sink
 from qewqew_spark.options import Options
+from qewqew_spark.sink import writers
 
 FIRST = 1_763_683_200_123  # 2025-11-21T00:00:00.123Z
 
@@ -212,11 +212,11 @@ def test_whole_rows_are_written_as_json_in_the_way_that_the_errors_name(spark, t
 # Staging
 
 
-def stage(spark, path: Path, **options: object) -> tuple[sink.Writer, list[sink.Staged]]:
+def stage(spark, path: Path, **options: object) -> tuple[writers.Writer, list[writers.Staged]]:
     """What Spark does until all tasks are done; three records in each of two partitions."""
     given = {name: str(value) for name, value in options.items()}
     rows = spark.range(6, numPartitions=2).selectExpr("cast(id as string) as value")
-    writer = sink.writer(Options({"path": str(path), **given}), rows.schema, False)
+    writer = writers.writer(Options({"path": str(path), **given}), rows.schema, False)
 
     def write(batches):
         import pickle
@@ -308,7 +308,7 @@ def test_a_task_that_does_not_see_the_staging_directory_says_what_to_do(spark, t
     shared = tmp_path / "shared"
     shared.mkdir()
     rows = spark.range(3).selectExpr("cast(id as string) as value")
-    writer = sink.writer(Options({"path": str(tmp_path / "q"), "stagingPath": str(shared)}), rows.schema, False)
+    writer = writers.writer(Options({"path": str(tmp_path / "q"), "stagingPath": str(shared)}), rows.schema, False)
     for one in shared.iterdir():
         one.rmdir()
     shared.rmdir()  # as on another host

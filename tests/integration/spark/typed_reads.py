@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 from qewqew_core.errors import CorruptQueue
 from qewqew_spark.codecs.texts import java_text
-from qewqew_spark.decoding import Decoding
 from qewqew_spark.options import Options
+from qewqew_spark.source.decoding import Decoding
 
 
 def plain(column: pa.Array | pa.ChunkedArray) -> list:

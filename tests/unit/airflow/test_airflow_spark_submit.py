@@ -28,7 +28,7 @@ from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, Queue, Topic
 from qewqew_spark.jobs.batch import arguments
-from qewqew_spark.output import Output
+from qewqew_spark.jobs.output import Output
 
 OUTPUTS = [{"path": "/nowhere"}]
 

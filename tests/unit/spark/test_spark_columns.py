@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from qewqew_core.batch.segments import Run
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
-from qewqew_spark.frames import messages
-from qewqew_spark.rows import TOPIC_SCHEMA
+from qewqew_spark.source.frames import messages
+from qewqew_spark.source.rows import TOPIC_SCHEMA
 
 BASE = 7_000_000_000
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)

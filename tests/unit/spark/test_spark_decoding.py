@@ -17,8 +17,8 @@ from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument, CorruptQueue
 from qewqew_spark.codecs import from_json
-from qewqew_spark.decoding import Decoding
 from qewqew_spark.options import Options
+from qewqew_spark.source.decoding import Decoding
 
 
 def schema(**fields: types.DataType) -> StructType:

@@ -11,8 +11,8 @@ from pyspark.sql import types
 
 from qewqew_core import BadArgument, BadPath, Queue, Topic
 from qewqew_core.errors import BadKey, QewQewError
-from qewqew_spark import sink
 from qewqew_spark.options import Options
+from qewqew_spark.sink import writers
 
 AS_JSON = 'df.select(F.to_json(F.struct("*")).alias("value"))'
 VALUE = types.StructType([types.StructField("value", types.BinaryType())])
@@ -26,8 +26,8 @@ def columns(ddl: str) -> types.StructType:
     return types.StructType([types.StructField(name, names[kind]) for name, kind in fields])
 
 
-def writer(path: Path, schema: types.StructType = VALUE, **options: str) -> sink.Writer:
-    return sink.writer(Options({"path": str(path), **options}), schema, False)
+def writer(path: Path, schema: types.StructType = VALUE, **options: str) -> writers.Writer:
+    return writers.writer(Options({"path": str(path), **options}), schema, False)
 
 
 def test_nothing_but_the_staging_directory_is_made_before_the_commit(tmp_path):
@@ -82,9 +82,9 @@ def test_a_target_that_cannot_be_is_refused(tmp_path):
         with pytest.raises(QewQewError, match=message):
             writer(tmp_path / path, **options)
     with pytest.raises(BadArgument, match="on a file system of the driver's"):
-        sink.writer(Options({"path": "s3://bucket/orders.qew"}), VALUE, False)
+        writers.writer(Options({"path": "s3://bucket/orders.qew"}), VALUE, False)
     with pytest.raises(BadArgument, match="no path"):
-        sink.writer(Options({}), VALUE, False)
+        writers.writer(Options({}), VALUE, False)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qewqew_core.errors import CorruptQueue
 from qewqew_core.formats.chunk import MAX_RECORD, frame
-from qewqew_spark import frames
-from qewqew_spark.frames import BATCH_BYTES, BATCH_RECORDS, frame_positions, payloads, positions_between
+from qewqew_spark.source import frames
+from qewqew_spark.source.frames import BATCH_BYTES, BATCH_RECORDS, frame_positions, payloads, positions_between
 
 
 def read(run: bytes, records: int) -> list[list[bytes]]:

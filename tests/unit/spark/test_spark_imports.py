@@ -23,14 +23,12 @@ def test_importing_the_package_is_cheap():
 
 def test_importing_the_source_needs_neither_arrow_nor_numpy():
     """Spark imports it whenever any data source is looked up. pyspark 4.0 itself imports numpy."""
-    code = "import sys, pyspark; theirs = {*sys.modules}; import qewqew_spark.source; print(*{*sys.modules} - theirs)"
+    code = "import sys, pyspark; theirs = {*sys.modules}; import qewqew_spark.data_source; print(*{*sys.modules} - theirs)"
     assert not {"pyarrow", "numpy"} & set(python(code).split())
 
 
 def test_neither_the_source_nor_the_job_imports_airflow_or_pandas():
-    code = (
-        "import sys, qewqew_spark.source, qewqew_spark.jobs.batch; print([m for m in ('airflow', 'pandas') if m in sys.modules])"
-    )
+    code = "import sys, qewqew_spark.jobs.batch; print([m for m in ('airflow', 'pandas') if m in sys.modules])"
     assert python(code) == "[]"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.batch import explain, write_result
-from qewqew_spark.output import Output, check_arguments
-from qewqew_spark.source import local_path
+from qewqew_spark.jobs.output import Output, check_arguments
+from qewqew_spark.options import local_path
 
 
 def test_an_output_is_a_json_object_with_defaults():

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from qewqew_core.batch.manifest import Segment
-from qewqew_spark.batches import BatchPart, Split, partition_bytes
 from qewqew_spark.options import Options
+from qewqew_spark.source.batches import BatchPart, Split, partition_bytes
 
 MIB = 1 << 20
 

@@ -18,9 +18,9 @@ from stride import examples
 
 from qewqew_core import Queue
 from qewqew_core.errors import CorruptQueue, RecordsTaken
-from qewqew_spark import batches, queues
 from qewqew_spark.options import Options
-from qewqew_spark.rows import SCHEMA
+from qewqew_spark.source import batches, queues
+from qewqew_spark.source.rows import SCHEMA
 
 
 class Read:

@@ -15,9 +15,9 @@ import pytest
 from stride import swept
 
 from qewqew_core import BadArgument, BadPath, CommitConflict, CorruptQueue, Message, MessagesLost, QueueClosed, Topic
-from qewqew_spark import stream, topics
 from qewqew_spark.options import Options
-from qewqew_spark.rows import TOPIC_SCHEMA
+from qewqew_spark.source import stream, topics
+from qewqew_spark.source.rows import TOPIC_SCHEMA
 
 FIRST = 1_763_683_200_000  # 2025-11-21T00:00:00Z
 SIZE = 300  # bytes of a message in its block

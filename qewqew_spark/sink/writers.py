@@ -36,9 +36,8 @@ from qewqew_core.queue import paths
 from qewqew_core.queue.queue import Queue
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.topic import Topic
-from qewqew_spark.encoding import AS_JSON, check_columns, encode, records_schema
-from qewqew_spark.options import Options
-from qewqew_spark.source import local_path
+from qewqew_spark.options import Options, local_path
+from qewqew_spark.sink.encoding import AS_JSON, check_columns, encode, records_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 
 from qewqew_core.errors import BadArgument, BadRecord, QewQewError, RecordTooLarge
 from qewqew_core.formats import zbus
-from qewqew_spark.rows import ddl
+from qewqew_spark.source.rows import ddl
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,7 +39,7 @@ TOPIC_SCHEMA = StructType(
 
 def row_options() -> set[str]:
     """The options of every read that say what its rows are."""
-    from qewqew_spark import decoding  # late: it needs Arrow
+    from qewqew_spark.source import decoding  # late: it needs Arrow
 
     return set(decoding.OPTIONS)
 
@@ -55,7 +55,7 @@ class Rows:
         self.schema = schema
         self.decoding = None
         if "codec" in options:
-            from qewqew_spark.decoding import METADATA, Decoding  # late: it needs Arrow
+            from qewqew_spark.source.decoding import METADATA, Decoding  # late: it needs Arrow
 
             metadata = next((field.dataType for field in schema if field.name == METADATA), None)
             wanted = metadata if isinstance(metadata, StructType) else StructType()

@@ -28,8 +28,8 @@ from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic.block_sums import damaged, pieces_of
 from qewqew_core.topic.view import SCAN, Found, Position, View
-from qewqew_spark.batches import SPLIT_OPTIONS, partition_bytes
-from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
+from qewqew_spark.source.batches import SPLIT_OPTIONS, partition_bytes
+from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows, row_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -249,7 +249,7 @@ def _nearest(places: list[int], goal: int) -> int:
 
 def read_partition(part: TopicPartition, rows: Rows) -> Iterator[pa.RecordBatch]:
     """Arrow batches of at most 1 MiB or one message; raises `CorruptQueue`, `MessagesLost`, which name file and offset."""
-    from qewqew_spark.frames import messages  # late: the driver plans reads without Arrow
+    from qewqew_spark.source.frames import messages  # late: the driver plans reads without Arrow
 
     topic = part.topic
     with closing(topic.view()) as view:

@@ -26,9 +26,9 @@ from qewqew_core.topic import topic_paths
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.view import Position, View
-from qewqew_spark.rows import TOPIC_SCHEMA, Rows, row_options
-from qewqew_spark.source import local_path
-from qewqew_spark.topics import STARTING, Bound, TopicPartition, TopicRead, marks, read_partition, steady
+from qewqew_spark.options import local_path
+from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows, row_options
+from qewqew_spark.source.topics import STARTING, Bound, TopicPartition, TopicRead, marks, read_partition, steady
 
 try:
     from pyspark.sql.streaming import datasource as limits

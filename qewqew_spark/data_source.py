@@ -2,12 +2,12 @@
 
 ``spark.read.format("qewqew").load(PATH)`` reads what PATH is:
 
-* a batch, which is its directory, its `manifest.json`, or the URL of either on an object store: see `batches`;
-* a queue, which is its header file (`/data/orders.qew`): see `queues`;
-* a topic, which is its directory: see `topics`.
+* a batch, which is its directory, its `manifest.json`, or the URL of either on an object store: see `source.batches`;
+* a queue, which is its header file (`/data/orders.qew`): see `source.queues`;
+* a topic, which is its directory: see `source.topics`.
 
-``spark.readStream`` reads a topic (`stream`), ``df.write`` and ``df.writeStream`` append to a queue or topic (`sink`). `rows` has
-the columns.
+``spark.readStream`` reads a topic (`source.stream`), ``df.write`` and ``df.writeStream`` append to a queue or topic
+(`sink.writers`). `source.rows` has the columns.
 """
 
 from __future__ import annotations
@@ -23,22 +23,13 @@ from pyspark.sql.types import StructType
 from qewqew_core.batch import manifest, store
 from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.queue import paths
-from qewqew_spark import batches, queues
-from qewqew_spark.options import Options
-from qewqew_spark.rows import TOPIC_SCHEMA, schema_of
+from qewqew_spark.options import Options, local_path
+from qewqew_spark.source import batches, queues
+from qewqew_spark.source.rows import TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
-
-
-def local_path(path: str) -> str:
-    """The absolute path of what is given by path or `file:` URI, as spark-submit's users write it; another URL as it is.
-
-    Raises `BadArgument` for a `file:` URI of another host.
-    """
-    local = store.local_path(path)
-    return path if local is None else os.path.abspath(local)
 
 
 def kind_of(path: str) -> str:
@@ -92,7 +83,7 @@ class QewqewDataSource(DataSource):
             case "queue":
                 return queues.reader(path, options, schema)
             case _:
-                from qewqew_spark import topics
+                from qewqew_spark.source import topics
 
                 return topics.reader(path, options, schema)
 
@@ -101,19 +92,19 @@ class QewqewDataSource(DataSource):
         kind = kind_of(path)
         if kind != "topic":
             raise BadArgument(f"{path} is a {kind}, and a stream reads topics; read a {kind} with spark.read")
-        from qewqew_spark import stream
+        from qewqew_spark.source import stream
 
         return stream.stream_reader(Options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from qewqew_spark import sink
+        from qewqew_spark.sink import writers
 
-        return sink.writer(Options(self.options), schema, overwrite)
+        return writers.writer(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from qewqew_spark import sink
+        from qewqew_spark.sink import writers
 
-        return sink.stream_writer(Options(self.options), schema, overwrite)
+        return writers.stream_writer(Options(self.options), schema, overwrite)
 
 
 def register(spark: SparkSession) -> None:

@@ -23,10 +23,10 @@ from qewqew_core.formats.chunk import chunk_path
 from qewqew_core.formats.chunk_state import Chunk, Region
 from qewqew_core.formats.sparse_index import Piece
 from qewqew_core.queue import inspection
-from qewqew_spark import batches
-from qewqew_spark.batches import Bundle
 from qewqew_spark.options import Options
-from qewqew_spark.rows import SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source import batches
+from qewqew_spark.source.batches import Bundle
+from qewqew_spark.source.rows import SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

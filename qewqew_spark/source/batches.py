@@ -14,7 +14,7 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.store import Store, store_of
 from qewqew_spark.options import Options
-from qewqew_spark.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,7 +147,7 @@ class BatchReader(DataSourceReader):
         store, batch, segment = part.store, part.batch, part.segment
         path = store.locate(segment.file)
         if batch.layout == manifest.BLOCK:
-            from qewqew_spark.frames import messages
+            from qewqew_spark.source.frames import messages
 
             for run in segments.read_messages(store, batch, segment):
                 raw = messages(run, str(batch.dialect), batch.queue, self.rows.needs)
@@ -176,7 +176,7 @@ def records(
     import numpy as np  # late, as Arrow: the driver plans reads without them
     import pyarrow as pa
 
-    from qewqew_spark.frames import payloads
+    from qewqew_spark.source.frames import payloads
 
     path = store.locate(segment.file)
     at, before = segment.start, 0
