@@ -25,7 +25,7 @@ from qewqew_core.errors import DiskFull, QewQewError, QueueFull, QueueLocked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.queue import recovery, writing
+from qewqew_core.queue import chunk_files, writing
 from qewqew_core.queue.operations import Operation, Replace
 from qewqew_core.queue.reading import Run, read_run
 from qewqew_core.queue.state import State
@@ -111,7 +111,7 @@ class Chain:
     def _checkpoint(self) -> None:
         try:
             self.store()
-            recovery.sync_spill(self.files, self.path)
+            chunk_files.sync_spill(self.files, self.path)
             self.sync_names()  # chunks that were removed must not come back unknown
         except OSError as error:
             if isinstance(error, QewQewError):
@@ -169,13 +169,13 @@ class Chain:
         for chunk_state, pointers in engine.state.pointers():
             if chunk_state.id in self.unsynced and chunk_state.stored == pointers:  # else storing the pointers syncs it
                 self.files.sync(self.descriptor(chunk_state.id))
-        recovery.store_pointers(self.files, self.path, engine.state)
+        chunk_files.store_pointers(self.files, self.path, engine.state)
         self.unsynced.clear()
         self.store_header()
 
     def store_header(self) -> None:
         """Make the header say which chunk is the first, durably."""
-        recovery.store_header(self.files, self.header.fd, self._engine.state.first)
+        chunk_files.store_header(self.files, self.header.fd, self._engine.state.first)
 
     def sync_chunk(self, chunk_id: int) -> None:
         """The frames in the file of a chunk are durable."""
@@ -190,7 +190,7 @@ class Chain:
         if fd is None:
             self.close_others()
             fd = self.descriptors[chunk_id] = self.files.open(self.path_of(chunk_id))
-            recovery.own_chunk(self.files, self.path, self.descriptors, chunk_id)
+            chunk_files.own_chunk(self.files, self.path, self.descriptors, chunk_id)
         return fd
 
     def own_ends(self) -> None:
@@ -200,7 +200,7 @@ class Chain:
         with contextlib.suppress(QueueLocked):  # who needs the chunk is told
             for end in (next(iter(state.chain.values()), None), state.last):
                 if end is not None:
-                    recovery.own_chunk(self.files, self.path, self.descriptors, end.id)
+                    chunk_files.own_chunk(self.files, self.path, self.descriptors, end.id)
 
     def close_others(self) -> None:
         """Only the first chunk and the last stay open."""

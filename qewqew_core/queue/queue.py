@@ -34,7 +34,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, CorruptQueue, Empty, QewQewError, QueueClosed, QueueLocked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
-from qewqew_core.queue import java, orphans, paths, recovery, stamp
+from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
@@ -188,7 +188,7 @@ class Queue(HasBatches):
     def _checkpoint(self) -> None:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state, log, chain = self._files, self._engine.state, self._engine.log, self._chain
-        recovery.sync_spill(files, self.path)
+        chunk_files.sync_spill(files, self.path)
         places.remove_tree(files, self.path + paths.SPILL)
         if not state.records and state.chain:
             self._records.clear()
@@ -207,7 +207,7 @@ class Queue(HasBatches):
                 chain.rotate()
             if log.position > self._opened_at:
                 chain.store()
-                recovery.restore_header(files, self.path, state.first)
+                chunk_files.restore_header(files, self.path, state.first)
                 chain.sync_names()
                 # If it is lost, the next opening does all this again.
                 log.append(logs.CHECKPOINT, java.seal(files, self.path))

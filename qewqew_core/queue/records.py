@@ -17,8 +17,8 @@ from qewqew_core.errors import DiskFull, Empty, QueueFull
 from qewqew_core.formats import chunk
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.queue import chunk_files, writing
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import recovery, writing
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Take
@@ -146,7 +146,7 @@ class Records:
                 files.rename(spilled.path, chain.path_of(chunk_id))
                 moved.append((spilled.path, chain.path_of(chunk_id)))
             if engine.sync:
-                recovery.sync_spill(files, chain.path)
+                chunk_files.sync_spill(files, chain.path)
             position = chain.commit(operations + operations_behind)
         except OSError as error:
             full = error if isinstance(error, DiskFull) else engine.full(error)

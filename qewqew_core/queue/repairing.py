@@ -33,7 +33,7 @@ from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, Qew
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
 from qewqew_core.limits import now_ms
-from qewqew_core.queue import batch_files, java, orphans, paths, recovery, stamp
+from qewqew_core.queue import batch_files, chunk_files, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import Found
 from qewqew_core.queue.log import Replayed
@@ -226,7 +226,7 @@ class _Repair:
         try:
             opened = recovery.recover(self._files, self._path, self._header_fd, owned)
             opened.log.close()
-            recovery.store_header(self._files, self._header_fd, opened.state.first)
+            chunk_files.store_header(self._files, self._header_fd, opened.state.first)
         except _UNFIT as error:
             self._refused = error if isinstance(error, QewQewError) else CorruptQueue(str(error), path=self._path)
             return None
@@ -763,8 +763,8 @@ class _Repair:
         for one, pointers in state.pointers():
             on_disk = read_pointers(files, self._chunk_path(one.id))[1:]
             one.stored = on_disk if on_disk == pointers else None
-        recovery.store_pointers(files, self._path, state)
-        recovery.store_header(files, self._header_fd, state.first)
+        chunk_files.store_pointers(files, self._path, state)
+        chunk_files.store_header(files, self._header_fd, state.first)
         parents = set()
         for source, target in aside:
             parents |= {os.path.dirname(source), os.path.dirname(target)}

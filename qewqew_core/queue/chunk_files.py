@@ -1,0 +1,77 @@
+"""Header and chunk files, made to say what the log says: by an open queue, by recovery and by a repair."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files, close_each
+from qewqew_core.errors import QueueLocked
+from qewqew_core.formats import chunk
+from qewqew_core.queue import paths
+from qewqew_core.queue.state import State
+
+
+def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> None:
+    """Open and lock the file of a chunk, as a Java program does, until its descriptor in ``owned`` is closed.
+
+    Raises `QueueLocked` if somebody else has it.
+    """
+    name = chunk.chunk_path(path, chunk_id)
+    with contextlib.suppress(OSError):  # who reads it says what is wrong with it
+        owned[chunk_id] = owned.get(chunk_id) or files.open(name)
+    if chunk_id in owned and not lock.whole(owned[chunk_id]):
+        close_each(owned, chunk_id)
+        raise QueueLocked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
+
+
+def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = ()) -> None:
+    """Make head, tail and next in each chunk file say what the log says, durably.
+
+    ``unsure``: chunks that a killed process may have made, and not synced.
+    """
+    for one, pointers in state.pointers():
+        if one.stored != pointers or one.id in unsure:
+            fd = files.open(chunk.chunk_path(path, one.id))
+            try:
+                files.write(fd, chunk.POINTERS.pack(*pointers), 0)
+                files.sync(fd)
+            finally:
+                files.close(fd)
+            one.stored = pointers
+
+
+def store_header(files: Files, header_fd: int, first: int, sure: bool = True) -> None:
+    """Make the header say which chunk is the first, durably, before anything it referred to is removed.
+
+    Not ``sure``: a killed process may have written just that, and not synced it.
+    """
+    data = chunk.FIRST.pack(first)
+    if not sure or files.read(header_fd, 3, 0) != data:
+        files.write(header_fd, data, 0)
+        files.truncate(header_fd, len(data))
+        files.sync(header_fd)
+
+
+def restore_header(files: Files, path: str, first: int) -> None:
+    """Make the header anew, durable but for its name, if a Java program has removed it, or is not there for another reason."""
+    if first and not files.exists(path):
+        with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
+            fd = files.open(path, new=True)
+            try:
+                files.write(fd, chunk.FIRST.pack(first), 0)
+                files.sync(fd)
+            finally:
+                files.close(fd)
+
+
+def sync_spill(files: Files, path: str) -> None:
+    """Chunks that sessions spilled have left this directory for the queue's: a move is durable when both are synced.
+
+    First that which they are in now, or a power cut could find them in neither.
+    """
+    if files.is_directory(path + paths.SPILL):
+        files.sync_directory(os.path.dirname(path))
+        files.sync_directory(path + paths.SPILL)
