@@ -25,28 +25,28 @@ class Empty(QewQewError, queue.Empty):
     """There was no record to take within the time-out."""
 
 
-class QueueLocked(QewQewError, OSError):
-    """Another owner (process, thread or Java program) holds the queue; ``pid`` where the system tells it."""
+class Locked(QewQewError, OSError):
+    """Another owner (process, thread or Java program) holds the queue, topic or reader; ``pid`` where the system tells it."""
 
     def __init__(self, message: str, *, path: str | None = None, pid: int | None = None) -> None:
         self.pid = pid
         super().__init__(message, path=path)
 
 
-class QueueClosed(QewQewError, ValueError):
-    """The queue object was closed, or belongs to the parent of a forked process."""
+class Closed(QewQewError, ValueError):
+    """The object (a queue, topic, reader or session) was closed, or belongs to the parent of a forked process."""
 
 
-class QueueBroken(QewQewError, OSError):
+class Broken(QewQewError, OSError):
     """A write or fsync failed in a way that leaves the state on disk unknown to this process.
 
-    The object refuses every further call; opening the queue again recovers what was committed.
+    The object refuses every further call; opening the queue or topic again recovers what was committed.
     A failed fsync is never retried: the kernel may have dropped the data and would report success.
     """
 
 
-class QueueFull(QewQewError):
-    """The queue is at its bound (``max_records``, ``max_bytes``), or out of chunk ids. Nothing of the call was stored."""
+class Full(QewQewError):
+    """A queue is at its bound (``max_records``, ``max_bytes``), out of files, or a reader's window is. Nothing was stored."""
 
 
 class DiskFull(QewQewError, OSError):
@@ -73,7 +73,7 @@ class BadPath(QewQewError, OSError):
     """The path cannot be a queue: a directory, a chunk file, a missing parent, a link that leads out, no permission."""
 
 
-class CorruptQueue(QewQewError):
+class Corrupt(QewQewError):
     """Bytes on disk contradict themselves or their checksum. Nothing was changed."""
 
 

@@ -201,7 +201,7 @@ class QewQewHook(BaseHook):
         """Open a queue for this process alone; close it soon, others wait for it.
 
         ``settings`` are arguments of `Queue` and win over those of the connection. Raises `BadPath`,
-        `BadArgument`, `QueueLocked` (after lock_timeout seconds) and whatever `Queue` raises.
+        `BadArgument`, `Locked` (after lock_timeout seconds) and whatever `Queue` raises.
         """
         return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
 

@@ -16,7 +16,7 @@ from qewqew_airflow.errors import LeaseLost
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.source import Source
-from qewqew_core import Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, QueueLocked, Reader
+from qewqew_core import Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, Queue, Reader
 
 
 def lease(
@@ -141,7 +141,7 @@ class LeasedBatch:
             except Exception as error:
                 if time.monotonic() >= self._ends:  # others may have the batch now, and rely on it
                     lost.append(error)
-                elif isinstance(error, QueueLocked):
+                elif isinstance(error, Locked):
                     self._log.debug("The lease of batch %s is extended a little later: %s", self.batch.id, error)
                 else:
                     self._log.warning("The lease of batch %s could not be extended, trying again: %s", self.batch.id, error)

@@ -53,7 +53,7 @@ class QewQewLeaseOperator(BaseOperator):
     :param lease_timeout: timedelta or seconds, from 1 s
     :param qewqew_conn_id: the connection (templated)
 
-    Raises `BadArgument`, `BadPath`, `QueueLocked`, `BatchConflict`; fails without retries if the batch has expired.
+    Raises `BadArgument`, `BadPath`, `Locked`, `BatchConflict`; fails without retries if the batch has expired.
     """
 
     template_fields: Sequence[str] = ("queue_name", "topic", "reader", "filter", "max_records", "max_bytes", "qewqew_conn_id")

@@ -66,7 +66,7 @@ class QewQewStageOperator(BaseOperator):
     :param op_kwargs: for the callable (templated)
     :param qewqew_conn_id: the connection (templated)
 
-    Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `QueueLocked`, `QueueFull` and
+    Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `Locked`, `Full` and
     `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to wait here would keep
     those out who make room) and what else `Session.commit` or `Topic.append_many` raises; nothing was
     stored then.

@@ -36,7 +36,7 @@ from qewqew_airflow.page import preview
 from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
 from qewqew_airflow.page.history import History
 from qewqew_airflow.shared.source import Source, reader_stem
-from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, QewQewError, QueueLocked
+from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
 from qewqew_core.batch.places import directory_of
 from qewqew_core.limits import now_ms
 from qewqew_core.topic.topic_paths import check_reader_name
@@ -52,7 +52,7 @@ CUSTOM_HEADER = "X-QewQew"  # no form of another site can send it, and no script
 LOCK_TIMEOUT = 2.0  # seconds that an action waits for another owner of the queue
 LARGEST_REQUEST = 10_000
 STATUS: list[tuple[type[QewQewError], int]] = [
-    (QueueLocked, 409),
+    (Locked, 409),
     (BatchConflict, 409),
     (BatchNotFound, 404),
     (BatchExpired, 404),

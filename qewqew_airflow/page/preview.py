@@ -35,7 +35,7 @@ MOST_SKIPPED = 500  # windows of 64 KiB
 
 
 def queue_records(path: str, most: int) -> list[dict[str, Any]]:
-    """The first records of a queue; again, if somebody took them while they were read. Raises `BadPath`, `CorruptQueue`."""
+    """The first records of a queue; again, if somebody took them while they were read. Raises `BadPath`, `Corrupt`."""
     found = inspection.steady(path, lambda: list(islice(_records(path), most)))
     return [{"number": number, **described(record)} for number, record in enumerate(found)]
 
@@ -61,7 +61,7 @@ def _check_piece(size: int) -> None:
 
 
 def batch_records(directory: str, most: int) -> list[dict[str, Any]]:
-    """The first records of a batch. Raises `BadManifest`, `CorruptQueue`, `BadArgument`."""
+    """The first records of a batch. Raises `BadManifest`, `Corrupt`, `BadArgument`."""
     body = manifest.load(os.path.join(directory, manifest.MANIFEST))
     if body.layout == manifest.BLOCK:
         messages = chain.from_iterable(_messages_of_batch(directory, body, segment) for segment in body.segments)
@@ -98,7 +98,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     """Messages of a topic: what a reader gets next, or from number ``start`` on, or from the oldest.
 
     A reader's filter may let nothing pass for long: after `MOST_SKIPPED` windows this gives up. Raises `BadPath`,
-    `CorruptQueue`, and `BadArgument` where there is no such reader.
+    `Corrupt`, and `BadArgument` where there is no such reader.
     """
     view = View.of(Files(), path)
     try:

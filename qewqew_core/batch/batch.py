@@ -62,7 +62,7 @@ class Batch:
     def __iter__(self) -> Iterator[bytes]:
         """The records in order (of a topic: the bodies), some 1 MiB at a time: none is given out before its checksum is verified.
 
-        Raises `CorruptQueue`, `BadManifest`, or `BatchExpired` when the files are gone.
+        Raises `Corrupt`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
         for one in self._records():
             yield one.body if isinstance(one, Message) else one

@@ -326,7 +326,7 @@ class HasBatches:
         (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
 
         Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
-        `BatchConflict` (somebody else has this key's batch now, or it is dead), `CorruptQueue`, `DiskFull`.
+        `BatchConflict` (somebody else has this key's batch now, or it is dead), `Corrupt`, `DiskFull`.
         """
         with self._leases.engine.exclusive():
             state = self._leases.lease(key, max_records, max_bytes, lease_timeout)

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from qewqew_core.batch.store import Store, local_path, store_of
-from qewqew_core.errors import BadArgument, BadManifest, CorruptQueue, StoreError
+from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
 
@@ -151,7 +151,7 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
         raise BadManifest("there is no manifest; give the directory of a batch or its manifest.json", path=path) from error
     except StoreError:
         raise
-    except (OSError, CorruptQueue) as error:
+    except (OSError, Corrupt) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadManifest(f"the manifest cannot be read: {reason}", path=path) from error
     try:

@@ -38,7 +38,7 @@ def publish(
 
     ``options``: see `store.store_of`. ``progress`` is told how many bytes were done, and how many there are.
 
-    Raises `BadManifest` and `CorruptQueue` (the batch is damaged: it is not published), `BadPath` if another batch is there,
+    Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there,
     `BadArgument`, `StoreError`, `DiskFull`, and `OSError` of a directory.
     """
     body = manifest.load(batch)
@@ -88,7 +88,7 @@ def _check(target: Store, body: Manifest) -> None:
 
 
 def _verified(file: SegmentFile, segments: Iterable[Segment]) -> Iterator[bytes]:
-    """The file up to the end of its last segment, so that offsets stay what they are. Raises `CorruptQueue` before it ends if a
+    """The file up to the end of its last segment, so that offsets stay what they are. Raises `Corrupt` before it ends if a
     checksum is wrong.
     """
     done = 0

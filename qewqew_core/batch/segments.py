@@ -13,7 +13,7 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
-from qewqew_core.errors import BadManifest, CorruptQueue, StoreError
+from qewqew_core.errors import BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
@@ -29,7 +29,7 @@ def read_records(
 ) -> Iterator[list[bytes] | list[zbus.Message]]:
     """The records of a segment, in order, some 1 MiB at a time: bytes, or the messages of a topic.
 
-    ``store``: where its file is; a directory's path will do. Raises `CorruptQueue` and `BadManifest`, and `StoreError`;
+    ``store``: where its file is; a directory's path will do. Raises `Corrupt` and `BadManifest`, and `StoreError`;
     before it gives out a record of a run that is not what its checksum says.
     """
     if manifest.layout == BLOCK:
@@ -51,7 +51,7 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
 
     Runs end at boundaries, so each has about ``run_bytes``, or the whole segment where it has none. Each is given out only
     if its checksum is right; where the manifest has only that of the whole segment, this is verified before the first
-    run (the file is read twice, so memory does not grow with the segment). Raises `CorruptQueue`, and `StoreError`.
+    run (the file is read twice, so memory does not grow with the segment). Raises `Corrupt`, and `StoreError`.
     """
     with _opened(store, segment) as file:
         crc = int(segment.seed, 16)
@@ -86,7 +86,7 @@ class Walk:
     def to(self, end: int, read: Read, run_bytes: int) -> Iterator[Run]:
         """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
 
-        Raises `CorruptQueue`.
+        Raises `Corrupt`.
         """
         chosen, careful = self._filter, self._dialect == "C"
         while self.at < end:
@@ -106,7 +106,7 @@ class Walk:
                     bounds.extend((at, stop))
                 at, number = stop, found + 1
             if not at:
-                raise CorruptQueue("the block ends in the head of a message", path=self._path, offset=start)
+                raise Corrupt("the block ends in the head of a message", path=self._path, offset=start)
             self.at, self._number = start + at, number
             yield Run(self._base + start, data, bounds)
 
@@ -116,7 +116,7 @@ def read_messages(
 ) -> Iterator[Run]:
     """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
 
-    Checksums are verified as in `read_segment`. Raises `CorruptQueue` if the bytes are not whole messages with numbers that
+    Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages with numbers that
     follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
     """
     with _opened(store, segment) as file:
@@ -154,19 +154,19 @@ class SegmentFile(NamedTuple):
     pread: Read
 
     def read(self, start: int, end: int) -> bytes:
-        """All of these bytes; raises `CorruptQueue` if they are not there."""
+        """All of these bytes; raises `Corrupt` if they are not there."""
         try:
             data = self.pread(start, end)
         except FileNotFoundError as error:  # other stores say so when it is read
-            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=self.path, offset=start) from error
+            raise Corrupt(f"the segment cannot be read: {error.strerror}", path=self.path, offset=start) from error
         if len(data) < end - start:
-            raise CorruptQueue(f"the file ends before offset {end}", path=self.path, offset=start + len(data))
+            raise Corrupt(f"the file ends before offset {end}", path=self.path, offset=start + len(data))
         return data
 
     def check(self, start: int, end: int, crc: int, crc32: str) -> None:
-        """Raise `CorruptQueue`, which names the bytes, if their checksum is not the one that was recorded."""
+        """Raise `Corrupt`, which names the bytes, if their checksum is not the one that was recorded."""
         if f"{crc:08x}" != crc32:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {crc32}: "
                 "the file was damaged after it was written",
                 path=self.path,
@@ -191,7 +191,7 @@ class SegmentFile(NamedTuple):
 
 @contextmanager
 def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
-    """Raises `CorruptQueue` if it cannot be read."""
+    """Raises `Corrupt` if it cannot be read."""
     path = store.locate(name)
     with ExitStack() as stack:
         try:
@@ -199,7 +199,7 @@ def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
         except StoreError:
             raise
         except OSError as error:
-            raise CorruptQueue(f"the segment cannot be read: {error.strerror}", path=path) from error
+            raise Corrupt(f"the segment cannot be read: {error.strerror}", path=path) from error
         yield SegmentFile(path, read)
 
 
@@ -228,10 +228,10 @@ def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | N
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
     """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
 
-    Raises `CorruptQueue` and `BadManifest`.
+    Raises `Corrupt` and `BadManifest`.
     """
     body = manifest.load(directory)
     if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-        raise CorruptQueue(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
+        raise Corrupt(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
     for segment in body.segments:
         yield from segments.read_records(directory, body, segment)

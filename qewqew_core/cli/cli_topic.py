@@ -55,7 +55,7 @@ from qewqew_core.cli.terminal import (
     write,
 )
 from qewqew_core.disk import lock
-from qewqew_core.errors import BadManifest, CorruptQueue, Empty
+from qewqew_core.errors import BadManifest, Corrupt, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
@@ -379,7 +379,7 @@ def verify(path: TopicPath, dialect: WhichDialect = None, as_json: Json = False)
         try:
             with existing_topic(path, dialect=dialect and dialect.value) as topic:
                 report = topic.verify(progress)
-        except (CorruptQueue, BadManifest) as error:  # so bad that it cannot even be opened
+        except (Corrupt, BadManifest) as error:  # so bad that it cannot even be opened
             report = TopicReport(problems=[str(error)])
     if as_json:
         print_json({"topic": path, "ok": report.ok} | vars(report))

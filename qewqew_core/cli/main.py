@@ -67,7 +67,7 @@ from qewqew_core.cli.terminal import (
     uninterrupted,
 )
 from qewqew_core.disk import lock
-from qewqew_core.errors import BadManifest, CorruptQueue, Empty
+from qewqew_core.errors import BadManifest, Corrupt, Empty
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
 from qewqew_core.queue.inspection import inspect
@@ -334,7 +334,7 @@ def verify(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = Fa
         try:
             with existing_queue(path, lock_timeout) as queue:
                 report = queue.verify(progress)
-        except (CorruptQueue, BadManifest) as error:  # so bad that it cannot even be opened
+        except (Corrupt, BadManifest) as error:  # so bad that it cannot even be opened
             report = Report(problems=[str(error)])
     if as_json:
         print_json({"queue": path, "ok": report.ok} | dataclasses.asdict(report))

@@ -28,12 +28,12 @@ from qewqew_core.errors import (
     BadManifest,
     BatchExpired,
     BatchNotFound,
-    CorruptQueue,
+    Corrupt,
     DiskFull,
     Empty,
+    Full,
+    Locked,
     QewQewError,
-    QueueFull,
-    QueueLocked,
 )
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue import paths
@@ -51,10 +51,10 @@ EXIT_CODES: list[tuple[type[QewQewError], int]] = [
     (Empty, NOTHING),
     (BatchNotFound, NOTHING),
     (BatchExpired, NOTHING),
-    (QueueLocked, LOCKED),
-    (CorruptQueue, DAMAGED),
+    (Locked, LOCKED),
+    (Corrupt, DAMAGED),
     (BadManifest, DAMAGED),
-    (QueueFull, FULL),
+    (Full, FULL),
     (DiskFull, FULL),
 ]
 EPILOG = (
@@ -82,7 +82,7 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except QewQewError as error:
             say(visible(f"{type(error).__name__}: {error}"))
-            if isinstance(error, (CorruptQueue, BadManifest)) and "qewqew repair" not in str(error):
+            if isinstance(error, (Corrupt, BadManifest)) and "qewqew repair" not in str(error):
                 say(" ".join(getattr(error, "__notes__", ())) or HINT.format("qewqew"))
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
@@ -153,7 +153,7 @@ def topic_hint() -> Iterator[None]:
     """What `Commands` says of damage is to name the commands for topics."""
     try:
         yield
-    except (CorruptQueue, BadManifest) as error:
+    except (Corrupt, BadManifest) as error:
         error.add_note(HINT.format("qewqew topic"))
         raise
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.journal import FULL, Log
-from qewqew_core.errors import DiskFull, QewQewError, QueueBroken, QueueClosed, QueueFull
+from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
 _logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Engine(Generic[S]):
         self.path = path
         self.sync = sync
         self.lock = threading.RLock()  # of the state, and of all that follows it
-        self.closed_reason: QewQewError | None = QueueClosed("it was never opened")  # every call raises it; None: it is open
+        self.closed_reason: QewQewError | None = Closed("it was never opened")  # every call raises it; None: it is open
         self.committed = False  # whether the call that has the lock has begun a commit
         self.waiting = 0  # threads in `wait`
         self.rotate_at = 0  # end of the log from which on it is to be cut back
@@ -129,7 +129,7 @@ class Engine(Generic[S]):
 
     @property
     def is_closed(self) -> bool:
-        return isinstance(self.closed_reason, QueueClosed)
+        return isinstance(self.closed_reason, Closed)
 
     def check_open(self) -> None:
         """Raise what every call is refused with."""
@@ -147,17 +147,17 @@ class Engine(Generic[S]):
                 release()
                 return
             was_open = self.is_open
-            self.closed_reason = QueueClosed(f"the {self._what} is closed", path=self.path)
+            self.closed_reason = Closed(f"the {self._what} is closed", path=self.path)
             try:
                 self.notify()
                 if was_open:
                     checkpoint()
-            except (DiskFull, QueueFull) as error:
+            except (DiskFull, Full) as error:
                 _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
             except OSError as error:
                 if isinstance(error, QewQewError):
                     raise
-                raise QueueBroken(
+                raise Broken(
                     f"closing failed: {error.strerror}; opening the {self._what} again recovers it", path=self.path
                 ) from error
             finally:
@@ -170,7 +170,7 @@ class Engine(Generic[S]):
 
     def forked(self) -> None:
         """In a forked child: the store stays the parent's."""
-        self.closed_reason = QueueClosed(
+        self.closed_reason = Closed(
             f"the {self._what} was opened before this process was forked; open it again here", path=self.path
         )
         self.lock = threading.RLock()  # whoever held it does not exist here
@@ -215,7 +215,7 @@ class Engine(Generic[S]):
     def judge(self, error: BaseException) -> None:
         """A call has raised: poison the store if that has left the disk unknown."""
         if isinstance(error, QewQewError):
-            if isinstance(error, QueueBroken):
+            if isinstance(error, Broken):
                 self.poison(error)
             return
         self._gate.failed()
@@ -225,12 +225,12 @@ class Engine(Generic[S]):
             # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
             self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
 
-    def poison(self, error: OSError) -> QueueBroken:
+    def poison(self, error: OSError) -> Broken:
         """A call of the file system failed in the middle of a change: what is on disk is no longer known here."""
         broken = (
             error
-            if isinstance(error, QueueBroken)
-            else QueueBroken(
+            if isinstance(error, Broken)
+            else Broken(
                 f"a file-system call failed: {error.strerror or error}. This {self._what} object refuses every further call; "
                 f"check the disk, then open the {self._what} again: that recovers all that was committed",
                 path=error.filename or self.path,
@@ -274,7 +274,7 @@ class Engine(Generic[S]):
     def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:
         """The operations have happened, all of them, or none if this raises. Returns the position that `durable` takes.
 
-        Raises `DiskFull` (nothing has changed) or `QueueBroken`. ``now``: milliseconds since the epoch; ``reserve``: keep room
+        Raises `DiskFull` (nothing has changed) or `Broken`. ``now``: milliseconds since the epoch; ``reserve``: keep room
         in the log for commits that make room on a full disk.
         """
         now = now_ms() if now is None else now
@@ -294,7 +294,7 @@ class Engine(Generic[S]):
         if self.sync or always:
             try:
                 self.log.sync(position, refuse=self._refuses)
-            except QueueBroken as error:
+            except Broken as error:
                 with self.lock:
                     self.poison(error)
                 raise

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Self
 
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 
 _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
 
@@ -178,10 +178,10 @@ def read_whole(files: Files, path: str, *, follow: bool = False) -> bytes:
 
 
 def read_all(files: Files, fd: int, path: str) -> bytes:
-    """All of an open file. Raises `CorruptQueue` if it has more bytes than any file of ours that is read whole."""
+    """All of an open file. Raises `Corrupt` if it has more bytes than any file of ours that is read whole."""
     size = files.size(fd)
     if size > _LARGEST:
-        raise CorruptQueue(f"has {size:,} bytes, as none of ours; move it away, then repair what it belongs to", path=path)
+        raise Corrupt(f"has {size:,} bytes, as none of ours; move it away, then repair what it belongs to", path=path)
     return files.read(fd, size, 0)
 
 

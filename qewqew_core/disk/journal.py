@@ -33,7 +33,7 @@ from typing import NamedTuple, NoReturn
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, write_new
-from qewqew_core.errors import CorruptQueue, DiskFull, QueueBroken
+from qewqew_core.errors import Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
 
 _HEAD = struct.Struct(">8sII")
@@ -79,14 +79,14 @@ class Frame(NamedTuple):
 
 
 def generation_of(data: bytes, magic: bytes, path: str) -> int:
-    """Check the head of a log; raises `CorruptQueue` with path and offset."""
+    """Check the head of a log; raises `Corrupt` with path and offset."""
     if len(data) < _HEAD.size:
-        raise CorruptQueue("the transaction log is cut short", path=path, offset=len(data))
+        raise Corrupt("the transaction log is cut short", path=path, offset=len(data))
     found, generation, crc = _HEAD.unpack_from(data)
     if found != magic:
-        raise CorruptQueue("this is not a transaction log of version 1", path=path, offset=0)
+        raise Corrupt("this is not a transaction log of version 1", path=path, offset=0)
     if crc != zlib.crc32(data[: _HEAD.size - 4]):
-        raise CorruptQueue("the head of the transaction log is damaged", path=path, offset=0)
+        raise Corrupt("the head of the transaction log is damaged", path=path, offset=0)
     return int(generation)
 
 
@@ -228,7 +228,7 @@ class Log:
     def append(self, kind: int, body: bytes) -> int:
         """Write one frame; returns the position that `sync` takes. On an error nothing of it is left.
 
-        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `QueueBroken`.
+        Raises `DiskFull`; any other error, or one while taking a torn frame back, is `Broken`.
         """
         data = frame(kind, body, self.generation, self.synced)
         try:
@@ -280,7 +280,7 @@ class Log:
     def sync(self, position: int, refuse: bool) -> None:
         """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
 
-        Raises `QueueBroken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
+        Raises `Broken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
         their callers, and must not come back when the log is opened again.
         """
         while self._base + self.synced < position:
@@ -320,7 +320,7 @@ class Log:
         return Prepared(self._owned[-1], generation, len(data))
 
     def replace(self, new: Prepared) -> None:
-        """Go on in the prepared log. All other files say by now what it says; raises `QueueBroken`."""
+        """Go on in the prepared log. All other files say by now what it says; raises `Broken`."""
         try:
             self._files.rename(self.path + ".tmp", self.path)
             self._files.sync_directory(parent(self.path))
@@ -367,7 +367,7 @@ class Log:
         raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
 
     def broken(self, error: OSError) -> NoReturn:
-        raise QueueBroken(
+        raise Broken(
             f"writing failed: {error.strerror}. This {self._owner} object refuses every further call; check the disk, then open "
             f"the {self._owner} again: that recovers all that was committed",
             path=self.path,

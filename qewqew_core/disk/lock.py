@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qewqew_core.disk.files import close_all, close_each, open_into
-from qewqew_core.errors import BadPath, QueueLocked
+from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
 _LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
@@ -217,7 +217,7 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T 
 def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, behind those who came before, then raises `QueueLocked`. Errors of opening the file pass
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Errors of opening the file pass
     through. Whatever is raised, nothing stays open or locked.
     """
     check_system(path)
@@ -236,10 +236,10 @@ def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLo
     return header, created
 
 
-def _locked(path: str, timeout: float) -> QueueLocked:
+def _locked(path: str, timeout: float) -> Locked:
     pid = holder(path)
     who = "another program" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
-    return QueueLocked(
+    return Locked(
         f"{who} has the queue open; gave up after {timeout:g} s. A queue has one owner at a time: close it there, "
         "or wait longer with lock_timeout",
         path=path,

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from qewqew_core.errors import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
+from qewqew_core.errors import BadArgument, BadRecord, Corrupt, RecordTooLarge
 
 VERSION = 1
 RING = 10_240
@@ -179,14 +179,14 @@ def pack_index(index: Index) -> bytes:
 
 
 def unpack_index(data: bytes, path: str) -> Index:
-    """Raises `CorruptQueue`."""
+    """Raises `Corrupt`."""
     if len(data) < _INDEX.size:
-        raise CorruptQueue("the index is cut short", path=path, offset=len(data))
+        raise Corrupt("the index is cut short", path=path, offset=len(data))
     index = Index(*_INDEX.unpack_from(data))
     if index.version != VERSION:
-        raise CorruptQueue(f"this is not the index of a topic: version {index.version}, not {VERSION}", path=path, offset=0)
+        raise Corrupt(f"this is not the index of a topic: version {index.version}, not {VERSION}", path=path, offset=0)
     if not (0 <= index.blocks <= RING and index.start >= 0 and index.number >= 0):
-        raise CorruptQueue(f"the index contradicts itself: {index}", path=path, offset=0)
+        raise Corrupt(f"the index contradicts itself: {index}", path=path, offset=0)
     return index
 
 
@@ -278,22 +278,22 @@ def crc_is_right(data: bytes, at: int) -> bool:
 def check_head(data: bytes, start: int, at: int, end: int, number: int | None, dialect: str, path: str) -> tuple[int, int]:
     """The end and number of the message at ``at`` of the block ``path``, of which ``data`` are the bytes from ``start`` on.
 
-    Raises `CorruptQueue` unless it fits in front of ``end`` and has ``number`` (None: any), that after the one of its forerunner
+    Raises `Corrupt` unless it fits in front of ``end`` and has ``number`` (None: any), that after the one of its forerunner
     (or, where a zbus server was killed, the same) and, in dialect C, its checksum.
     """
     if at - start + HEAD > len(data):
-        raise CorruptQueue("the block ends in the head of a message", path=path, offset=at)
+        raise Corrupt("the block ends in the head of a message", path=path, offset=at)
     found, _, length = keys_at(data, at - start + NUMBER_AT)
     after = at + HEAD + length
     if length < 0 or after > end or not (number is None or number - 1 <= found <= number):
-        raise CorruptQueue(
+        raise Corrupt(
             f"no message{'' if number is None else f' {number}'} begins here: its number is {found}, its length {length}, and "
             f"messages end at {end}",
             path=path,
             offset=at,
         )
     if dialect == "C" and not crc_is_right(data, at - start):
-        raise CorruptQueue("the checksum of the message's head is wrong (dialect C)", path=path, offset=at)
+        raise Corrupt("the checksum of the message's head is wrong (dialect C)", path=path, offset=at)
     return after, found
 
 

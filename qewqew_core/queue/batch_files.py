@@ -23,7 +23,7 @@ def segment_file(path: str, chunk_id: int) -> str:
 
 
 def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
-    """The manifest of a batch whose segments lie at these paths now; raises `CorruptQueue` as a reader does."""
+    """The manifest of a batch whose segments lie at these paths now; raises `Corrupt` as a reader does."""
     segments = []
     for one, where in zip(batch.chunks, segment_paths, strict=True):
         *inside, whole = manifest.checksums(crcs_of_unread(files, where, one))

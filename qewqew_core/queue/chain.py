@@ -21,7 +21,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files, close_each
 from qewqew_core.disk.lock import HeaderLock
-from qewqew_core.errors import DiskFull, QewQewError, QueueFull, QueueLocked
+from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.limits import LIMITS, now_ms
@@ -197,7 +197,7 @@ class Chain:
         """The first chunk and the last have changed: from now on these are the ones that are locked."""
         self.close_others()
         state = self._engine.state
-        with contextlib.suppress(QueueLocked):  # who needs the chunk is told
+        with contextlib.suppress(Locked):  # who needs the chunk is told
             for end in (next(iter(state.chain.values()), None), state.last):
                 if end is not None:
                     chunk_files.own_chunk(self.files, self.path, self.descriptors, end.id)
@@ -232,7 +232,7 @@ class Chain:
                 ids.append(start)
         if len(ids) == count:
             return ids
-        raise QueueFull(
+        raise Full(
             f"all chunk ids, {chunk.MAX_ID - 1:,}, are in use. Nothing was stored; take or lease records, or use a larger "
             f"chunk_size than {self.chunk_size:,}",
             path=self.path,
@@ -363,7 +363,7 @@ class Chain:
                     break
                 (following,) = self.free_ids(1, following, chunk.successor)
             else:
-                raise QueueFull("no two chunk ids in a row are free", path=self.path)
+                raise Full("no two chunk ids in a row are free", path=self.path)
             self._replace(last, following)
 
     def _replace(self, old: Chunk, new_id: int) -> None:

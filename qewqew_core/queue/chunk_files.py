@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, close_each
-from qewqew_core.errors import QueueLocked
+from qewqew_core.errors import Locked
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
 from qewqew_core.queue.state import State
@@ -17,14 +17,14 @@ from qewqew_core.queue.state import State
 def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> None:
     """Open and lock the file of a chunk, as a Java program does, until its descriptor in ``owned`` is closed.
 
-    Raises `QueueLocked` if somebody else has it.
+    Raises `Locked` if somebody else has it.
     """
     name = chunk.chunk_path(path, chunk_id)
     with contextlib.suppress(OSError):  # who reads it says what is wrong with it
         owned[chunk_id] = owned.get(chunk_id) or files.open(name)
     if chunk_id in owned and not lock.whole(owned[chunk_id]):
         close_each(owned, chunk_id)
-        raise QueueLocked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
+        raise Locked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
 
 
 def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = ()) -> None:

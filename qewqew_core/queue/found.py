@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
@@ -30,11 +30,11 @@ class Found:
 
 
 def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Found:
-    """``header``, ``log``: the contents of these files. Raises `CorruptQueue`, also for what contradicts itself in the log."""
+    """``header``, ``log``: the contents of these files. Raises `Corrupt`, also for what contradicts itself in the log."""
     first, longer = chunk.NONE, False
     if header:
         if len(header) == 1:
-            raise CorruptQueue("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
+            raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
     ids = paths.chunk_ids(path, files.list(os.path.dirname(path)))
@@ -47,9 +47,7 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:
     if chunk_id > chunk.MAX_ID:
-        raise CorruptQueue(
-            f"refers to chunk {chunk_id}; ids end at {chunk.MAX_ID}. Nothing was changed", path=path, offset=offset
-        )
+        raise Corrupt(f"refers to chunk {chunk_id}; ids end at {chunk.MAX_ID}. Nothing was changed", path=path, offset=offset)
 
 
 def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
@@ -72,16 +70,16 @@ def follow(files: Files, found: Found, first: int, after: int | None = None) -> 
     while current in found.ids:
         path = chunk.chunk_path(found.path, current)
         if current in chain or current in empty:
-            raise CorruptQueue(f"the chain of chunks comes back to chunk {current}. Nothing was changed", path=path, offset=8)
+            raise Corrupt(f"the chain of chunks comes back to chunk {current}. Nothing was changed", path=path, offset=8)
         on_disk = read_pointers(files, path)
         size, head, tail, following = on_disk
         check_reference(following, path, 8)
         if after is not None and following not in (chunk.NONE, chunk.successor(current)):
-            raise CorruptQueue(f"refers to chunk {following}, not to the next one. Nothing was changed", path=path, offset=8)
+            raise Corrupt(f"refers to chunk {following}, not to the next one. Nothing was changed", path=path, offset=8)
         if size < chunk.BEGIN or (head in (0, chunk.BEGIN) and tail == 0) or (chunk.BEGIN <= tail < head <= size):
             empty[current] = None
         elif not chunk.BEGIN <= head <= tail <= size:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"head {head} and tail {tail} do not lie in the chunk, which has {size} bytes. Nothing was changed",
                 path=path,
                 offset=0 if not chunk.BEGIN <= head <= size else 4,

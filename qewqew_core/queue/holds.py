@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from qewqew_core.disk.engine import Engine, Gate
-from qewqew_core.errors import QueueClosed
+from qewqew_core.errors import Closed
 from qewqew_core.queue.state import State, Step
 
 
@@ -54,7 +54,7 @@ class Holds(Gate):
 
     def enter(self, engine: Engine[Any]) -> None:
         if self.is_asked:
-            raise QueueClosed("the predicate of get_if must not use the queue", path=engine.path)
+            raise Closed("the predicate of get_if must not use the queue", path=engine.path)
         if self._is_unsure:
             self._count(engine.state)
         while self._abandoned:

@@ -13,7 +13,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, last_lease
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import BadPath, CorruptQueue, QewQewError, RecordsTaken
+from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.limits import now_ms
@@ -30,7 +30,7 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
 
     Zeros for a queue that does not exist (an empty closed queue leaves no files), if its directory does. Reads the
     transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
-    queue must the records be counted. Raises `BadPath`, `CorruptQueue`.
+    queue must the records be counted. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: stats_of(full, _look(full)[0]))
@@ -59,7 +59,7 @@ def snapshot(path: str) -> Snapshot:
 
     Takes no lock, waits for nobody, changes nothing: nothing keeps the records from being taken, and their files from being
     removed or used again, while the snapshot is read; the checksums of the pieces tell. Empty for a queue that does not
-    exist, if its directory does. Raises `BadPath`, `CorruptQueue`.
+    exist, if its directory does. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: _snapshot(full))
@@ -108,11 +108,11 @@ def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
-    """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `CorruptQueue`."""
+    """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `Corrupt`."""
     for attempt in range(5):
         try:
             return look()
-        except (CorruptQueue, RecordsTaken, FileNotFoundError):
+        except (Corrupt, RecordsTaken, FileNotFoundError):
             # A queue in use changes between two looks at it; damage looks the same each time.
             if attempt == 4:
                 raise
@@ -137,7 +137,7 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
         return found.log.state, found.log.redo
     generation, end = found.log.generation, found.log.end
     if _header(files, path) != header or _changed_since(files, path, generation, end):
-        raise CorruptQueue("the queue changed while it was read", path=path)
+        raise Corrupt("the queue changed while it was read", path=path)
     return java.believed(files, found).state, {}
 
 

@@ -15,7 +15,7 @@ damage. These are its ways:
   that id to a chunk.)
 
 So chunks in the middle do not change, nor does what lies between the head and the tail that we have stored. Where a record
-that the log knows could be meant to be gone, or could have been lost, it is not dropped without a word: `CorruptQueue`.
+that the log knows could be meant to be gone, or could have been lost, it is not dropped without a word: `Corrupt`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
@@ -47,7 +47,7 @@ class Believed:
     notes: list[str] = field(default_factory=list)
 
 
-class Vanishing(CorruptQueue):
+class Vanishing(Corrupt):
     """The header names a chunk that is not there: a Java program is closing the queue just now, or the file was lost."""
 
 
@@ -98,7 +98,7 @@ def as_committed(files: Files, path: str, one: Chunk) -> bool:
     try:
         for _ in unread(files, fd, path, one):
             pass
-    except CorruptQueue:
+    except Corrupt:
         return False
     finally:
         files.close(fd)
@@ -112,7 +112,7 @@ def _written_over(files: Files, path: str, one: Chunk, end: int) -> bool:
         for index, piece in enumerate(one.pieces):
             if piece.offset < end:
                 read_run(files, fd, path, one, index)
-    except CorruptQueue:
+    except Corrupt:
         return True
     finally:
         files.close(fd)
@@ -120,7 +120,7 @@ def _written_over(files: Files, path: str, one: Chunk, end: int) -> bool:
 
 
 def believed(files: Files, found: Found) -> Believed:
-    """What a queue with a clean log is, if the files do not say the same. Raises `CorruptQueue`, and changes no file."""
+    """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
     anew = may_be_made_anew(files, found)
     if anew and not all_as_committed(files, found.path, found.log.state):
@@ -135,7 +135,7 @@ def _made_anew(files: Files, found: Found) -> Believed:
     chain, empty = chain_of(files, found)
     strangers = (old.chain.keys() & found.ids) - chain.keys() - set(empty)
     if strangers:
-        raise CorruptQueue(
+        raise Corrupt(
             "the chunk file is one of those that the log knows, but the chain of chunks does not lead to it; the records of "
             f"others are not those of the log. Nothing was changed; {_BRING_BACK}",
             path=chunk.chunk_path(found.path, min(strangers)),
@@ -209,7 +209,7 @@ class _Successor:
                 f"chunk {first} again, as the log says; if the other chunk has records, `qewqew orphans` offers them"
             )
         else:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the header names chunk {header}, and not chunk {first}, whose records nobody has taken. Nothing was changed; "
                 f"{_BRING_BACK}",
                 path=self._path,
@@ -323,10 +323,10 @@ class _Successor:
     def _note(self, text: str) -> None:
         self._result.notes.append(f"{self._path}: {text}")
 
-    def _refused(self, chunk_id: int, what: str) -> CorruptQueue:
-        return CorruptQueue(f"{what}. Nothing was changed; {_BRING_BACK}", path=self._chunk(chunk_id), offset=0)
+    def _refused(self, chunk_id: int, what: str) -> Corrupt:
+        return Corrupt(f"{what}. Nothing was changed; {_BRING_BACK}", path=self._chunk(chunk_id), offset=0)
 
-    def _pointers(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> CorruptQueue:
+    def _pointers(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> Corrupt:
         return self._refused(
             one.id,
             f"head, tail, next are {disk[1:]}; they were {pointers} at the last close, and one Java program alone does not make "

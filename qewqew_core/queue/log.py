@@ -39,7 +39,7 @@ from qewqew_core.batch.batch_state import (
 )
 from qewqew_core.disk import journal
 from qewqew_core.disk.journal import Frame, frame
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Span
 from qewqew_core.formats.sparse_index import Piece
@@ -205,7 +205,7 @@ NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, Attribute
 
 
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
-    """Rebuild the state from the bytes of a log; raises `CorruptQueue` with path and offset."""
+    """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
@@ -232,10 +232,10 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 load(kind, body, state)
         except NONSENSE as error:
             # The checksum is right, so this was written so: better no queue than a wrong one.
-            raise CorruptQueue(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
+            raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         result.end = end
     if snapshot or journal.was_durable(data, generation, result.end, _APPENDED):
-        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=result.end)
+        raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
     return result
 
 
@@ -363,10 +363,10 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     data = journal.head(MAGIC, generation) + data[journal.BEGIN :]
     try:
         return Salvaged(replay(data, path, keep_redo), 0, journal.BEGIN, [])
-    except CorruptQueue as error:
+    except Corrupt as error:
         damaged = error.offset or 0
     prefix = None
-    with contextlib.suppress(CorruptQueue):
+    with contextlib.suppress(Corrupt):
         prefix = replay(data[:damaged], path, keep_redo)
     frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, KIND_NAMES))
     behind = [one.start for one in frames if one.start > damaged]

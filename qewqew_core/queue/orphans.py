@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from qewqew_core.batch import places
 from qewqew_core.disk.files import Files, write_new
-from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import paths
@@ -41,7 +41,7 @@ class Orphan:
         self.problem = problem
 
     def __iter__(self) -> Iterator[bytes]:
-        """Raises `CorruptQueue` if the file has changed since, and `BadPath` if it is gone."""
+        """Raises `Corrupt` if the file has changed since, and `BadPath` if it is gone."""
         try:
             fd = self._files.open_to_read(self.path)
         except FileNotFoundError as error:
@@ -109,7 +109,7 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
         tail = _end_of_records(files, path, head, min(tail, size) if tail > head else size)
     try:
         return scan(files, path, chunk_id, OnDisk(size, head, tail, following)), problem
-    except CorruptQueue as error:
+    except Corrupt as error:
         return scan(files, path, chunk_id, OnDisk(size, head, error.offset or head, following)), str(error)
 
 

@@ -31,7 +31,7 @@ from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import BadPath, CorruptQueue, Empty, QewQewError, QueueClosed, QueueLocked
+from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
@@ -60,15 +60,15 @@ class Queue(HasBatches):
     durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
     power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
     ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
-    counted); more are refused with `QueueFull`, or wait for room. ``min_free_bytes``: what puts leave free on the file
+    counted); more are refused with `Full`, or wait for room. ``min_free_bytes``: what puts leave free on the file
     system; below that they raise `DiskFull`, while taking and leasing go on.
     ``log_bytes``: the log is cut back to a snapshot when it has grown by so many bytes, or has doubled if that is more.
     ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
     ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
     batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
 
-    Raises `BadPath`, `BadArgument`, `QueueLocked`, `CorruptQueue`, `DiskFull`; then nothing was changed. After
-    `QueueBroken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
+    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After
+    `Broken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
     """
 
     _released = True  # whether no lock and no descriptor is left to be released
@@ -141,7 +141,7 @@ class Queue(HasBatches):
                     with contextlib.suppress(OSError):
                         self._files.unlink(self.path)
                 self._release()
-                if isinstance(error, CorruptQueue):
+                if isinstance(error, Corrupt):
                     error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
                 if isinstance(error, OSError) and not isinstance(error, QewQewError):
                     raise self._explained(error, error.filename or self.path) from error
@@ -167,7 +167,7 @@ class Queue(HasBatches):
         elif isinstance(error, FileNotFoundError):
             again = attempt < 5
         else:
-            again = isinstance(error, QueueLocked) and clock.monotonic() < deadline
+            again = isinstance(error, Locked) and clock.monotonic() < deadline
         if again:
             self._release()
             clock.sleep(0.005)
@@ -178,11 +178,11 @@ class Queue(HasBatches):
         interrupted: then it gives back what that did not.
 
         An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
-        sessions are rolled back. Callers that wait in other threads get `QueueClosed`.
+        sessions are rolled back. Callers that wait in other threads get `Closed`.
         """
         with self._engine.lock:
             if self._holds.is_asked:
-                raise QueueClosed("the predicate of get_if must not use the queue", path=self.path)
+                raise Closed("the predicate of get_if must not use the queue", path=self.path)
             self._engine.close(self._checkpoint, self._release)
 
     def _checkpoint(self) -> None:
@@ -249,7 +249,7 @@ class Queue(HasBatches):
         """Append one record, as one commit.
 
         If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
-        `RecordTooLarge`, `QueueFull`, `DiskFull`: nothing was stored.
+        `RecordTooLarge`, `Full`, `DiskFull`: nothing was stored.
         """
         if type(record) is not bytes or len(record) > self.largest_record:
             (record,) = chunk.checked((record,), self.chunk_size)
@@ -277,7 +277,7 @@ class Queue(HasBatches):
     def peek(self, timeout: float | None = 0) -> bytes:
         """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
 
-        Raises `CorruptQueue` if the record is not what was committed.
+        Raises `Corrupt` if the record is not what was committed.
         """
         with self._engine.exclusive():
             return self._records.first(timeout)[0]
@@ -291,7 +291,7 @@ class Queue(HasBatches):
     def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
         """Take the first record if ``predicate(record)`` is true, else leave it and return None; also None after ``timeout``.
 
-        The queue is locked meanwhile: the predicate must not use it (`QueueClosed`). What it raises passes through, and
+        The queue is locked meanwhile: the predicate must not use it (`Closed`). What it raises passes through, and
         the record stays.
         """
         with self._engine.lock:
@@ -327,7 +327,7 @@ class Queue(HasBatches):
     def clear(self) -> int:
         """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
 
-        Durable when it returns. While sessions hold records it must read the others, and may raise `CorruptQueue`.
+        Durable when it returns. While sessions hold records it must read the others, and may raise `Corrupt`.
         """
         with self._engine.exclusive():
             records = len(self._records)

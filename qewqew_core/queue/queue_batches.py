@@ -17,7 +17,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.engine import Engine
-from qewqew_core.errors import CorruptQueue, DiskFull, QewQewError
+from qewqew_core.errors import Corrupt, DiskFull, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut
 from qewqew_core.queue import batch_files, paths, stamp
@@ -125,7 +125,7 @@ class QueueBatches(Source):
             places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
             self._chain.sync_names()
             return Lease(batch.id, key, batch.records, batch.bytes, parts, lease_timeout), batch.created
-        except (OSError, CorruptQueue) as error:
+        except (OSError, Corrupt) as error:
             places.remove_tree(self.files, making)
             if isinstance(error, QewQewError):
                 raise

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qewqew_core.disk.checksum import crcs_of_rest
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.sparse_index import Piece
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 def read_run(files: Files, fd: int, path: str, one: Chunk, index: int, after: Run | None = None) -> Run:
     """Piece ``index`` of the chunk, or only what was committed to it since the run ``after`` was read.
 
-    Raises `CorruptQueue` if the bytes are not those that were committed.
+    Raises `Corrupt` if the bytes are not those that were committed.
     """
     piece = one.pieces[index]
     start, before, crc = piece.offset, piece.records, piece.crc
@@ -57,9 +57,9 @@ def read_run(files: Files, fd: int, path: str, one: Chunk, index: int, after: Ru
     end, records, end_crc = one.piece_end(index)
     data = files.read(fd, end - start, start)
     if len(data) < end - start:
-        raise CorruptQueue(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
+        raise Corrupt(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
     if zlib.crc32(data, crc) != end_crc:
-        raise CorruptQueue(
+        raise Corrupt(
             f"the bytes up to {end} do not have the checksum with which they were committed: the file was damaged, "
             "or another program wrote to it. Nothing was changed",
             path=path,
@@ -100,7 +100,7 @@ def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
 def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
     """Describe a chunk file that no log describes, by stepping over all its records.
 
-    Raises `CorruptQueue` with the offset of the first record that does not fit.
+    Raises `Corrupt` with the offset of the first record that does not fit.
     """
     time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
     one = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
@@ -112,7 +112,7 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
 def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[bytes, int]]:
     """The records from ``start`` to ``tail``, which no checksum covers: runs of whole frames, and how many each has.
 
-    Raises `CorruptQueue` with the offset of the first record that does not fit.
+    Raises `Corrupt` with the offset of the first record that does not fit.
     """
     fd = files.open_to_read(path)
     try:
@@ -133,7 +133,7 @@ def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[
             if not block:
                 break
         if rest or at < tail:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the record here runs past the tail of the chunk at {tail}. Nothing was changed",
                 path=path,
                 offset=at - len(rest),
@@ -143,7 +143,7 @@ def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[
 
 
 def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
-    """How many records lie between the base of a chunk and ``offset``. Raises `CorruptQueue` if no record begins there."""
+    """How many records lie between the base of a chunk and ``offset``. Raises `Corrupt` if no record begins there."""
     fd = files.open_to_read(path)
     try:
         run = read_run(files, fd, path, one, one.piece_of(offset))
@@ -153,5 +153,5 @@ def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
     while run.start + at < offset:
         at, count = chunk.record_end(run.data, at), count + 1
     if run.start + at != offset:
-        raise CorruptQueue(f"the head, {offset}, lies inside a record. Nothing was changed", path=path, offset=0)
+        raise Corrupt(f"the head, {offset}, lies inside a record. Nothing was changed", path=path, offset=0)
     return count

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from qewqew_core import arguments
 from qewqew_core.disk.engine import Engine
-from qewqew_core.errors import DiskFull, Empty, QueueFull
+from qewqew_core.errors import DiskFull, Empty, Full
 from qewqew_core.formats import chunk
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS, now_ms
@@ -299,12 +299,12 @@ class Records:
         most_records, most_bytes = self.max_records or sys.maxsize, self.max_bytes or sys.maxsize
         bounds = f"max_records={self.max_records}, max_bytes={self.max_bytes}"
         if records > most_records or payload > most_bytes:
-            raise QueueFull(f"{records:,} records of {payload:,} bytes never fit: {bounds}", path=path)
+            raise Full(f"{records:,} records of {payload:,} bytes never fit: {bounds}", path=path)
         deadline = arguments.deadline(timeout)
         records, payload = records - leaving, payload - leaving_payload
         while (records > 0 and state.records + records > most_records) or (payload > 0 and state.bytes + payload > most_bytes):
             if not self._engine.wait(deadline):
-                raise QueueFull(
+                raise Full(
                     f"{state.records:,} records of {state.bytes:,} bytes wait already ({bounds}). "
                     "Nothing was stored; take or lease records, or wait for others to do so (timeout)",
                     path=path,

@@ -2,14 +2,14 @@
 
 `recover` calls the steps in their order. docs/format.md tells them by the same numbers:
 
-1. Look, and change nothing: header, names, transaction log. What contradicts itself is `CorruptQueue`.
+1. Look, and change nothing: header, names, transaction log. What contradicts itself is `Corrupt`.
 2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
 3. A clean log (its last frame is a checkpoint): the header must say the same, and the pointers of the first and the last
    chunk. If they do not, a Java program may have used the queue since; `java` has the ways in which one changes a queue.
-   What has come about so is believed, and batches and keys are those of the log; everything else is `CorruptQueue`.
+   What has come about so is believed, and batches and keys are those of the log; everything else is `Corrupt`.
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
    the last checkpoint, or of the end of the log. Otherwise another program has used the queue after our crash,
-   and nobody can say which records are meant: `CorruptQueue`. (A header that names no chunk, or the chunk of another
+   and nobody can say which records are meant: `Corrupt`. (A header that names no chunk, or the chunk of another
    queue, is stored anew: a Java program that closed an empty queue just before ours was opened removes its header.)
 5. The log: a torn frame is cut off, and what is left is made durable. After 2, and where 3 has believed a Java program, a new
    log is put into its place.
@@ -38,7 +38,7 @@ from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, write_new
 from qewqew_core.disk.journal import Log
-from qewqew_core.errors import CorruptQueue, QueueLocked
+from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
 from qewqew_core.queue import batch_files, java, paths, stamp
@@ -64,7 +64,7 @@ class Recovered:
 
 
 def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
-    """Open the queue whose header is locked. Raises `CorruptQueue`, or `QueueLocked`, before anything is changed.
+    """Open the queue whose header is locked. Raises `Corrupt`, or `Locked`, before anything is changed.
 
     ``owned`` gets the descriptors of chunks that are locked, too: the first and the last, before their pointers are believed.
     """
@@ -125,13 +125,13 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
         own_chunk(files, path, owned, chunk_id)
     if found.log is not None:
         if isinstance(found.log.last_rare, Repair):
-            raise CorruptQueue("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
+            raise Corrupt("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
         stamp.check(files, path, found.log.state.changes)
     return found
 
 
 def own_log(files: Files, path: str, descriptors: list[int]) -> None:
-    """Open and lock the log, if there is one: its descriptor is put into the list. Raises `QueueLocked`.
+    """Open and lock the log, if there is one: its descriptor is put into the list. Raises `Locked`.
 
     Header and log have one owner. But a Java program may remove the header of a queue that is open; then this lock is what keeps
     another process of ours from opening it.
@@ -144,7 +144,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", log_path)
             if not lock.whole(descriptors[0]):
-                raise QueueLocked(
+                raise Locked(
                     "another process has the queue open, though a Java program has removed its header; close it there", path=path
                 )
             if files.identity(log_path)[0] == status.st_ino:  # else its owner has replaced it meanwhile
@@ -182,7 +182,7 @@ def must_be_ours(files: Files, found: Found) -> None:
     torn = {first & 0xFF00 | second & 0x00FF for first in expected for second in expected}  # a write may stop in the middle
     # Any other chunk is that of a queue that a Java program began where there was no header.
     if found.header not in torn and found.header in state.chain.keys() | found.log.gone:
-        raise CorruptQueue(
+        raise Corrupt(
             f"the header says chunk {found.header}, the transaction log says {sorted(expected)}: {_FOREIGN}",
             path=found.path,
             offset=0,
@@ -193,20 +193,18 @@ def must_be_ours(files: Files, found: Found) -> None:
         if one.id not in found.ids:
             if one.id in coming:
                 continue
-            raise CorruptQueue(
+            raise Corrupt(
                 "the chunk file is missing; the transaction log says that it holds records. Nothing was changed", path=path
             )
         on_disk = read_pointers(files, path)
         if on_disk.size < one.tail:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the chunk file has {on_disk.size} bytes, its records end at {one.tail}. Nothing was changed", path=path
             )
         if one.stored is not None and any(
             found_one not in (old, new) for found_one, old, new in zip(on_disk[1:], one.stored, pointers, strict=True)
         ):
-            raise CorruptQueue(
-                f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
-            )
+            raise Corrupt(f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0)
 
 
 _FOREIGN = (
@@ -239,7 +237,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
     """
     state = believed.state
     if unknown := _unknown_batches(files, found.path, state):
-        raise CorruptQueue(
+        raise Corrupt(
             f"there are batches that no transaction log knows: nobody can say whether {unknown[0]}"
             f"{f' and {len(unknown) - 1} more were' if unknown[1:] else ' was'} acknowledged. Nothing was changed; restore the "
             "log, or move them away",

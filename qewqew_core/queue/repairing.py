@@ -29,7 +29,7 @@ from qewqew_core.batch import manifest, places, segments
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole, write_new
-from qewqew_core.errors import BadManifest, BadPath, CorruptQueue, DiskFull, QewQewError, QueueBroken, QueueFull
+from qewqew_core.errors import BadManifest, BadPath, Broken, Corrupt, DiskFull, Full, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
 from qewqew_core.limits import now_ms
@@ -42,7 +42,7 @@ from qewqew_core.queue.reading import OnDisk, read_pointers, scan
 from qewqew_core.queue.state import State
 
 NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
-_UNFIT = (FileNotFoundError, CorruptQueue, BadManifest)
+_UNFIT = (FileNotFoundError, Corrupt, BadManifest)
 
 
 @dataclass
@@ -78,9 +78,9 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
 
     Where nothing is wrong it changes nothing (a queue that crashed is recovered, as opening would). Damaged files are
     moved to NAME.damaged/N, never deleted. Killed at any point, the next repair finishes; opening in between works as
-    before, or raises `CorruptQueue`. Durable when it returns.
+    before, or raises `Corrupt`. Durable when it returns.
 
-    Raises `BadPath`, `QueueLocked`, `DiskFull` or `QueueBroken` (a file-system call failed): then repair it again.
+    Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
     full = paths.check_path(path)
     files = _files or Files()
@@ -98,7 +98,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     except OSError as error:
         if isinstance(error, QewQewError):
             raise
-        kind = DiskFull if error.errno in journal.FULL else QueueBroken
+        kind = DiskFull if error.errno in journal.FULL else Broken
         raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
     finally:
         if created and not any(os.pread(header.fd, 2, 0)):
@@ -138,7 +138,7 @@ class _Repair:
         self._refused: QewQewError | None = None  # why opening gave up
 
     def run(self) -> RepairReport:
-        with contextlib.suppress(FileNotFoundError, CorruptQueue):
+        with contextlib.suppress(FileNotFoundError, Corrupt):
             replayed = logs.replay(read_whole(self._files, self._path + paths.LOG), self._path + paths.LOG)
             if isinstance(replayed.last_rare, Repair):
                 self._finish(replayed, replayed.last_rare)
@@ -181,7 +181,7 @@ class _Repair:
         try:
             found.log = logs.replay(data, log_path)
             self._payload = logs.replay(data, log_path, keep_redo=True).redo
-        except CorruptQueue as error:
+        except Corrupt as error:
             left = logs.salvage(data, log_path, keep_redo=True)
             what = f"the log is damaged ({error.args[0].partition(': ')[2]}); the commits before it hold"
             self._damaged(log_path, left.damaged, left.end - left.damaged, None, what)
@@ -228,7 +228,7 @@ class _Repair:
             opened.log.close()
             chunk_files.store_header(self._files, self._header_fd, opened.state.first)
         except _UNFIT as error:
-            self._refused = error if isinstance(error, QewQewError) else CorruptQueue(str(error), path=self._path)
+            self._refused = error if isinstance(error, QewQewError) else Corrupt(str(error), path=self._path)
             return None
         finally:
             for fd in owned.values():
@@ -295,7 +295,7 @@ class _Repair:
             stored = last.stored or disk[1:]
             for start in dict.fromkeys((last.tail, stored[1])):  # another program does not know what only the log had
                 if start < disk.tail <= disk.size and disk.tail not in (last.tail, stored[1]):
-                    with contextlib.suppress(CorruptQueue):
+                    with contextlib.suppress(Corrupt):
                         self._keep(scan(self._files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
                         break
             current = disk.next if disk.next != stored[2] else chunk.NONE
@@ -486,7 +486,7 @@ class _Repair:
             if not number.isdecimal() or one.file != batch_files.segment_file(self._path, int(number)):
                 return None
             content = None
-            with contextlib.suppress(CorruptQueue):
+            with contextlib.suppress(Corrupt):
                 content = scan(self._files, path, int(number), OnDisk(one.end, one.start, one.end, chunk.NONE))
             if content is None or f"{content.crc:08x}" != one.crc32 or content.total != one.records:
                 self._moves.append(path)
@@ -532,7 +532,7 @@ class _Repair:
 
     def _free_id(self, start: int, step: Callable[[int], int]) -> int:
         if len(self._taken) == chunk.MAX_ID:
-            raise QueueFull("all chunk ids are in use; move chunk files that nothing refers to away", path=self._path)
+            raise Full("all chunk ids are in use; move chunk files that nothing refers to away", path=self._path)
         start = step(start)
         while start in self._taken:
             start = step(start)
@@ -693,7 +693,7 @@ class _Repair:
             for one in body.segments:
                 for _ in segments.read_segment(directory, one):
                     pass
-        except (BadManifest, CorruptQueue) as error:
+        except (BadManifest, Corrupt) as error:
             what = f"{error}. The batch was acknowledged; its {batch.records} records are no longer kept"
             self._damaged(directory, 0, 0, 0, what)
             state.forget([batch.id])
@@ -759,7 +759,7 @@ class _Repair:
             aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self.report = self._absolute(body)
         except logs.NONSENSE as error:
-            raise CorruptQueue(f"an unfinished repair makes no sense: {error!r}", path=self._path + paths.LOG) from error
+            raise Corrupt(f"an unfinished repair makes no sense: {error!r}", path=self._path + paths.LOG) from error
         for one, pointers in state.pointers():
             on_disk = read_pointers(files, self._chunk_path(one.id))[1:]
             one.stored = on_disk if on_disk == pointers else None

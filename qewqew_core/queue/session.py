@@ -13,7 +13,7 @@ from typing import Self
 
 from qewqew_core.batch import places
 from qewqew_core.disk.engine import Engine
-from qewqew_core.errors import QueueClosed
+from qewqew_core.errors import Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
@@ -86,7 +86,7 @@ class Session:
     def get(self, timeout: float | None = 0) -> bytes:
         """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
 
-        It is gone for good once the session commits. Raises `CorruptQueue` if it is not what was committed.
+        It is gone for good once the session commits. Raises `Corrupt` if it is not what was committed.
         """
         with self._engine.exclusive():
             self._check_open()
@@ -119,7 +119,7 @@ class Session:
         among the last 65,536), nothing happens: the session is rolled back, and what the first commit returned is
         returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever).
 
-        Raises `QueueFull`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
+        Raises `Full`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
         """
         with self._engine.exclusive():
             self._check_open()
@@ -153,7 +153,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise QueueClosed("the session is closed; open another one with Queue.session()", path=self._engine.path)
+            raise Closed("the session is closed; open another one with Queue.session()", path=self._engine.path)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ import struct
 import zlib
 
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.queue import paths
 
 _MAGIC = b"QEWQSTMP"
@@ -62,10 +62,10 @@ def unpack(data: bytes) -> int:
 
 
 def check(files: Files, queue: str, changes: int) -> None:
-    """Raise `CorruptQueue` if the batches have changed more often than the log, which says ``changes``, knows of."""
+    """Raise `Corrupt` if the batches have changed more often than the log, which says ``changes``, knows of."""
     found = read(files, queue)
     if found > changes:
-        raise CorruptQueue(
+        raise Corrupt(
             f"the log is older than the batches: it knows of {changes:,} changes of batches, of {found:,}. Was an old copy put "
             "back? Nothing was changed; bring back the latest log, or all files as they were at one time",
             path=queue + paths.LOG,

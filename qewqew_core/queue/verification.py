@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from qewqew_core.batch import places
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
@@ -84,25 +84,21 @@ def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Cal
             found += _count(data, path, boundary.offset, report)
             read()
         if found != one.total - one.taken:
-            raise CorruptQueue(f"{found} records are in the chunk, {one.total - one.taken} were committed", path=path)
+            raise Corrupt(f"{found} records are in the chunk, {one.total - one.taken} were committed", path=path)
         report.records -= found - one.records  # those that sessions took from behind the head
         report.bytes -= one.tail - one.head - 2 * found - one.bytes
     finally:
         files.close(fd)
     on_disk = read_pointers(files, path)[1:]
     if one.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
-        raise CorruptQueue(
-            f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0
-        )
+        raise Corrupt(f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0)
 
 
 def _count(data: bytes, path: str, offset: int, report: Report) -> int:
     try:
         records, used = chunk.split(data)
     except ValueError as error:
-        raise CorruptQueue(
-            "a record does not end where the next one begins", path=path, offset=offset + int(error.args[0])
-        ) from error
+        raise Corrupt("a record does not end where the next one begins", path=path, offset=offset + int(error.args[0])) from error
     report.records += len(records)
     report.bytes += used - 2 * len(records)
     return len(records)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import BadPath, CorruptQueue, QueueLocked
+from qewqew_core.errors import BadPath, Corrupt, Locked
 
 LOG, OLD_COPY, LOCK = "transaction.log", "transaction.log.old_copy", "lock"
 _START = bytes.fromhex("12fb5bb7bb93b642acb1a897239ea3a5")
@@ -57,7 +57,7 @@ def is_queue(directory: str) -> bool:
 
 
 def find(directory: str) -> Found:
-    """The items of the queue in a directory. Raises `BadPath`, `CorruptQueue`, and `QueueLocked` while its program runs."""
+    """The items of the queue in a directory. Raises `BadPath`, `Corrupt`, and `Locked` while its program runs."""
     if not is_queue(directory):
         raise BadPath(f"there is no {LOG} here: this is no directory of DiskQueue", path=directory)
     _check_lock(directory)
@@ -72,7 +72,7 @@ def find(directory: str) -> Found:
         if not log.items and (log.torn or not os.path.getsize(os.path.join(directory, LOG))):
             return old  # the program was killed while it wrote the new log
         if log.items != old.items:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"there is an {OLD_COPY} beside it, and they do not say the same: {len(old.items):,} items there, "
                 f"{len(log.items):,} here. Copy the directory, remove one of them from the copy, and import that",
                 path=os.path.join(directory, LOG),
@@ -87,7 +87,7 @@ def _check_lock(directory: str) -> None:
         return
     pid = int.from_bytes(data[:4], "little", signed=True)
     if pid > 0 and os.path.exists(f"/proc/{pid}"):
-        raise QueueLocked(
+        raise Locked(
             f"process {pid} is in the file {LOCK!r}, and there is a process {pid}: end the program that has the queue open. If "
             f"it is another one, copy the directory without {LOCK!r}, and import that",
             path=directory,
@@ -96,7 +96,7 @@ def _check_lock(directory: str) -> None:
 
 
 def _replay(data: bytes, path: str) -> Found:
-    """What a log says. Raises `CorruptQueue` with the offset."""
+    """What a log says. Raises `Corrupt` with the offset."""
     order: list[Item] = []
     there: Counter[Item] = Counter()
     at = 0
@@ -123,13 +123,13 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
     """The operations of the transaction that begins here, and where it ends: behind the data if it was torn."""
     start = data[at : at + len(_START)]
     if not _START.startswith(start):
-        raise CorruptQueue("no transaction begins here", path=path, offset=at)
+        raise Corrupt("no transaction begins here", path=path, offset=at)
     begin = at + len(_START) + _COUNT.size
     if begin > len(data):
         return [], begin
     (count,) = _COUNT.unpack_from(data, begin - _COUNT.size)
     if count < 0:
-        raise CorruptQueue(f"a transaction cannot have {count} operations", path=path, offset=begin - _COUNT.size)
+        raise Corrupt(f"a transaction cannot have {count} operations", path=path, offset=begin - _COUNT.size)
     end = begin + _OPERATION.size * count
     operations = []
     for place in range(begin, min(end, len(data)), _OPERATION.size):
@@ -138,15 +138,15 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
             break  # torn
         separator, kind, *numbers = _OPERATION.unpack(one.ljust(_OPERATION.size, b"\0"))
         if separator != _SEPARATOR or kind not in (_PUT, _TAKEN) or min(numbers) < 0:
-            raise CorruptQueue("no operation of a transaction begins here", path=path, offset=place)
+            raise Corrupt("no operation of a transaction begins here", path=path, offset=place)
         operations.append((kind, Item(*numbers)))
     if not _END.startswith(data[end : end + len(_END)]):
-        raise CorruptQueue("the transaction does not end here, as its number of operations says", path=path, offset=end)
+        raise Corrupt("the transaction does not end here, as its number of operations says", path=path, offset=end)
     return operations, end + len(_END)
 
 
 def read(directory: str, items: list[Item], progress: Callable[[int, int], None]) -> Iterator[bytes]:
-    """The bytes of the items. Raises `CorruptQueue` that names file, offset and item where they are not there."""
+    """The bytes of the items. Raises `Corrupt` that names file, offset and item where they are not there."""
     files, done, total = Files(), 0, sum(item.length for item in items)
     opened, fd = -1, -1
     try:
@@ -161,7 +161,7 @@ def read(directory: str, items: list[Item], progress: Callable[[int, int], None]
                 fd = -1
                 fd, opened = _open(files, path, number, item), item.file
             if files.size(fd) < item.start + item.length:  # before memory is taken for what a log says
-                raise CorruptQueue(
+                raise Corrupt(
                     f"the file ends before item {number:,}, which has {item.length:,} bytes. Nothing was imported",
                     path=path,
                     offset=item.start,
@@ -178,7 +178,7 @@ def _open(files: Files, path: str, number: int, item: Item) -> int:
     try:
         return files.open_to_read(path)
     except OSError as error:
-        raise CorruptQueue(
+        raise Corrupt(
             f"item {number:,} is here, and the file cannot be read: {error.strerror}. Nothing was imported",
             path=path,
             offset=item.start,

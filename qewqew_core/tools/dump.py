@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from qewqew_core.batch.batch_state import batch_fields
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths, stamp
@@ -88,13 +88,13 @@ def lines(source: Source, kind: Kind) -> Iterator[Line]:
     """What the file says, in order. The last line is one of damage where nothing behind it can be read."""
     try:
         yield from _FORMATS[kind](source)
-    except CorruptQueue as error:
+    except Corrupt as error:
         yield Line(error.offset or 0, kind, {}, _what(error, source))
     except logs.NONSENSE:
         yield Line(source.size, kind, {}, "the file ends too early")
 
 
-def _what(error: CorruptQueue, source: Source) -> str:
+def _what(error: Corrupt, source: Source) -> str:
     """What the error says, without the place."""
     return str(error).removeprefix(f"{source.path}, offset {error.offset}: ")
 
@@ -136,17 +136,17 @@ class _Log:
     magic: bytes
     names: dict[int, str]  # of the kinds of frames
     snapshot: tuple[int, ...]  # those that it begins with
-    replay: Callable[[bytes, str], object]  # raises `CorruptQueue`
+    replay: Callable[[bytes, str], object]  # raises `Corrupt`
     decode: Callable[[journal.Frame], dict[str, Any]]
 
 
 def _log(source: Source) -> Iterator[Line]:
     data = source.whole()
     one = next((one for one in _LOGS if one.magic == data[:8]), _LOGS[0])
-    wrong: CorruptQueue | None = None
+    wrong: Corrupt | None = None
     try:
         one.replay(data, source.path)
-    except CorruptQueue as error:
+    except Corrupt as error:
         wrong = error
     generation = journal.find_generation(data, one.magic, one.snapshot)
     what = _what(wrong, source) if wrong and (wrong.offset or 0) < journal.BEGIN else None
@@ -244,7 +244,7 @@ def _block(source: Source) -> Iterator[Line]:
             return  # nobody says where the messages end, and here they do
         try:
             after, number = zbus.check_head(head, at, at, min(end, source.size), number, dialect, source.path)
-        except CorruptQueue as error:
+        except Corrupt as error:
             yield Line(at, "message", {}, _what(error, source))
             return
         size = after - at - zbus.HEAD

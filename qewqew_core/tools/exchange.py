@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost, RecordsTaken
+from qewqew_core.errors import BadArgument, Corrupt, MessagesLost, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.zbus import HEAD, Message
@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 def records(path: str, progress: Progress) -> Iterator[Message]:
     """The records that wait in a queue as of its last commit, those included that open sessions hold; not those of batches.
 
-    Takes no lock, waits for nobody, changes nothing. Raises `BadPath`, `CorruptQueue`, `RecordsTaken`.
+    Takes no lock, waits for nobody, changes nothing. Raises `BadPath`, `Corrupt`, `RecordsTaken`.
     """
     found = inspection.snapshot(path)
     total, done = sum(one.tail - one.head for one in found.chunks), 0
@@ -51,7 +51,7 @@ def records(path: str, progress: Progress) -> Iterator[Message]:
 
 
 def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[list[bytes]]:
-    """The records of one chunk of a `inspection.Snapshot`. Raises `CorruptQueue`, `RecordsTaken`."""
+    """The records of one chunk of a `inspection.Snapshot`. Raises `Corrupt`, `RecordsTaken`."""
     files, file = inspection.WithPending(pending), chunk.chunk_path(paths.check_path(path), one.id)
     try:
         fd = files.open_to_read(file)
@@ -60,7 +60,7 @@ def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> It
     try:
         for piece, data in unread(files, fd, file, one):
             yield chunk.split(_without(one, data, piece.offset))[0]
-    except CorruptQueue:
+    except Corrupt:
         now = {other.id: other for other in inspection.snapshot(path).chunks}
         if one.id in now and one.pieces[one.piece_of(one.head)] in now[one.id].pieces:
             raise  # the chunk still is what it was
@@ -84,7 +84,7 @@ def _taken(path: str) -> RecordsTaken:
 def messages(path: str, progress: Progress) -> Iterator[Message]:
     """The messages of a topic up to the newest that there is now. Takes no lock, waits for nobody, changes nothing.
 
-    Raises `BadPath`, `CorruptQueue`, `MessagesLost` if retention has removed some while they were read.
+    Raises `BadPath`, `Corrupt`, `MessagesLost` if retention has removed some while they were read.
     """
     view = View.of(Files(), topic_paths.check_topic_path(path))
     try:

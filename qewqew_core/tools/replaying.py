@@ -25,7 +25,7 @@ def replay(queue: Queue, batch: Batch, name: str = "") -> int:
 
     They are leased like any others, under a new key; the batch stays acknowledged. This happens once for each batch and
     ``name``, however often it is called, or killed: a second call does nothing, and returns the same. Durable when it returns.
-    Raises `CorruptQueue`, `BadManifest`, and what `Session.commit` raises: nothing has happened.
+    Raises `Corrupt`, `BadManifest`, and what `Session.commit` raises: nothing has happened.
     """
     # An id alone may be that of an earlier batch of the same key, which was put back.
     key = f"replay of {batch.id}, made {batch.made}" + (f": {name}" if name else "")

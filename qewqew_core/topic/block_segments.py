@@ -27,7 +27,7 @@ def first_segment(
 ) -> tuple[Segment | None, int, Position]:
     """The first messages of a range that match, as far as they are in one block and within the limits: (None if none matches,
     payload bytes, where the next one begins). The first is taken whatever its size, unless there are ``more`` before it.
-    ``pieces``: gives the checksums of a block. Raises `CorruptQueue` if the bytes are not what was committed.
+    ``pieces``: gives the checksums of a block. Raises `Corrupt` if the bytes are not what was committed.
     """
     block, begin, number = wanted.start
     index = view.index()

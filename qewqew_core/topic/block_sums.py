@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import Piece
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic import topic_log
@@ -35,7 +35,7 @@ def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
         except FileNotFoundError:  # there is no log: a zbus server made the topic
             if attempt:
                 return []
-        except CorruptQueue:  # the log of a topic in use changes between two looks at it
+        except Corrupt:  # the log of a topic in use changes between two looks at it
             if attempt == 4:
                 raise
             time.sleep(0.01 * attempt)
@@ -48,8 +48,8 @@ def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
     return crc
 
 
-def damaged(path: str, one: Piece, following: Piece) -> CorruptQueue:
-    return CorruptQueue(
+def damaged(path: str, one: Piece, following: Piece) -> Corrupt:
+    return Corrupt(
         f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
         "damaged, or another program wrote to it",
         path=path,
@@ -58,7 +58,7 @@ def damaged(path: str, one: Piece, following: Piece) -> CorruptQueue:
 
 
 def crcs(view: View, pieces: list[Piece], entry: Entry, begin: int, ends: list[int]) -> list[int]:
-    """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `CorruptQueue` if the bytes
+    """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `Corrupt` if the bytes
     are not what was committed.
     """
     result: list[int] = []
@@ -74,7 +74,7 @@ def crcs(view: View, pieces: list[Piece], entry: Entry, begin: int, ends: list[i
 
 
 def checked(view: View, pieces: list[Piece], entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
-    """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `CorruptQueue` if they are
+    """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `Corrupt` if they are
     not what was committed, at the latest when it has given out the last.
     """
     at = begin

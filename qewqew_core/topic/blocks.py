@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.topic import topic_log
@@ -92,11 +92,11 @@ class Blocks:
         return at, crc
 
     def cut(self, block: Block) -> None:
-        """Nothing is behind the end of the block. Raises `CorruptQueue` if it is shorter."""
+        """Nothing is behind the end of the block. Raises `Corrupt` if it is shorter."""
         fd = self.descriptor(block.base)
         size = self.files.size(fd)
         if size < block.end:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the block has {size:,} bytes, its messages end at {block.end:,}", path=self.path_of(block.base), offset=size
             )
         if size > block.end:

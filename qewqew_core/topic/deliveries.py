@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from qewqew_core.disk.engine import Engine
-from qewqew_core.errors import BadArgument, CommitConflict, QueueFull
+from qewqew_core.errors import BadArgument, CommitConflict, Full
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
@@ -109,7 +109,7 @@ class Deliveries:
             for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages))):
                 if stretch.places:
                     if free <= 0:
-                        raise QueueFull(
+                        raise Full(
                             f"{in_flight:,} messages are delivered and not committed, as many as window allows: "
                             "commit them, or give them back (nack)",
                             path=self._engine.path,

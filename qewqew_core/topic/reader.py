@@ -24,11 +24,11 @@ from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
 from qewqew_core.errors import (
     BadArgument,
+    Broken,
+    Closed,
     CommitConflict,
     DiskFull,
     Empty,
-    QueueBroken,
-    QueueClosed,
 )
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -116,10 +116,10 @@ class Reader(HasBatches):
                     self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask | zbus.DELETE_ON_EXIT))
             _open_readers.add(self)
         except BaseException as error:
-            self._engine.closed_reason = QueueClosed("the reader was never opened")
+            self._engine.closed_reason = Closed("the reader was never opened")
             self._release()
             cause = error.__cause__
-            if isinstance(error, QueueBroken) and isinstance(cause, OSError) and (full := self._engine.full(cause)):
+            if isinstance(error, Broken) and isinstance(cause, OSError) and (full := self._engine.full(cause)):
                 raise full from cause
             raise
 
@@ -212,7 +212,7 @@ class Reader(HasBatches):
     def read(self, timeout: float | None = 0) -> Message:
         """The next message. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
 
-        It is in flight until it is committed. Raises `QueueFull` if ``window`` messages are, and `CorruptQueue`.
+        It is in flight until it is committed. Raises `Full` if ``window`` messages are, and `Corrupt`.
         """
         return self._wait(lambda: self._deliver(1, None), timeout)[0]
 
@@ -414,7 +414,7 @@ class Reader(HasBatches):
     # The end
 
     def delete(self) -> None:
-        """Delete the reader, its batches and dead letters included; whoever has it open gets `QueueClosed`."""
+        """Delete the reader, its batches and dead letters included; whoever has it open gets `Closed`."""
         with self._engine.exclusive():
             reader_files.delete(self._files, self.topic.path, self.name)
 
@@ -430,10 +430,10 @@ class Reader(HasBatches):
                 if self._engine.is_open:
                     with self._engine.exclusive():
                         self._leave_to_others()
-            except (QueueClosed, DiskFull):
+            except (Closed, DiskFull):
                 pass  # it was deleted; or, without room: who finds its lock gone takes what it had
             finally:
-                self._engine.closed_reason = QueueClosed("the reader is closed", path=self.path)
+                self._engine.closed_reason = Closed("the reader is closed", path=self.path)
                 self._release()
                 _open_readers.discard(self)
 
@@ -460,7 +460,7 @@ class Reader(HasBatches):
 
     def __del__(self) -> None:
         if not self._released:
-            self._engine.closed_reason = QueueClosed("the reader is closed", path=self.path)
+            self._engine.closed_reason = Closed("the reader is closed", path=self.path)
             with contextlib.suppress(OSError):
                 self._release()
 

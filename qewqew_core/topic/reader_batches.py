@@ -17,7 +17,7 @@ from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Descriptors, Files
-from qewqew_core.errors import BatchConflict, CorruptQueue, QewQewError
+from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import Piece
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
@@ -89,7 +89,7 @@ class ReaderBatches(Source):
         self._deliveries.drop_lost()
         try:
             segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
-        except CorruptQueue:
+        except Corrupt:
             if not self._was_trimmed():
                 raise
             return self.cut(key, max_records, max_bytes, lease_timeout)

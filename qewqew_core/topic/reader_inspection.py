@@ -8,7 +8,7 @@ import os
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, last_lease
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
@@ -38,7 +38,7 @@ def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) 
                 return None
             if attempt == 4:
                 raise reader_log.missing(stem + ".log") from None
-        except CorruptQueue:
+        except Corrupt:
             if attempt == 4 or seal_of(files, stem) == seal:  # else the log was exchanged
                 raise
     raise AssertionError
@@ -83,16 +83,16 @@ def foresee(files: Files, view: View, name: str) -> ReaderState | None:
     return state
 
 
-def missing_rdx(path: str) -> CorruptQueue:
-    return CorruptQueue(
+def missing_rdx(path: str) -> Corrupt:
+    return Corrupt(
         "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
         "`qewqew topic repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
         path=path,
     )
 
 
-def short_rdx(path: str) -> CorruptQueue:
-    return CorruptQueue(
+def short_rdx(path: str) -> Corrupt:
+    return Corrupt(
         f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew topic "
         "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
         path=path,
@@ -112,7 +112,7 @@ def without_rdx(files: Files, directory: str) -> list[str]:
 
 
 def check_rdx(state: ReaderState, whole: bool, path: str) -> None:
-    """Raises `CorruptQueue` if the .rdx that is to say where a server has moved the reader has lost its end."""
+    """Raises `Corrupt` if the .rdx that is to say where a server has moved the reader has lost its end."""
     if state.clean and not whole:
         raise short_rdx(path)
 
@@ -149,7 +149,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
         return Position(block, entry.end, following.number)
     place = view.by_offset(entry.base + offset)
     if place is None:
-        raise CorruptQueue(
+        raise Corrupt(
             f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
             path=path,
             offset=0,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from qewqew_core.batch.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
 from qewqew_core.disk import journal
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.topic.reader_state import (
     LONGEST_RANGE,
     Change,
@@ -188,7 +188,7 @@ class Replayed(NamedTuple):
 
 
 def replay(data: bytes, path: str) -> Replayed:
-    """What a log says; raises `CorruptQueue` with path and offset."""
+    """What a log says; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state: ReaderState | None = None
     snapshot_end = end = journal.BEGIN
@@ -202,13 +202,13 @@ def replay(data: bytes, path: str) -> Replayed:
                 raise ValueError("no snapshot comes first")
             state, snapshot_end = _load(frame.body), end
         except NONSENSE as error:
-            raise CorruptQueue(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
+            raise Corrupt(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
     if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT)):
-        raise CorruptQueue("a frame of the reader's log is damaged", path=path, offset=end)
+        raise Corrupt("a frame of the reader's log is damaged", path=path, offset=end)
     try:
         state.check()
     except NONSENSE as error:
-        raise CorruptQueue(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
+        raise Corrupt(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
     return Replayed(state, generation, snapshot_end, end)
 
 
@@ -228,7 +228,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
         return operation
     except NONSENSE as error:
         # The checksum is right, so this was written so: better no reader than a wrong one.
-        raise CorruptQueue(
+        raise Corrupt(
             f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=base + frame.start
         ) from error
 
@@ -256,12 +256,12 @@ def unpack_seal(data: bytes) -> Seal | None:
 _WAY_OUT = "or `qewqew topic repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
 
 
-def missing(path: str) -> CorruptQueue:
-    return CorruptQueue(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
+def missing(path: str) -> Corrupt:
+    return Corrupt(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
 
 
 def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
-    """Raises `CorruptQueue` if the log is another one than was here last, or its end is missing.
+    """Raises `Corrupt` if the log is another one than was here last, or its end is missing.
 
     ``rdx``: the place that the .rdx names; it never says more than is durable in the log, unless that ends with a checkpoint. A
     power cut may tear it, and leave a new block with the offset in the one before.
@@ -269,15 +269,15 @@ def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None,
     reached = found.state.reached()
     if seal is not None:
         if found.generation != seal.generation:
-            raise CorruptQueue(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
+            raise Corrupt(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
         if found.end < seal.end:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Bring it back; {_WAY_OUT}",
                 path=path,
                 offset=found.end,
             )
     elif not found.state.clean and rdx is not None and (rdx[0] > reached[0] or (rdx > reached and rdx[0] == found.state.began)):
-        raise CorruptQueue(
+        raise Corrupt(
             f"the end of the reader's log is missing: by its .rdx all before offset {rdx[1]} of block {rdx[0]} is committed, and "
             f"not by the log. Bring it back; {_WAY_OUT}",
             path=path,

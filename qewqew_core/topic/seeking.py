@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 
 from qewqew_core import arguments
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.topic.view import Position, View
 
 
@@ -33,7 +33,7 @@ def place_of(view: View, number: int | None = None, offset: int | None = None, t
     start = view.index().start
     try:
         return _find(view, number, offset, time)
-    except CorruptQueue:
+    except Corrupt:
         if view.index().start == start:
             raise
         return place_of(view, number, offset, time)  # blocks were removed meanwhile

@@ -18,7 +18,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, Gate
 from qewqew_core.disk.files import Descriptors, Files, close_first, read_all
 from qewqew_core.disk.journal import Log
-from qewqew_core.errors import BadPath, DiskFull, QueueClosed, QueueLocked
+from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import LIMITS, now_ms
@@ -124,7 +124,7 @@ class SharedLog(Gate):
         if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
             self._lock_fd, self._lock_timeout, self._take_lock
         ):
-            raise QueueLocked(
+            raise Locked(
                 f"another process is in a call of the reader; gave up after {self._lock_timeout:g} s. It was stopped, or "
                 "leases very much: look there, or wait longer with the topic's lock_timeout",
                 path=self._rdx,
@@ -173,8 +173,8 @@ class SharedLog(Gate):
             self._files.truncate(log.fd, end)
         self._consumer.catch_up(self.engine.state)
 
-    def _was_deleted(self) -> QueueClosed:
-        self.engine.closed_reason = QueueClosed("the reader was deleted", path=self._rdx)
+    def _was_deleted(self) -> Closed:
+        self.engine.closed_reason = Closed("the reader was deleted", path=self._rdx)
         return self.engine.closed_reason
 
     def settle(self) -> None:
@@ -198,7 +198,7 @@ class SharedLog(Gate):
     # The log
 
     def load(self, rdx: tuple[int, int] | None = None) -> None:
-        """Replay the whole log; ``rdx``: the place that the .rdx names. Raises `CorruptQueue`."""
+        """Replay the whole log; ``rdx``: the place that the .rdx names. Raises `Corrupt`."""
         files, path = self._files, self._stem + ".log"
         fds = Descriptors()
         fds.append(files.open(path))
@@ -309,7 +309,7 @@ class SharedLog(Gate):
                 if self._depth == 1:
                     self._catch_up(engine.log)
                 self._tell_durable()
-            except QueueClosed:
+            except Closed:
                 pass  # the reader was deleted meanwhile
             except BaseException as error:
                 engine.judge(error)

@@ -21,7 +21,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, QewQewError, QueueBroken, QueueClosed, QueueLocked
+from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
@@ -63,7 +63,7 @@ class Topic:
 
     ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
 
-    Raises `BadPath`, `BadArgument`, `CorruptQueue`, `DiskFull`. After `QueueBroken` the object refuses all calls that append.
+    Raises `BadPath`, `BadArgument`, `Corrupt`, `DiskFull`. After `Broken` the object refuses all calls that append.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class Topic:
             try:
                 with contextlib.closing(self._open_writer(0)) as writer:
                     return writer.engine.state.dialect
-            except QueueLocked:
-                with contextlib.suppress(FileNotFoundError, CorruptQueue):  # while the writer begins a new log
+            except Locked:
+                with contextlib.suppress(FileNotFoundError, Corrupt):  # while the writer begins a new log
                     if read_whole(self.files, path + ".lock") == RECOVERED:
                         return topic_log.replay(read_whole(self.files, path + ".log"), path + ".log").state.dialect
                 if until is not None and clock.monotonic() >= until:
@@ -178,7 +178,7 @@ class Topic:
         """Have what a killed writer has left put right, unless a living one has done so."""
         with self._lock:
             if self._writer is None and not self._closed:
-                with contextlib.suppress(QueueLocked):
+                with contextlib.suppress(Locked):
                     self._open_writer(0).close()
 
     def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
@@ -193,7 +193,7 @@ class Topic:
         for name in names_of_readers(self.files, self.path):
             try:
                 state = reader_inspection.look(self.files, self.path, name)
-            except CorruptQueue:  # who opens the reader is told
+            except Corrupt:  # who opens the reader is told
                 continue
             if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
                 self.dialect = dialect  # which a topic that is just being opened does not know yet
@@ -224,7 +224,7 @@ class Topic:
 
         ``tag`` (at most 127 bytes of UTF-8) is what readers filter by; ``id`` (39) and ``corr_offset`` are the application's.
         ``timestamp``: milliseconds since the epoch; None: now. Raises `BadRecord`, `RecordTooLarge`, `BadArgument`, `DiskFull`,
-        `QueueFull` (the topic has 10,240 blocks), `QueueLocked` (another process appends): nothing was stored.
+        `Full` (the topic has 10,240 blocks), `Locked` (another process appends): nothing was stored.
         """
         number, _ = self._append([Message(body, tag, id, corr_offset, timestamp)], None)
         return number
@@ -323,7 +323,7 @@ class Topic:
             other.move_to(place, force=True)
 
     def delete_reader(self, name: str) -> None:
-        """Delete a reader, its batches and dead letters included; who has it open gets `QueueClosed`. Raises `BadArgument`."""
+        """Delete a reader, its batches and dead letters included; who has it open gets `Closed`. Raises `BadArgument`."""
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
         if name in reader_inspection.without_rdx(self.files, self.path):
@@ -337,7 +337,7 @@ class Topic:
 
     def _usable(self) -> None:
         if self._closed and not self._opening:
-            raise QueueClosed("the topic is closed", path=self.path)
+            raise Closed("the topic is closed", path=self.path)
 
     @contextlib.contextmanager
     def _look(self) -> Iterator[View]:
@@ -419,7 +419,7 @@ class Topic:
         if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
             try:
                 self.trim()
-            except QueueBroken:
+            except Broken:
                 raise
             except QewQewError as error:
                 _logger.warning("old messages could not be removed: %s", error)

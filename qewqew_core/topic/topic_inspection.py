@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths
 from qewqew_core.topic.reader_state import Range, ReaderState
@@ -41,7 +41,7 @@ class TopicStats:
 def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
     """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
 
-    Raises `BadPath` where there is no topic, and `CorruptQueue`.
+    Raises `BadPath` where there is no topic, and `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     files = Files()
@@ -109,7 +109,7 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
     Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
-    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `CorruptQueue`.
+    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     topic_paths.check_reader_name(name)
@@ -121,7 +121,7 @@ def look_again(look: Callable[[], _T]) -> _T:
     for attempt in range(5):
         try:
             return look()
-        except CorruptQueue:
+        except Corrupt:
             if attempt == 4:
                 raise
             clock.sleep(0.01 * attempt)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qewqew_core.disk import journal
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import Piece
 from qewqew_core.topic.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
 
@@ -163,7 +163,7 @@ def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
 
 
 def replay(data: bytes, path: str) -> Replayed:
-    """What a log says; raises `CorruptQueue` with path and offset."""
+    """What a log says; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state: TopicState | None = None
     result: Replayed | None = None
@@ -202,16 +202,14 @@ def replay(data: bytes, path: str) -> Replayed:
                 result.frames += 1
         except NONSENSE as error:
             # The checksum is right, so this was written so: better no topic than a wrong one.
-            raise CorruptQueue(
-                f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start
-            ) from error
+            raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start) from error
         at = end
     if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
-        raise CorruptQueue("a frame of the transaction log is damaged", path=path, offset=at)
+        raise Corrupt("a frame of the transaction log is damaged", path=path, offset=at)
     try:
         result.state.check()
     except ValueError as error:
-        raise CorruptQueue(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
+        raise Corrupt(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
     result.end = at
     return result
 
@@ -234,8 +232,8 @@ def pack_sums(pieces: list[Piece]) -> bytes:
 
 
 def unpack_sums(data: bytes, path: str) -> list[Piece]:
-    """Raises `CorruptQueue`."""
+    """Raises `Corrupt`."""
     middle = data[len(SUMS_MAGIC) : -_CRC.size]
     if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(zlib.crc32(data[:-4])) != data[-4:]:
-        raise CorruptQueue("the checksums of a block are damaged themselves", path=path, offset=0)
+        raise Corrupt("the checksums of a block are damaged themselves", path=path, offset=0)
     return [Piece(*piece) for piece in _PIECE.iter_unpack(middle)]

@@ -28,7 +28,7 @@ from typing import NoReturn
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, read_whole, remove_if_there, write_new
 from qewqew_core.disk.journal import Log
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.limits import LIMITS, now_ms
@@ -51,7 +51,7 @@ class Recovered:
 
 def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> Recovered:
     """The steps. ``dialect``: what the caller wants, if anything; ``resolve`` is told which sessions were committed, and the
-    dialect. Raises `CorruptQueue` and `BadArgument` before anything is changed, and errors of the system.
+    dialect. Raises `Corrupt` and `BadArgument` before anything is changed, and errors of the system.
     """
     found, index = _look(blocks)
     ours, closed = _was_ours(blocks, found, index)
@@ -118,7 +118,7 @@ def _make(blocks: Blocks, found: Replayed | None) -> None:
 
 def _refuse_blocks(blocks: Blocks, what: str, always: bool = False) -> None:
     if always or any(name.endswith(".zbus") and blocks.size(name) for name in blocks.files.list(blocks.data)):
-        raise CorruptQueue(f"{what}, and its blocks are there. Nothing was changed; bring the index back", path=blocks.index_path)
+        raise Corrupt(f"{what}, and its blocks are there. Nothing was changed; bring the index back", path=blocks.index_path)
 
 
 def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
@@ -138,7 +138,7 @@ def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
 
 
 def _refuse_index(blocks: Blocks, what: str, offset: int) -> NoReturn:
-    raise CorruptQueue(
+    raise Corrupt(
         f"{what}. Nothing was changed; bring the index back, or have `qewqew topic repair` make it anew",
         path=blocks.index_path,
         offset=offset,
@@ -176,10 +176,10 @@ def _is_ahead(state: TopicState, index: Index) -> bool:
 
 
 def _adopt(blocks: Blocks, index: Index, found: Replayed | None, dialect: str | None) -> TopicState:
-    """Step 3: the state of a topic to which a zbus server has written; raises `CorruptQueue` if messages are missing."""
+    """Step 3: the state of a topic to which a zbus server has written; raises `Corrupt` if messages are missing."""
     dialect = dialect or (found.state.dialect if found else "B")
     if max(index.start, index.number) > zbus.LARGEST:
-        raise CorruptQueue(f"the index is impossible: {index}", path=blocks.index_path, offset=0)
+        raise Corrupt(f"the index is impossible: {index}", path=blocks.index_path, offset=0)
     if index.blocks == 0:  # nobody has opened a writer
         _refuse_blocks(blocks, "the index of the topic has no block")
         blocks.make(0)
@@ -191,7 +191,7 @@ def _adopt(blocks: Blocks, index: Index, found: Replayed | None, dialect: str | 
         )
         _count(blocks, state)
         if not 0 <= state.number <= zbus.LARGEST:
-            raise CorruptQueue(f"the last message has the number {state.number - 1}", path=blocks.path_of(entry.base), offset=0)
+            raise Corrupt(f"the last message has the number {state.number - 1}", path=blocks.path_of(entry.base), offset=0)
         if not entry.end and not blocks.exists(entry.base):
             blocks.make(entry.base)  # the server was killed between the entry and the file
     if found is not None:
@@ -212,9 +212,7 @@ def _last_entry(blocks: Blocks, index: Index) -> tuple[int, Entry]:
             # The server was killed between the number of blocks and the entry: the block is not there.
             last, entry = last - 1, before
     if not (0 <= entry.base <= zbus.LARGEST and 0 <= entry.end <= zbus.LARGEST_BLOCK):
-        raise CorruptQueue(
-            f"the entry of block {last} is impossible: {entry}", path=blocks.index_path, offset=zbus.entry_at(last)
-        )
+        raise Corrupt(f"the entry of block {last} is impossible: {entry}", path=blocks.index_path, offset=zbus.entry_at(last))
     return last, entry
 
 
@@ -233,7 +231,7 @@ def _count(blocks: Blocks, state: TopicState) -> None:
             block -= 1
             following, entry = entry, view.entry(block)
             if entry.base + entry.end != following.base:  # what is appended would be written over other messages
-                raise CorruptQueue(
+                raise Corrupt(
                     f"the entry of block {block + 1} does not follow the one before: {following}",
                     path=blocks.index_path,
                     offset=zbus.entry_at(block + 1),
@@ -293,7 +291,7 @@ def _put_again(blocks: Blocks, redo: Redo) -> bool:
     if _holds(blocks, redo):
         return True
     if redo.synced:
-        raise CorruptQueue(
+        raise Corrupt(
             f"{redo.size:,} bytes of messages, which were on disk when they were committed, are not as they were",
             path=blocks.path_of(base),
             offset=redo.offset,

@@ -7,7 +7,7 @@
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
 
-Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `CorruptQueue` there,
+Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
 """
 
@@ -21,7 +21,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, read_whole, write_new
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
@@ -52,11 +52,11 @@ def _beginning(data: bytes, path: str) -> Replayed | None:
     """A log as far as it can be read; None where nothing of it can be."""
     try:
         return topic_log.replay(data, path)
-    except CorruptQueue as error:
+    except Corrupt as error:
         readable = data[: error.offset]
     try:
         return topic_log.replay(readable, path)
-    except CorruptQueue:
+    except Corrupt:
         return None
 
 
@@ -108,7 +108,7 @@ class _Repair:
             return None
         try:
             return topic_log.replay(data, path)
-        except CorruptQueue as error:
+        except Corrupt as error:
             self.report.problems.append(str(error))
             self.set_aside(path)
             return _beginning(data, path)
@@ -126,7 +126,7 @@ class _Repair:
         image = self.read(index_path)
         bases = sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
         if not bases:
-            raise CorruptQueue("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
+            raise Corrupt("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
         index, entries = self._index(image, index_path, bases)
         place = len(entries) - 1
         last = entries[place]
@@ -167,21 +167,21 @@ class _Repair:
         start = self.log.state.start if self.log else 0
         try:
             if image is None:
-                raise CorruptQueue("the index is missing", path=path)
+                raise Corrupt("the index is missing", path=path)
             index = zbus.unpack_index(image, path)
             if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
-                raise CorruptQueue(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
+                raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
             start = index.start
             padded = image.ljust(zbus.INDEX_SIZE, b"\0")
             entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(start, start + index.blocks)]
             # The last block may have been made by a commit that did not happen, or before its entry was written.
             if [entry.base for entry in entries] in (bases, bases[:-1]) and all(entry.end >= 0 for entry in entries):
                 return index, entries
-            raise CorruptQueue("the entries of the index are not those of the blocks that are there", path=path)
-        except CorruptQueue as error:
+            raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
+        except Corrupt as error:
             self.report.problems.append(str(error))
         if bases[0] != 0 and not self.log and start == 0:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
                 "back. Nothing was changed there",
                 path=path,
@@ -277,7 +277,7 @@ class _Repair:
                 return
             if seal is not None:
                 raise reader_log.missing(stem + ".log")
-        except CorruptQueue as error:
+        except Corrupt as error:
             self.report.problems.append(str(error))
             if log is not None:
                 self.set_aside(stem + ".log")
@@ -295,7 +295,7 @@ class _Repair:
         try:
             if entry.end:
                 heads.update(at for at, _ in view.heads(entry, view.number_of(entry)))
-        except CorruptQueue:
+        except Corrupt:
             return  # the messages are what is damaged
         if offset not in heads and offset < entry.end:
             before = max(at for at in heads if at <= max(0, offset))
@@ -326,7 +326,7 @@ def repair_topic(
     """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
     ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
-    `QueueLocked`, and `CorruptQueue` where nothing can be done.
+    `Locked`, and `Corrupt` where nothing can be done.
     """
     files = _files or Files()
     full = topic_paths.check_topic_path(path)
@@ -341,9 +341,9 @@ def repair_topic(
     problem, log_path = None, os.path.join(full, os.path.basename(full) + ".log")
     try:
         if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
-            raise CorruptQueue("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
+            raise Corrupt("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
-    except CorruptQueue as error:  # else it was recovered, as every opening does
+    except Corrupt as error:  # else it was recovered, as every opening does
         problem = str(error)
     held, _ = lock.acquire(os.path.join(full, os.path.basename(full) + ".lock"), timeout)
     try:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from qewqew_core import arguments
-from qewqew_core.errors import BadArgument, QewQewError, QueueBroken, QueueClosed
+from qewqew_core.errors import BadArgument, Broken, Closed, QewQewError
 from qewqew_core.formats.zbus import Message
 from qewqew_core.keys import key_hash
 from qewqew_core.topic.open_topic import OpenTopic
@@ -89,7 +89,7 @@ class TopicSession:
 
         Durable when it returns, as `Topic.append_many` is; ``key`` as there (then what was read is given back). Raises
         `CommitConflict` if a message that was read has been delivered to somebody else since, `DiskFull`, `BadKey`,
-        `QueueLocked`: nothing has happened, and the session may commit again or roll back.
+        `Locked`: nothing has happened, and the session may commit again or roll back.
         """
         self._usable()
         topic = self._topic
@@ -140,7 +140,7 @@ class TopicSession:
                 reader.participant.prepare(session, messages)
             self._position = writer.append(self._appends, self._appends.size, operations)
         except BaseException as error:
-            if not writer.engine.committed or (isinstance(error, QewQewError) and not isinstance(error, QueueBroken)):
+            if not writer.engine.committed or (isinstance(error, QewQewError) and not isinstance(error, Broken)):
                 for reader in read:
                     with contextlib.suppress(QewQewError):  # what follows, a commit or a rollback, makes up for it
                         reader.participant.unprepare(session)
@@ -186,7 +186,7 @@ class TopicSession:
 
     def _usable(self) -> None:
         if self._closed or self._topic.is_closed:
-            raise QueueClosed("the session or its topic is closed; open another one with Topic.session()", path=self._topic.path)
+            raise Closed("the session or its topic is closed; open another one with Topic.session()", path=self._topic.path)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from itertools import pairwise
 from qewqew_core.batch import places
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import CorruptQueue, QewQewError
+from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_inspection
@@ -80,7 +80,7 @@ def _verify_block(
     """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
     view.check_entry(block, entry)
     if entry.base != base:
-        raise CorruptQueue(
+        raise Corrupt(
             f"the entry of block {block} does not follow the one before: {entry}", path=view.path, offset=zbus.entry_at(block)
         )
     if not entry.end:
@@ -105,7 +105,7 @@ def _verify_block(
 def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> None:
     try:
         state = reader_inspection.foresee(files, view, name)
-    except CorruptQueue as error:
+    except Corrupt as error:
         report.problems.append(str(error))
         return
     for one in state.batches.values() if state is not None else ():

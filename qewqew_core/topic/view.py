@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from qewqew_core.batch.segments import Run, Walk
 from qewqew_core.disk.files import Descriptors, Files, close_each, read_whole
-from qewqew_core.errors import BadPath, CorruptQueue
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
@@ -85,7 +85,7 @@ Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages 
 
 
 class View:
-    """Reads the topic in ``directory``; see the module. Raises `BadPath`, `CorruptQueue`."""
+    """Reads the topic in ``directory``; see the module. Raises `BadPath`, `Corrupt`."""
 
     @classmethod
     def of(cls, files: Files, directory: str) -> Self:
@@ -142,9 +142,9 @@ class View:
         return entry
 
     def check_entry(self, block: int, entry: Entry) -> None:
-        """Raises `CorruptQueue` if no block can be so."""
+        """Raises `Corrupt` if no block can be so."""
         if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
-            raise CorruptQueue(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
+            raise Corrupt(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
 
     def entries(self, index: Index) -> list[Entry]:
         """As they stand there, unchecked."""
@@ -163,7 +163,7 @@ class View:
             index = self.index()
             try:
                 return self.first_of(index.start, index)
-            except CorruptQueue:
+            except Corrupt:
                 if self.index().start == index.start:  # else the block was removed meanwhile
                     raise
 
@@ -181,7 +181,7 @@ class View:
             if entry.end:
                 number = self.number_of(entry)
                 if not 0 <= number <= index.number:
-                    raise CorruptQueue(
+                    raise Corrupt(
                         f"the block begins with message {number}, and the topic's next one is {index.number}",
                         path=self.block_path(entry.base),
                         offset=zbus.NUMBER_AT,
@@ -194,7 +194,7 @@ class View:
         """The number of the message that begins at a place of a block: the first, if the block is not empty."""
         head = self.read(entry.base, at, min(HEAD, entry.end - at))
         if len(head) < HEAD:
-            raise CorruptQueue("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
+            raise Corrupt("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
     def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
@@ -342,13 +342,13 @@ class View:
                 continue
             try:
                 start, data = self._load(entry.base, at, end, window)
-            except CorruptQueue:
+            except Corrupt:
                 if block < self.index().start:  # it was removed meanwhile
                     return
                 raise
             base, loaded = entry.base, min(start + len(data), end)
             if at + HEAD > loaded:
-                raise CorruptQueue("the block ends in the head of a message", path=self.block_path(base), offset=at)
+                raise Corrupt("the block ends in the head of a message", path=self.block_path(base), offset=at)
             if begins:
                 number, begins = self.first_number(number, data, start, base, at, end), False
             places: list[int] = []
@@ -362,7 +362,7 @@ class View:
                 if head[NUMBER] != number or after > end or careful:
                     try:
                         _, number = zbus.check_head(data, start, at, end, number, self.dialect, self.block_path(base))
-                    except CorruptQueue:
+                    except Corrupt:
                         if places:
                             break  # first those before it
                         raise
@@ -409,7 +409,7 @@ class View:
         return os.path.join(self.directory, "data", zbus.block_name(base))
 
     def read(self, base: int, at: int, size: int) -> bytes:
-        """Bytes of a block; raises `CorruptQueue` if the file is missing or ends before them: never zeros in their place."""
+        """Bytes of a block; raises `Corrupt` if the file is missing or ends before them: never zeros in their place."""
         fd = self._blocks.get(base)
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:
@@ -417,11 +417,11 @@ class View:
             try:
                 fd = self._blocks[base] = self._files.open_to_read(self.block_path(base))
             except OSError as error:
-                raise CorruptQueue(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
+                raise Corrupt(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
         if len(data) < size:
-            raise CorruptQueue(
+            raise Corrupt(
                 f"the file ends before the messages do, which end at {at + size} or later",
                 path=self.block_path(base),
                 offset=at + len(data),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import BadPath, DiskFull, QewQewError, QueueFull
+from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import LIMITS, now_ms
@@ -98,7 +98,7 @@ class Writer:
             for begins, run in runs(messages, at, self.block_size):
                 if begins:
                     if state.count + len(made) >= zbus.RING:
-                        raise QueueFull(
+                        raise Full(
                             f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
                             f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
                             path=engine.path,
@@ -127,7 +127,7 @@ class Writer:
             for base, start, data in writes:
                 blocks.write(base, data, start)
             position = self._commit([*operations, *behind], time, reserve=True)
-        except QueueFull:
+        except Full:
             blocks.unmake(made, state.last)
             raise
         except OSError as error:

@@ -34,7 +34,7 @@ from pyspark.storagelevel import StorageLevel
 
 try:
     from qewqew_core.batch import manifest
-    from qewqew_core.errors import BadArgument, CorruptQueue, QewQewError
+    from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, explain
@@ -131,7 +131,7 @@ def run(
             reasons = found.set_aside(spark, quarantined)
         bad = sum(reasons.values())
         if decoded not in (None, description.records - bad):
-            raise CorruptQueue(f"{decoded} good and {bad} bad records, the manifest says {description.records}", path=batch)
+            raise Corrupt(f"{decoded} good and {bad} bad records, the manifest says {description.records}", path=batch)
         if max_bad_records is not None and bad > max_bad_records:
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             raise TooManyBadRecords(

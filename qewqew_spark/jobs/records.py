@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 from qewqew_core.batch.manifest import Manifest
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.data_source import QewqewDataSource
 from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.writing import delete, setting
@@ -32,7 +32,7 @@ class Records:
     def set_aside(self, spark: SparkSession, quarantine: str) -> dict[str, int]:
         """Put the records that do not decode into the directory, in place of what is there; how many, by reason.
 
-        Raises `CorruptQueue` if these are not all records of the batch.
+        Raises `Corrupt` if these are not all records of the batch.
         """
         if self.judged is None:
             delete(spark, quarantine)
@@ -42,7 +42,7 @@ class Records:
         judged.where(F.col("reason").isNotNull()).write.mode("overwrite").parquet(quarantine)
         read = int(seen.get["rows"])
         if read != self.description.records:
-            raise CorruptQueue(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
+            raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
         counted = spark.read.parquet(quarantine).groupBy("reason").count().collect()
         if not counted:
             delete(spark, quarantine)

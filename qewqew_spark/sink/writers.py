@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from qewqew_core import arguments
 from qewqew_core.batch.store import Local, Remote, Store, store_of
-from qewqew_core.errors import BadArgument, BadPath, CorruptQueue, DiskFull
+from qewqew_core.errors import BadArgument, BadPath, Corrupt, DiskFull
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue import paths
@@ -125,8 +125,8 @@ class Sink:
     def commit(self, messages: Iterable[WriterCommitMessage | None], job: str, key: str | None) -> None:
         """Put what was staged into the target, in one commit, and remove it from where it was staged.
 
-        Raises `BadPath` or `CorruptQueue` if what was staged is not there as it was, and what the target raises
-        (`QueueLocked`, `DiskFull`, …): nothing was stored.
+        Raises `BadPath` or `Corrupt` if what was staged is not there as it was, and what the target raises
+        (`Locked`, `DiskFull`, …): nothing was stored.
         """
         pieces = chain.from_iterable(self._read(one) for one in messages if isinstance(one, Staged))
         if self.kind == "queue":
@@ -153,7 +153,7 @@ class Sink:
                 for piece in staged.pieces:
                     data = read(at, at + piece.size)
                     if len(data) != piece.size or zlib.crc32(data) != piece.crc32:
-                        raise CorruptQueue("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
+                        raise Corrupt("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
                     yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
                     at += piece.size
         except FileNotFoundError as error:

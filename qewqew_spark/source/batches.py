@@ -138,7 +138,7 @@ class BatchReader(DataSourceReader):
         return self.split.bundles(result)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, which names file and offset."""
+        """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, which names file and offset."""
         if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: a batch without segments
             for part in partition.parts:
                 yield from self._read(part)
@@ -171,7 +171,7 @@ def records(
 
     With each batch come the number of the record behind it, and what tells where in the file its i-th record begins.
     ``number`` is that of the first record; those in the regions ``skip`` of the file have none and are left out, as are those
-    from number ``stop`` on. Raises `CorruptQueue`.
+    from number ``stop`` on. Raises `Corrupt`.
     """
     import numpy as np  # late, as Arrow: the driver plans reads without them
     import pyarrow as pa

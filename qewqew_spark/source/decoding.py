@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types
 
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.codecs import Codec, Decoded, from_avro, from_csv, from_json, from_msgpack
 from qewqew_spark.codecs.columns import arrow_type
 from qewqew_spark.codecs.texts import java_text
@@ -70,14 +70,14 @@ class Decoding:
         """The rows of raw records, in the layout of the schema.
 
         ``raw``: the column ``value``, and those that the column ``_metadata`` has as its fields. ``place(i)``: the offset in
-        ``path`` of the i-th raw row. Raises `CorruptQueue` in the mode FAILFAST, for the first record that is corrupt.
+        ``path`` of the i-th raw row. Raises `Corrupt` in the mode FAILFAST, for the first record that is corrupt.
         """
         values = raw.column("value")
         decoded = self._codec.decode(values)
         if decoded.reasons and self._mode == "FAILFAST":
             row = min(decoded.reasons)
             record = row if decoded.records is None else int(decoded.records[row])
-            raise CorruptQueue(
+            raise Corrupt(
                 f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE makes rows of such records",
                 path=path,
                 offset=place(record),

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from qewqew_core.batch.segments import Run
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import LENGTH, MAX_RECORD
 
@@ -68,19 +68,19 @@ def payloads(
     its frames begin.
 
     ``path`` and ``offset`` say where the run comes from, ``boundaries`` what is known of it (see `positions_between`). Raises
-    `CorruptQueue`, before the first array, if the frames do not end with the run or are not as many as announced.
+    `Corrupt`, before the first array, if the frames do not end with the run or are not as many as announced.
     """
     positions = positions_between(run, records, boundaries)
     if positions is None:
         positions = frame_positions(run)
     if positions[-1] != len(run):
-        raise CorruptQueue(
+        raise Corrupt(
             f"the record that begins here does not end within the {len(run)} bytes from {offset}, which should be whole records",
             path=path,
             offset=offset + int(positions[-1]),
         )
     if len(positions) - 1 != records:
-        raise CorruptQueue(
+        raise Corrupt(
             f"the {len(run)} bytes from here hold {len(positions) - 1} records, not {records}", path=path, offset=offset
         )
     frames = pa.Array.from_buffers(pa.binary(), records, [None, pa.py_buffer(positions), pa.py_buffer(run)])

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from qewqew_core.batch.manifest import Segment, checksums
 from qewqew_core.batch.store import Local, Read
-from qewqew_core.errors import CorruptQueue, RecordsTaken
+from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats.chunk import chunk_path
 from qewqew_core.formats.chunk_state import Chunk, Region
 from qewqew_core.formats.sparse_index import Piece
@@ -82,7 +82,7 @@ class QueueReader(DataSourceReader):
         self.strict = options.flag("failOnDataLoss", True)
 
     def partitions(self) -> list[Bundle[QueuePart]]:
-        """The snapshot; raises `BadPath`, `CorruptQueue`."""
+        """The snapshot; raises `BadPath`, `Corrupt`."""
         chunks, pending = inspection.snapshot(self.path)
         whole = [_segment(self.path, one) for one in chunks]
         # Of what was taken in the middle of a chunk nobody knows how many records lay between which boundaries.
@@ -104,7 +104,7 @@ class QueueReader(DataSourceReader):
         return self.split.bundles(result)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, of about 1 MiB at a time; raises `CorruptQueue`, `RecordsTaken`."""
+        """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
         if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: an empty queue
             for part in partition.parts:
                 yield from self._read(part)
@@ -117,7 +117,7 @@ class QueueReader(DataSourceReader):
                 number, raw, place = next(found)
             except StopIteration:
                 return
-            except CorruptQueue as error:
+            except Corrupt as error:
                 if self._is_there(part):
                     raise  # damage
                 lost = f"{part.stop - number} records were taken from the queue after this read of it began, and are gone"

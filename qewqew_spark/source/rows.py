@@ -73,7 +73,7 @@ class Rows:
     def batch(self, raw: pa.RecordBatch, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
         """The rows that become of ``raw``, which has the columns ``needs`` at least, under the source's names and types.
 
-        ``place(i)``: the offset in the file ``path`` of the i-th raw row, for error messages. Raises `CorruptQueue` if a record
+        ``place(i)``: the offset in the file ``path`` of the i-th raw row, for error messages. Raises `Corrupt` if a record
         does not decode and the options say that this is an error.
         """
         if self.decoding is not None:

@@ -159,7 +159,7 @@ class TopicStream(_Base):
     # Batches
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Raises `MessagesLost`, `CorruptQueue`."""
+        """Raises `MessagesLost`, `Corrupt`."""
         if end.get("began") not in (None, start.get("began")):
             # Killed in its first batch: that is in the checkpoint, where it began is not, and was determined anew.
             start = {**end, **end["began"]}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import BadArgument, CorruptQueue, MessagesLost
+from qewqew_core.errors import BadArgument, Corrupt, MessagesLost
 from qewqew_core.formats.sparse_index import Piece
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
@@ -219,7 +219,7 @@ def steady(view: View, act: Callable[[], T]) -> T:
         start = view.index().start
         try:
             return act()
-        except CorruptQueue:
+        except Corrupt:
             if view.index().start == start:
                 raise
 
@@ -248,7 +248,7 @@ def _nearest(places: list[int], goal: int) -> int:
 
 
 def read_partition(part: TopicPartition, rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of at most 1 MiB or one message; raises `CorruptQueue`, `MessagesLost`, which name file and offset."""
+    """Arrow batches of at most 1 MiB or one message; raises `Corrupt`, `MessagesLost`, which name file and offset."""
     from qewqew_spark.source.frames import messages  # late: the driver plans reads without Arrow
 
     topic = part.topic
@@ -269,7 +269,7 @@ def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[Run]:
         view.read(one.base, one.start, 0)  # from now on the file is open, and removing it does no harm
         pieces = pieces_of(Files(), view.directory, one.base)
         there = one.block >= view.index().start  # else its checksums may have been removed before that look at them
-    except CorruptQueue:
+    except Corrupt:
         if one.block >= view.index().start:
             raise
         there = False
@@ -284,7 +284,7 @@ def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[Run]:
 def _verified(view: View, one: TopicRange, pieces: list[Piece]) -> Iterator[int]:
     """Up to where the bytes of a range are what was committed, each time that this is 1 MiB further at least.
 
-    Raises `CorruptQueue`. The bytes are read again afterwards: a piece may be as large as a block.
+    Raises `Corrupt`. The bytes are read again afterwards: a piece may be as large as a block.
     """
     end = one.start
     for piece, following in pairwise(pieces):
@@ -318,7 +318,7 @@ class TopicReader(DataSourceReader):
             raise BadArgument(f"the read begins at {self.start.value}, and ends before that, at {self.stop.value}")
 
     def partitions(self) -> list[InputPartition]:
-        """Raises `BadArgument`, `MessagesLost`, `CorruptQueue`."""
+        """Raises `BadArgument`, `MessagesLost`, `Corrupt`."""
         with closing(self.topic.view()) as view:
             return steady(view, lambda: self._plan(view))
 

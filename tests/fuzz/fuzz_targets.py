@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from qewqew_core import BadManifest, BadPath, Batch, CorruptQueue, Empty, QewQewError, Queue, Topic
+from qewqew_core import BadManifest, BadPath, Batch, Corrupt, Empty, QewQewError, Queue, Topic
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BATCH_OPERATIONS, BatchState
 from qewqew_core.disk import journal
@@ -183,7 +183,7 @@ def target_chain(data: bytes) -> None:
             expected, chain = plain_chain(header, chunks)
         except Refused:
             before = _content(path.parent)
-            with contextlib.suppress(CorruptQueue, BadPath):
+            with contextlib.suppress(Corrupt, BadPath):
                 Queue(path, chunk_size=chunk_size, _files=NoSync()).close()
                 raise AssertionError("files that contradict themselves were opened") from None
             assert _content(path.parent) == before, "a refused opening has changed something"
@@ -286,7 +286,7 @@ def _replay(data: bytes) -> logs.Replayed | None:
     error, result = None, None
     try:
         result = logs.replay(data, "q.log")
-    except CorruptQueue as caught:
+    except Corrupt as caught:
         error = caught
     if result is None:
         assert (error.path, 0 <= error.offset <= len(data)) == ("q.log", True)
@@ -325,7 +325,7 @@ def _damaged(good: bytes) -> tuple[bytes, int]:
     return good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :], place
 
 
-def _check_place(error: CorruptQueue, data: bytes, path: str) -> None:
+def _check_place(error: Corrupt, data: bytes, path: str) -> None:
     assert error.path == path
     assert error.offset is not None
     assert 0 <= error.offset <= len(data)
@@ -372,7 +372,7 @@ def scripted_topic(data: bytes) -> bytes:
 def _replay_topic(data: bytes) -> topics.Replayed | None:
     try:
         result = topics.replay(data, "t.log")
-    except CorruptQueue as error:
+    except Corrupt as error:
         _check_place(error, data, "t.log")
         return None
     state = result.state
@@ -388,7 +388,7 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
     again = topics.replay(data[: result.end], "t.log")
     assert repr(again.state) == repr(state)
     ends = [one.end for one in journal.frames(data, result.generation) if one.end >= result.snapshot_end]
-    with contextlib.suppress(CorruptQueue):  # nonsense may have been trimmed since
+    with contextlib.suppress(Corrupt):  # nonsense may have been trimmed since
         before = topics.replay(data[: ends[zlib.crc32(data) % len(ends)]], "t.log").state
         assert before.start <= state.start
         assert before.last.block <= state.last.block
@@ -471,7 +471,7 @@ def _content_of(state: ReaderState) -> str:
 def _replay_reader(data: bytes) -> readers.Replayed | None:
     try:
         result = readers.replay(data, "r.log")
-    except CorruptQueue as error:
+    except Corrupt as error:
         _check_place(error, data, "r.log")
         return None
     state = result.state
@@ -479,7 +479,7 @@ def _replay_reader(data: bytes) -> readers.Replayed | None:
     # Who had replayed the beginning, and follows, has the same.
     frames = list(journal.frames(data, result.generation))
     number = 1 + zlib.crc32(data) % len(frames)
-    with contextlib.suppress(CorruptQueue):  # nonsense may have been put right since
+    with contextlib.suppress(Corrupt):  # nonsense may have been put right since
         follower = readers.replay(data[: frames[number - 1].end], "r.log").state
         for one in frames[number:]:
             readers.replay_frame(one, follower, "r.log", 0)
@@ -722,7 +722,7 @@ class Plain:
 
 def _all_of(topic: Topic) -> tuple[list[Any], bool]:
     result = []
-    with contextlib.suppress(CorruptQueue):
+    with contextlib.suppress(Corrupt):
         for one in topic:
             result.append(one)
         return result, True
@@ -737,7 +737,7 @@ def _delivered(topic: Topic, name: str, filter: str | None) -> tuple[list[Any], 
                 result.append(reader.read())
     except Empty:
         return result, True
-    except CorruptQueue:
+    except Corrupt:
         return result, False
     raise AssertionError("the reader does not come to an end")
 
@@ -904,13 +904,13 @@ def target_manifest(data: bytes) -> None:
         assert manifest.parse(json.loads(body.to_json()), "again") == body
         batch = Batch(None, None, BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0), folder)  # type: ignore[arg-type]
         found = None
-        with contextlib.suppress(BadManifest, CorruptQueue):
+        with contextlib.suppress(BadManifest, Corrupt):
             found = list(batch)
         assert found == plain_segments(folder, body)
         assert found is None or (len(found), sum(map(len, found))) == (body.records, body.bytes)
         # The boundaries matter only to who reads in small runs.
         for segment in body.segments:
-            with contextlib.suppress(CorruptQueue, ValueError):
+            with contextlib.suppress(Corrupt, ValueError):
                 runs = [(count, split(data)[0]) for count, data in segments.read_segment(folder, segment, 1)]
                 if all(count == len(records) for count, records in runs):
                     assert [one for _, records in runs for one in records] == plain_segment(folder, segment), "wrong records"

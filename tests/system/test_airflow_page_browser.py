@@ -231,7 +231,7 @@ def test_a_dead_batch_is_dropped_after_a_confirmation_and_not_while_the_queue_is
         assert len(queue.dead()) == 1
         drop.click()
         airflow.button("Drop for ever").click()
-        expect(confirm.get_by_role("alert")).to_contain_text("QueueLocked")
+        expect(confirm.get_by_role("alert")).to_contain_text("Locked")
         assert len(queue.dead()) == 1
     airflow.button("Drop for ever").click()
     answers = airflow.frame.locator("#toast, #confirm-error").filter(has_text=re.compile("[a-z]"))

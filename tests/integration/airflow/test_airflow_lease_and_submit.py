@@ -24,7 +24,7 @@ from qewqew_airflow.errors import SparkJobFailed
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.sensors.qewqew import QewQewSensor
-from qewqew_core import Batch, Queue, QueueLocked, Reader
+from qewqew_core import Batch, Locked, Queue, Reader
 
 # Success.
 
@@ -402,7 +402,7 @@ def test_a_queue_that_is_locked_is_extended_as_soon_as_it_is_free(
     def count(self: QewQewHook, name: str, **settings: Any) -> Queue:
         try:
             return opened(self, name, **settings)
-        except QueueLocked as error:
+        except Locked as error:
             locked.append(error)
             raise
 

@@ -343,7 +343,7 @@ def test_looking_waits_for_no_owner_and_acting_says_that_it_is_locked(
         assert [one["text"] for one in records] == ["only in the log as yet"]
         assert op.get(RECORDS, params={"queue": "orders", "batch": body["batch"]}).json()["records"][0]["text"] == "dead"
         answer = act(op, "return", body)
-        assert (answer.status_code, "QueueLocked" in answer.json()["detail"]) == (409, True)
+        assert (answer.status_code, "Locked" in answer.json()["detail"]) == (409, True)
         assert len(queue.dead()) == 1
     assert act(op, "return", body).status_code == 200
 

@@ -71,7 +71,7 @@ def test_a_full_queue_fails_the_task_and_a_retry_stages_when_there_is_room(
     assert ran.tries("stage") == 2
     assert earlier == [b"earlier"]
     assert held.taken() == [b"a", b"b"]
-    assert "QueueFull" in capfd.readouterr().out
+    assert "Full" in capfd.readouterr().out
 
 
 def test_a_cleared_task_stages_nothing_and_a_new_run_stages_again(run: Any, held: Held) -> None:

@@ -73,7 +73,7 @@ def test_nothing_acknowledged_is_lost_nothing_refused_delivered_and_the_queue_ca
 
 def test_an_error_of_the_disk_is_no_full_disk(tmp_path, monkeypatch):
     """Only what says that there is no room may be taken for it: after anything else the queue must refuse to go on."""
-    from qewqew_core import QueueBroken
+    from qewqew_core import Broken
     from qewqew_core.disk.files import Files
 
     class Failing(Files):
@@ -82,8 +82,8 @@ def test_an_error_of_the_disk_is_no_full_disk(tmp_path, monkeypatch):
 
     q = Queue(tmp_path / "q")
     q._files.__class__ = Failing
-    with pytest.raises(QueueBroken, match="Input/output error"):
+    with pytest.raises(Broken, match="Input/output error"):
         q.put(b"x")
-    with pytest.raises(QueueBroken):
+    with pytest.raises(Broken):
         q.put(b"y")
     q.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, QueueLocked, inspect
+from qewqew_core import Locked, Queue, inspect
 
 
 def python(code: str, *arguments: object, **options) -> subprocess.Popen[str]:
@@ -46,7 +46,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_queue(tmp_path):
     other = python(HOLD, path)
     assert other.stdout.readline() == "open\n"
     began = time.monotonic()
-    with pytest.raises(QueueLocked, match=f"process {other.pid} has the queue open") as caught:
+    with pytest.raises(Locked, match=f"process {other.pid} has the queue open") as caught:
         Queue(path, lock_timeout=0.3)
     assert caught.value.pid == other.pid
     assert caught.value.path == str(path)
@@ -105,7 +105,7 @@ def test_a_java_process_that_holds_the_header_is_an_owner_too(tmp_path):
         q.put(b"x")
     java = python(LOCK_LIKE_JAVA, path)
     assert java.stdout.readline() == "locked\n"
-    with pytest.raises(QueueLocked) as caught:
+    with pytest.raises(Locked) as caught:
         Queue(path, lock_timeout=0)
     assert caught.value.pid == java.pid
     java.communicate("")
@@ -186,7 +186,7 @@ def test_one_that_was_stopped_first_in_line_holds_nobody_up_and_comes_later(tmp_
             while not waits(stagers[-1], path):
                 assert stagers[-1].poll() is None
                 time.sleep(0.01)
-        with pytest.raises(QueueLocked, match="this process"):  # not one of those who wait
+        with pytest.raises(Locked, match="this process"):  # not one of those who wait
             Queue(path, lock_timeout=0)
         stagers[0].send_signal(signal.SIGSTOP)
     assert stagers[1].communicate()[0] == "ack 0\n"

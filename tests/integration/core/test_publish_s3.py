@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from object_store import CREDENTIALS, object_store, s3_client
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Message, Queue, StoreError, Topic
+from qewqew_core import BadManifest, Batch, Corrupt, Message, Queue, StoreError, Topic
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.store import store_of
 
@@ -102,7 +102,7 @@ def test_an_object_of_the_right_size_with_other_bytes_is_sent_again(s3, batch):
     data = bytearray(s3.get_object(Bucket="batches", Key=key)["Body"].read())
     data[5_000_000] ^= 1
     s3.put_object(Bucket="batches", Key=key, Body=bytes(data))
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30001, offset \d+: the checksum"):
+    with pytest.raises(Corrupt, match=rf"{url}/q\.30001, offset \d+: the checksum"):
         records_of(url)
     batch.publish(BUCKET)
     assert records_of(url) == RECORDS
@@ -113,7 +113,7 @@ def test_a_damaged_segment_is_never_published(s3, batch):
     data = bytearray(file.read_bytes())
     data[9_000_000] ^= 1  # behind the first part, which is sent by then
     file.write_bytes(data)
-    with pytest.raises(CorruptQueue, match=r"q\.30001, offset \d+: the checksum"):
+    with pytest.raises(Corrupt, match=r"q\.30001, offset \d+: the checksum"):
         batch.publish(BUCKET)
     assert objects(s3) == {}, "not even the object that was begun"
     assert s3.list_multipart_uploads(Bucket="batches").get("Uploads", []) == []
@@ -166,12 +166,12 @@ def test_what_is_missing_or_too_short_is_named(s3, batch):
     s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.30002", Body=b"short")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' has 5 bytes"):
         manifest.load(url)
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset \d+: the file ends before offset"):
+    with pytest.raises(Corrupt, match=rf"{url}/q\.30002, offset \d+: the file ends before offset"):
         list(segments.read_segment(store_of(url), body.segments[1]))
     s3.delete_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/q.30002")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: segment file 'q\.30002' cannot be read"):
         manifest.load(url)
-    with pytest.raises(CorruptQueue, match=rf"{url}/q\.30002, offset 10: the segment cannot be read"):
+    with pytest.raises(Corrupt, match=rf"{url}/q\.30002, offset 10: the segment cannot be read"):
         list(segments.read_segment(store_of(url), body.segments[1]))
     s3.put_object(Bucket="batches", Key=f"at/some/depth/{batch.id}/manifest.json", Body=b"{")
     with pytest.raises(BadManifest, match=rf"{url}/manifest\.json: not JSON"):

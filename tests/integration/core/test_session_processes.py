@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, QueueLocked
+from qewqew_core import Locked, Queue
 
 
 def python(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def test_the_kernel_gives_the_lock_back_at_the_death_of_its_owner(tmp_path):
     path = tmp_path / "q"
     with python(HOLD, path) as owner:
         owner.stdout.readline()
-        with pytest.raises(QueueLocked):
+        with pytest.raises(Locked):
             Queue(path, lock_timeout=0)
         owner.kill()
     with Queue(path, lock_timeout=0) as q:
@@ -171,5 +171,5 @@ def test_a_lock_that_a_dead_process_has_left_is_none_whoever_has_its_id_now(tmp_
             assert dead.get() == b"0"
             numbers = {str(os.getpid()).encode(), os.getpid().to_bytes(4), os.getpid().to_bytes(4, "little")}
             assert Path(image / "q").read_bytes() not in numbers
-        with pytest.raises(QueueLocked):
+        with pytest.raises(Locked):
             Queue(home / "q", lock_timeout=0)

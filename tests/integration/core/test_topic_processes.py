@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Empty, QueueClosed, QueueLocked, Topic, inspect_reader
+from qewqew_core import Closed, Empty, Locked, Topic, inspect_reader
 from qewqew_core.disk.journal import Log
 from qewqew_core.formats.tags import Filter
 
@@ -225,7 +225,7 @@ def test_broadcast_each_consumer_gets_all_messages_and_its_reader_goes_with_it(t
 
 VIEW_BRIEFLY = """
 import random, sys
-from qewqew_core import QueueClosed, Topic
+from qewqew_core import Closed, Topic
 path, cycles = sys.argv[1], int(sys.argv[2])
 for cycle in range(cycles):
     with Topic(path) as topic:
@@ -233,7 +233,7 @@ for cycle in range(cycles):
         with topic.reader(f"brief-{random.randrange(3)}", start="latest", temporary=True) as reader:
             try:
                 reader.commit(*reader.read_many(5, timeout=0.005))
-            except QueueClosed:
+            except Closed:
                 pass  # deleted by the one that had it before
 print("done")
 """
@@ -454,7 +454,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is_but_may_read(tmp_p
         assert line(started[0]) == "open"
         with Topic(path, lock_timeout=0.3) as topic:
             began = time.monotonic()
-            with pytest.raises(QueueLocked, match=f"process {started[0].pid}") as caught:
+            with pytest.raises(Locked, match=f"process {started[0].pid}") as caught:
                 topic.append(b"mine")
             assert caught.value.pid == started[0].pid
             assert time.monotonic() - began >= 0.3
@@ -479,7 +479,7 @@ def test_a_forked_child_can_neither_append_nor_read_and_keeps_no_lock(tmp_path):
         for act in (lambda: topic.append(b"child"), reader.commit):
             try:
                 act()
-            except QueueClosed:
+            except Closed:
                 refused += 1
             except BaseException as error:  # no test may go on twice
                 print(error, file=sys.stderr)

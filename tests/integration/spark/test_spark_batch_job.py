@@ -379,7 +379,7 @@ def test_damage_found_while_reading_fails_the_job_with_file_and_offset(spark, tm
     data[-2] ^= 1
     (batch / "orders.qew.17").write_bytes(data)
     for schema in (None, "a INT"):
-        with pytest.raises(Exception, match="CorruptQueue") as caught:
+        with pytest.raises(Exception, match="Corrupt") as caught:
             run(spark, str(batch), [Output(str(tmp_path / "out"))], schema=schema)
         assert job.explain(caught.value).startswith(f"{batch}/orders.qew.17, offset 10: the checksum of the bytes up to")
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {batch / "manifest.json", batch / "orders.qew.17"}

@@ -182,7 +182,7 @@ def test_what_would_be_overwritten_stays_when_the_batch_was_damaged_since(spark,
     data = bytearray(segment.read_bytes())
     data[-2] ^= 1
     segment.write_bytes(data)
-    with pytest.raises(Exception, match="CorruptQueue") as caught:
+    with pytest.raises(Exception, match="Corrupt") as caught:
         run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id INT")
     assert job.explain(caught.value).startswith(f"{segment}, offset 10: the checksum of the bytes up to")
     assert spark.read.parquet(str(tmp_path / "out")).count() == 2

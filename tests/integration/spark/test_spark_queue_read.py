@@ -149,7 +149,7 @@ def test_damage_is_not_taken_for_records_that_somebody_took(spark, tmp_path):
     file.write_bytes(data)
     for flag in ("true", "false"):
         line = failure(spark.read.format("qewqew").option("failOnDataLoss", flag).load(str(path)))
-        assert line.startswith(f"qewqew_core.errors.CorruptQueue: {file}, offset ")
+        assert line.startswith(f"qewqew_core.errors.Corrupt: {file}, offset ")
         assert "checksum" in line
 
 

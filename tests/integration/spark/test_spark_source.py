@@ -104,8 +104,8 @@ def test_a_flipped_bit_fails_with_file_and_offset_whatever_the_action(spark, tmp
     data[14] ^= 1
     file.write_bytes(data)
     line = failure(spark, batch)
-    assert line.startswith(f"qewqew_core.errors.CorruptQueue: {file}, offset 10: the checksum")
-    with pytest.raises(PySparkException, match=f"CorruptQueue: {file}, offset 10: the checksum"):
+    assert line.startswith(f"qewqew_core.errors.Corrupt: {file}, offset 10: the checksum")
+    with pytest.raises(PySparkException, match=f"Corrupt: {file}, offset 10: the checksum"):
         spark.read.format("qewqew").load(str(batch)).write.mode("overwrite").parquet(str(tmp_path / "out"))
 
 
@@ -136,7 +136,7 @@ def test_a_segment_that_vanishes_after_planning_fails_with_its_name(spark, tmp_p
 def test_frames_that_contradict_the_manifest_fail_although_the_checksum_is_right(spark, tmp_path, frames, offset):
     (tmp_path / "orders.qew.3").write_bytes(chunk.POINTERS.pack(10, 19, 0) + frames)
     write_manifest(tmp_path, [Segment("orders.qew.3", 10, 19, 1, f"{zlib.crc32(frames):08x}", ())])
-    assert failure(spark, tmp_path).startswith(f"qewqew_core.errors.CorruptQueue: {tmp_path}/orders.qew.3, offset {offset}: ")
+    assert failure(spark, tmp_path).startswith(f"qewqew_core.errors.Corrupt: {tmp_path}/orders.qew.3, offset {offset}: ")
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def test_a_batch_is_read_through_the_file_system_of_its_url(spark, tmp_path):
         assert rows(spark, path) == [(b"a", 0, "orders.qew.17"), (b"b", 1, "orders.qew.18")]
     assert spark.read.format("qewqew").option("fs.auto_mkdir", "false").load(f"local://{batch}").count() == 2
     (batch / "orders.qew.18").write_bytes(b"\x00" * 100)
-    assert f"CorruptQueue: local://{batch}/orders.qew.18, offset 10: the checksum" in failure(spark, f"local://{batch}")
+    assert f"Corrupt: local://{batch}/orders.qew.18, offset 10: the checksum" in failure(spark, f"local://{batch}")

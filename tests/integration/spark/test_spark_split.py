@@ -46,7 +46,7 @@ def test_a_damaged_byte_fails_in_its_part_alone(spark, tmp_path):
     data[at] ^= 1
     (tmp_path / "orders.qew.3").write_bytes(data)
     frame = spark.read.format("qewqew").option("minPartitions", 8).load(str(tmp_path))
-    with pytest.raises(PySparkException, match=r"CorruptQueue: .*orders\.qew\.3, offset \d+: the checksum"):
+    with pytest.raises(PySparkException, match=r"Corrupt: .*orders\.qew\.3, offset \d+: the checksum"):
         frame.count()
     assert len(frame.take(1000)) == 1000  # Spark reads the first partition first
 

@@ -107,7 +107,7 @@ def test_a_damaged_byte_fails_with_file_and_offset(spark, tmp_path):
     data[segment.end - 1] ^= 1
     file.write_bytes(data)
     line = failure(spark, tmp_path)
-    assert line.startswith(f"qewqew_core.errors.CorruptQueue: {file}, offset {segment.start}: the checksum of the bytes up to")
+    assert line.startswith(f"qewqew_core.errors.Corrupt: {file}, offset {segment.start}: the checksum of the bytes up to")
 
 
 def test_a_message_that_does_not_fit_fails_with_its_place_although_the_checksum_is_right(spark, tmp_path):
@@ -120,7 +120,7 @@ def test_a_message_that_does_not_fit_fails_with_its_place_although_the_checksum_
     damaged = manifest.Segment(segment.file, 0, segment.end, 3, f"{zlib.crc32(data):08x}", ())
     write_topic_manifest(tmp_path, [damaged], messages)
     line = failure(spark, tmp_path)
-    assert line.startswith(f"qewqew_core.errors.CorruptQueue: {file}, offset 207: no message 1 begins here")
+    assert line.startswith(f"qewqew_core.errors.Corrupt: {file}, offset 207: no message 1 begins here")
 
 
 def test_another_number_of_messages_than_the_manifest_says_fails(spark, tmp_path):

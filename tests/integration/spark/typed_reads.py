@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_spark.codecs.texts import java_text
 from qewqew_spark.options import Options
 from qewqew_spark.source.decoding import Decoding
@@ -70,6 +70,6 @@ def our_rows(records: Sequence[bytes], schema: StructType, *, size: int = 1000, 
 def fails_fast(record: bytes, schema: StructType, **options: str) -> bool:
     try:
         our_rows([record], schema, mode="FAILFAST", **options)
-    except CorruptQueue:
+    except Corrupt:
         return True
     return False

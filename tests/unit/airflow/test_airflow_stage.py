@@ -13,7 +13,7 @@ import pytest
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.records import encode
-from qewqew_core import BadArgument, BadRecord, Queue, QueueLocked, Topic
+from qewqew_core import BadArgument, BadRecord, Locked, Queue, Topic
 
 
 def context(dag_id: str = "shop", run_id: str = "manual__1", task_id: str = "stage", map_index: int = -1) -> Any:
@@ -304,7 +304,7 @@ def test_a_topic_that_another_process_writes_to_is_waited_for_and_then_an_error(
     connect("qewqew_default", "qewqew", str(directory), lock_timeout=0.05)
     with Topic(directory / "events") as topic:
         topic.append(b"first")
-        with pytest.raises(QueueLocked):
+        with pytest.raises(Locked):
             appended(directory, records=["a"])
     assert appended(directory, records=["a"]) == [(b"first", None, None), (b"a", None, None)]
 

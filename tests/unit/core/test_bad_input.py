@@ -28,7 +28,7 @@ from qewqew_core import (
     BadArgument,
     BadPath,
     BadRecord,
-    CorruptQueue,
+    Corrupt,
     Empty,
     QewQewError,
     Queue,
@@ -452,9 +452,9 @@ def test_a_log_with_bytes_behind_it_or_of_zeros_or_of_another_queue(closed, tmp_
         (data + bytes(100), [RECORDS]),
         (data + b"garbage" * 30, [RECORDS]),
         (data + data, [RECORDS]),
-        (bytes(len(data)), [CorruptQueue]),
-        (b"", [CorruptQueue]),
-        (other, [CorruptQueue, RECORDS]),  # it does not agree with the files: they are believed
+        (bytes(len(data)), [Corrupt]),
+        (b"", [Corrupt]),
+        (other, [Corrupt, RECORDS]),  # it does not agree with the files: they are believed
     ]
     for number, (content, allowed) in enumerate(contents):
         copy = shutil.copytree(closed.parent, tmp_path / f"copy {number}") / "q"
@@ -462,8 +462,8 @@ def test_a_log_with_bytes_behind_it_or_of_zeros_or_of_another_queue(closed, tmp_
         try:
             with Queue(copy, chunk_size=20) as q:
                 assert list(q) in allowed
-        except CorruptQueue:
-            assert CorruptQueue in allowed
+        except Corrupt:
+            assert Corrupt in allowed
 
 
 @pytest.mark.req("S6", "T24")
@@ -476,7 +476,7 @@ def test_who_would_wait_an_hour_for_the_lock_is_told_of_damage_at_once(closed, t
             closed = shutil.copytree(closed.parent, tmp_path / "crashed") / "q"
     log = closed.with_name("q.log")
     log.write_bytes(content)
-    with in_time(), refused(closed.parent, CorruptQueue, r"q\.log", log):
+    with in_time(), refused(closed.parent, Corrupt, r"q\.log", log):
         Queue(closed, chunk_size=20, lock_timeout=3600)
 
 
@@ -491,7 +491,7 @@ def test_a_header_that_refers_to_nothing_does_not_hide_the_records_that_the_log_
 def test_a_header_that_passes_over_chunks_with_records_is_refused_and_a_repair_brings_them_back(closed):
     """No state of the original: it removes a chunk before the header names the next one."""
     closed.write_bytes((30003).to_bytes(2))
-    with pytest.raises(CorruptQueue, match="the header names chunk 30003, and not chunk 30001, whose records nobody has taken"):
+    with pytest.raises(Corrupt, match="the header names chunk 30003, and not chunk 30001, whose records nobody has taken"):
         Queue(closed, chunk_size=20)
     assert repair(closed).records == len(RECORDS)
     with Queue(closed, chunk_size=20) as q:
@@ -503,7 +503,7 @@ def test_batches_without_their_log_are_not_forgotten(closed):
     with Queue(closed, chunk_size=20) as q:
         q.lease("key", max_records=1)
     closed.with_name("q.log").unlink()
-    with refused(closed.parent, CorruptQueue, "there are batches that no transaction log knows.* restore the log, or move"):
+    with refused(closed.parent, Corrupt, "there are batches that no transaction log knows.* restore the log, or move"):
         Queue(closed, chunk_size=20)
 
 
@@ -514,7 +514,7 @@ def test_a_failed_opening_leaves_no_lock_and_no_descriptor(closed):
     closed.with_name("q.30001").write_bytes(POINTERS.pack(3, 15, 0) + good[10:])
     before, kept = len(os.listdir("/proc/self/fd")), []
     for _ in range(3):
-        with pytest.raises(CorruptQueue) as caught:
+        with pytest.raises(Corrupt) as caught:
             Queue(closed, chunk_size=20, lock_timeout=0)
         kept.append(caught)  # with its traceback
     assert len(os.listdir("/proc/self/fd")) == before
@@ -535,7 +535,7 @@ def test_damage_found_while_reading_is_reported_by_every_call_and_by_verify_unti
         with Queue(closed, chunk_size=20) as q, q.session() as session:
             calls = [q.get, q.peek, lambda: q.get_many(1), lambda: list(q), lambda: q.get_if(bool)]
             for call in [*calls, lambda: q.get(timeout=0), session.get, lambda: session.get_many(3)] * 2:
-                with pytest.raises(CorruptQueue, match=r"do not have the checksum .* Nothing was changed") as caught:
+                with pytest.raises(Corrupt, match=r"do not have the checksum .* Nothing was changed") as caught:
                     call()
                 assert (caught.value.path, caught.value.offset) == (str(file), POINTERS.size)
             assert (len(q), bool(q)) == (len(RECORDS) + opening, True), "nothing was taken"

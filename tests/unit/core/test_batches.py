@@ -24,7 +24,7 @@ from qewqew_core import (
     BatchConflict,
     BatchExpired,
     BatchNotFound,
-    CorruptQueue,
+    Corrupt,
     Queue,
     RecordTooLarge,
 )
@@ -620,7 +620,7 @@ def test_a_damaged_segment_is_found_before_any_of_its_records_is_given_out(tmp_p
         in_first = manifest.load(batch.manifest_path).segments[0].records
         records = iter(batch)
         assert [next(records) for _ in range(in_first)] == numbers(0, in_first)
-        with pytest.raises(CorruptQueue, match=r"q\.30002, offset 10: the checksum"):
+        with pytest.raises(Corrupt, match=r"q\.30002, offset 10: the checksum"):
             next(records)
         assert len(q.verify().problems) == 1
         second.unlink()

@@ -10,7 +10,7 @@ import pytest
 from disk import JournalDisk
 from test_queue import chunk_files, contents, numbers
 
-from qewqew_core import Queue, QueueFull, RecordTooLarge
+from qewqew_core import Full, Queue, RecordTooLarge
 from qewqew_core.formats.chunk import OUR_FIRST as FIRST
 from qewqew_core.formats.chunk import POINTERS
 
@@ -156,22 +156,22 @@ def test_when_all_ids_are_in_use_nothing_is_stored_and_no_live_chunk_is_touched(
         before, calls = contents(tmp_path), len(disk.calls)
         with pytest.raises(RecordTooLarge):
             q.put(b"x")
-        with pytest.raises(QueueFull, match="Nothing was stored; take or lease records, or use a larger chunk_size"):
+        with pytest.raises(Full, match="Nothing was stored; take or lease records, or use a larger chunk_size"):
             q.put_many([b""] * 5, key="k")
         assert (contents(tmp_path), len(disk.calls)) == (before, calls)
         assert q.put_many([b""] * 4, key="k") == 4
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             q.put(b"")
         assert q.put_many([], key="needs no chunk") == 0
         assert len(q.get_many(3)) == 3
         assert list(chunk_files(tmp_path)) == list(range(5, 22))
         q.put_many([b""] * 2)
         q.put(b"")
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             q.put(b"")
         batch = q.lease("key", max_records=10)  # frees its ids
         q.put_many([b""] * 7)
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             batch.put_back()  # and needs them again
         assert batch.state == q.batch(batch.id).state == "leased"
         assert q.clear() == 17
@@ -212,7 +212,7 @@ def test_when_strangers_have_all_ids_but_a_few_those_are_used_and_then_nothing_i
         q.put_many([b"one!", b"two!"])
         q.put(b"six!")
         names = set(os.listdir(tmp_path))
-        with pytest.raises(QueueFull, match="Nothing was stored"):
+        with pytest.raises(Full, match="Nothing was stored"):
             q.put(b"more")
         assert set(os.listdir(tmp_path)) == names
         assert q.get_many(9) == [b"zero", b"one!", b"two!", b"six!"]

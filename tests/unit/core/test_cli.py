@@ -223,11 +223,11 @@ def test_ls_shows_what_cannot_be_read_and_goes_on(tmp_path):
     result = run("ls", tmp_path, "--json")
     rows = json.loads(result.stdout)
     assert ["error" in row for row in rows] == [True, True, False]
-    assert rows[0]["error"].startswith("CorruptQueue: ")
+    assert rows[0]["error"].startswith("Corrupt: ")
     assert result.exit_code == 5
     result = run("ls", tmp_path)
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["records", "?", "?", "1"]
-    assert "CorruptQueue" in result.stdout
+    assert "Corrupt" in result.stdout
     assert result.exit_code == 5
 
 
@@ -502,7 +502,7 @@ def test_a_locked_queue_is_4(path, command):
     more = ["id"] if command in WITH_BATCH else []
     with Queue(path) as q:
         q.put(b"x")
-        refused(4, *command, path, *more, "--lock-timeout", 0, match="QueueLocked")
+        refused(4, *command, path, *more, "--lock-timeout", 0, match="Locked")
 
 
 @pytest.mark.parametrize("command", [one for one in WITHOUT_BATCH + WITH_BATCH if one[0] != "repair"], ids=" ".join)
@@ -518,9 +518,9 @@ def test_damaged_records_are_5(path, dead):
     fill(path, RECORDS)
     damage(Path(f"{path}.30001"))
     for command in ("get", "peek"):
-        refused(5, command, path, match="CorruptQueue")
+        refused(5, command, path, match="Corrupt")
     damage(next(Path(f"{path}.dead").glob("*/orders.qew.*")))
-    refused(5, "dead", "show", path, dead, match="CorruptQueue")
+    refused(5, "dead", "show", path, dead, match="Corrupt")
     next(Path(f"{path}.dead").glob("*/manifest.json")).write_text("{")
     refused(5, "dead", "show", path, dead, match="BadManifest")
 

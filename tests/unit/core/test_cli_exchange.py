@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import done, refused, run
 
-from qewqew_core import CorruptQueue, Message, Queue, Topic, inspect
+from qewqew_core import Corrupt, Message, Queue, Topic, inspect
 from qewqew_core.tools import diskqueue
 
 RECORDS = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb\r\n", b'{"a": 1}', b"\xe2\x80\xa8", b"x" * 65_535]
@@ -140,7 +140,7 @@ def test_export_replaces_no_file_and_leaves_none_behind_when_it_fails(tmp_path):
     data[300_000] ^= 1
     (tmp_path / "q.30001").write_bytes(data)
     before = {one.name for one in tmp_path.iterdir()}
-    refused(5, "export", tmp_path / "q", "--to", tmp_path / "out.jsonl", match="CorruptQueue")
+    refused(5, "export", tmp_path / "q", "--to", tmp_path / "out.jsonl", match="Corrupt")
     assert {one.name for one in tmp_path.iterdir()} == before
 
 
@@ -367,9 +367,9 @@ def test_a_damaged_log_is_refused_wherever_damage_can_be_seen(tmp_path, net):
         data = bytearray(net.log)
         data[at] ^= 0xFF
         log.write_bytes(data)
-        with pytest.raises(CorruptQueue, match=rf"{log}, offset \d+: "):
+        with pytest.raises(Corrupt, match=rf"{log}, offset \d+: "):
             diskqueue.find(str(net.directory))
-    refused(5, "import", tmp_path / "q", net.directory, match=f"CorruptQueue: {log}, offset ")
+    refused(5, "import", tmp_path / "q", net.directory, match=f"Corrupt: {log}, offset ")
     assert not (tmp_path / "q.log").exists()
 
 

@@ -201,7 +201,7 @@ def test_top_shows_queues_and_topics_and_what_cannot_be_read(tmp_path, queue, to
     one = {row["path"]: row for row in found["found"]}
     assert (one["q"]["kind"], one["q"]["records"], one["q"]["leased"]) == ("queue", 2400, 1)
     assert (one["t"]["kind"], one["t"]["lag"], one["t"]["per_second"]) == ("topic", 1000, None)
-    assert one["below/damaged"]["error"].startswith("CorruptQueue: ")
+    assert one["below/damaged"]["error"].startswith("Corrupt: ")
 
 
 def test_top_goes_on_and_tells_how_fast_it_goes(tmp_path, queue, topic):

@@ -89,7 +89,7 @@ def test_a_damaged_batch_is_not_replayed(path, acked):
     data = bytearray(file.read_bytes())
     data[12] ^= 1
     file.write_bytes(data)
-    refused(5, "replay", path, "run 0", match="CorruptQueue")
+    refused(5, "replay", path, "run 0", match="Corrupt")
     assert inspect(path).records == 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import done, refused, run
 
-from qewqew_core import CorruptQueue, DiskFull, Message, Topic, inspect_reader
+from qewqew_core import Corrupt, DiskFull, Message, Topic, inspect_reader
 from qewqew_core.formats import zbus
 
 BODIES = [b"first", b"", b"\xff\x00\xfe", "grün".encode(), b"a\nb", b"last"]
@@ -206,7 +206,7 @@ def test_read_goes_on_while_somebody_else_appends(path):
     with Topic(path) as t:
         t.append(b"x")
         assert done("topic", "read", path, "-r", "a") == b"x\n"
-        refused(4, "topic", "append", path, "--lock-timeout", 0, "y", match="QueueLocked")
+        refused(4, "topic", "append", path, "--lock-timeout", 0, "y", match="Locked")
         assert json.loads(done("topic", "stat", path, "--json"))["owner"] == os.getpid()
 
 
@@ -251,7 +251,7 @@ def test_ls_shows_what_cannot_be_read_and_goes_on(tmp_path):
     (tmp_path / "a" / "a.idx").write_bytes(b"x" * 100)
     result = run("topic", "ls", tmp_path, tmp_path / "no")
     assert result.exit_code == 5
-    assert "CorruptQueue" in result.stdout
+    assert "Corrupt" in result.stdout
     assert "there is no topic here" in result.stdout
     assert [line.split()[1] for line in result.stdout.splitlines()] == ["messages", "?", "1", "?"]
 
@@ -410,9 +410,9 @@ def test_an_index_that_ends_in_the_head_of_a_message_is_damage_and_nobody_reads_
             block.write(bytes(10))
         found = iter(t)
         assert [next(found).body, next(found).body] == [b"one", b"two"]
-        with pytest.raises(CorruptQueue, match="ends in the head of a message"):
+        with pytest.raises(Corrupt, match="ends in the head of a message"):
             next(found)
-        with t.reader("a", filter="x") as r, pytest.raises(CorruptQueue, match="ends in the head of a message"):
+        with t.reader("a", filter="x") as r, pytest.raises(Corrupt, match="ends in the head of a message"):
             r.read()
 
 
@@ -502,8 +502,8 @@ def test_a_path_that_cannot_be_a_topic_is_named(tmp_path, command):
 def test_a_topic_that_is_appended_to_is_4_for_who_appends_or_trims(path):
     with Topic(path) as t:
         t.append(b"x")
-        refused(4, "topic", "append", path, "--lock-timeout", 0, "x", match="QueueLocked")
-        refused(4, "topic", "trim", path, "--lock-timeout", 0, "--max-records", 1, match="QueueLocked")
+        refused(4, "topic", "append", path, "--lock-timeout", 0, "x", match="Locked")
+        refused(4, "topic", "trim", path, "--lock-timeout", 0, "--max-records", 1, match="Locked")
 
 
 def test_a_full_disk_is_6(path):

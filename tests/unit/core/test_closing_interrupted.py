@@ -20,7 +20,7 @@ from disk import NoSync
 from interrupting import interrupts
 from plain import crashed
 
-from qewqew_core import Queue, QueueBroken, QueueClosed, QueueLocked
+from qewqew_core import Broken, Closed, Locked, Queue
 
 MODULES = (
     "queue/queue",
@@ -57,7 +57,7 @@ def test_a_close_that_was_interrupted_anywhere_is_finished(tmp_path, every, then
             q.get_many(100)
         with contextlib.suppress(KeyboardInterrupt), interrupt:
             q.close()
-        with pytest.raises((QueueClosed, QueueBroken)) if q._engine.closed_reason else contextlib.nullcontext():
+        with pytest.raises((Closed, Broken)) if q._engine.closed_reason else contextlib.nullcontext():
             len(q)
         if then == "closed again" or q._engine.closed_reason is None:  # interrupted before it had begun
             q.close()
@@ -72,7 +72,7 @@ def test_a_close_that_was_interrupted_anywhere_is_finished(tmp_path, every, then
             with opened(path) as again:  # which must not take the lock of others away
                 assert list(again) == records
                 q.close()
-                with pytest.raises(QueueLocked):
+                with pytest.raises(Locked):
                     opened(path)
         q = None
     assert interrupt.point > 60

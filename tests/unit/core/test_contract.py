@@ -22,10 +22,10 @@ from qewqew_core import (
     BatchConflict,
     BatchExpired,
     BatchNotFound,
-    CorruptQueue,
+    Closed,
+    Corrupt,
     Empty,
-    QueueClosed,
-    QueueLocked,
+    Locked,
     Topic,
 )
 
@@ -394,7 +394,7 @@ def test_looking_without_a_lock_sees_the_last_commit(bench):
 def test_who_has_stored_keeps_others_from_storing_until_it_closes_or_dies(bench):
     store = bench.open()
     store.put(b"mine")
-    with pytest.raises(QueueLocked) as caught:
+    with pytest.raises(Locked) as caught:
         bench.open().put(b"of another")
     assert caught.value.pid == os.getpid()
     store.close()
@@ -436,9 +436,9 @@ def test_after_close_every_call_is_refused_and_a_second_close_is_none(bench):
     store.close()
     acts = [store.get, store.peek, store.stats, store.session, lambda: store.get_many(1), lambda: store.put(b"y"), batch.ack]
     for act in [*acts, lambda: store.put_many([b"y"]), lambda: store.leasing.lease("run 2"), store.leasing.batches]:
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             act()
-    with pytest.raises(QueueClosed):
+    with pytest.raises(Closed):
         session.commit()
 
 
@@ -565,6 +565,6 @@ def test_a_reader_whose_log_is_damaged_does_not_make_appends_fail_that_have_happ
         log = tmp_path / "t" / "state" / "r.log"
         log.write_bytes(b"damaged" + log.read_bytes()[7:])
         assert [topic.append(b"x" * 200) for _ in range(5)] == list(range(5))
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             topic.trim()
         assert len(topic) == 5, "and nothing is removed that the reader may need"

@@ -20,7 +20,7 @@ from work import TopicWork, Work
 from work import kind as kind  # a fixture
 
 import qewqew_core.topic.topic_session
-from qewqew_core import CorruptQueue, Empty, Queue, Topic
+from qewqew_core import Corrupt, Empty, Queue, Topic
 from qewqew_core.topic import topic_state
 
 QUEUES = "queue, log carries", "queue, chunks carry"
@@ -174,7 +174,7 @@ def cut_without_fsyncs(tmp_path: Path, every: Every, seed: int) -> int:
         what = f"seed {seed}, {work.options}, cut after call {stop} of {len(calls)}"
         try:
             check_prefix(folder, work, stop, what)
-        except CorruptQueue as error:
+        except Corrupt as error:
             raise AssertionError(what) from error
         shutil.rmtree(folder)
         checked += 1

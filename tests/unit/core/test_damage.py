@@ -16,7 +16,7 @@ from damage import Change, Copy, Cut, Damage, changes, cuts, flip, in_time, tree
 from disk import NoSync
 from plain import crashed, numbers
 
-from qewqew_core import Batch, CorruptQueue, QewQewError, Queue, QueueBroken, repair
+from qewqew_core import Batch, Broken, Corrupt, QewQewError, Queue, repair
 from qewqew_core.batch import manifest, segments
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import split
@@ -125,7 +125,7 @@ class QueueCopy(Copy):
         before = tree(self.folder)
         try:
             return opened(self.folder / "q")
-        except CorruptQueue as error:
+        except Corrupt as error:
             where = error.path
         assert where.startswith(str(self.folder)), "it does not say where"
         assert tree(self.folder) == before, "a refused opening has changed something"
@@ -172,7 +172,7 @@ def test_a_log_that_was_cut_does_not_let_batches_be_forgotten(tmp_path, behind):
     path = tmp_path / "q.log"
     data = path.read_bytes()
     path.write_bytes(data[: log.replay(data, "").snapshot_end + behind])
-    with pytest.raises(CorruptQueue, match="batches"):
+    with pytest.raises(Corrupt, match="batches"):
         Queue(tmp_path / "q", chunk_size=64)
 
 
@@ -237,7 +237,7 @@ def test_damaged_pointers_of_a_chunk_in_the_middle_cost_no_record_and_are_found(
                     assert f"{chunk_file}, offset 0: head, tail, next are " in problem
                     assert list(q) == records
             else:
-                with pytest.raises(CorruptQueue, match="head, tail, next are"):
+                with pytest.raises(Corrupt, match="head, tail, next are"):
                     opened(path)
             assert repair(path, _files=NoSync()).changed
             assert chunk_file.read_bytes()[: chunk.BEGIN] == chunk.POINTERS.pack(10, 38, 30003)
@@ -261,7 +261,7 @@ def test_whatever_the_header_or_the_pointers_of_a_queue_that_crashed_say_no_reco
         with opened(path, chunk_size=4096) as q:
             q.put(b"4")
             assert list(q) == numbers(0, 5)
-    except CorruptQueue as error:
+    except Corrupt as error:
         assert error.path == str(file)  # noqa: PT017 - either is right
         assert file.exists() == (content is not None)
 
@@ -279,7 +279,7 @@ def test_a_flipped_bit_is_found_when_its_turn_comes_and_the_records_of_other_chu
     with opened(path) as q, q.session() as session:
         assert len(q.verify().problems) == 1
         assert not before or session.get_many(before) == right[:before]
-        with pytest.raises(CorruptQueue) as caught:
+        with pytest.raises(Corrupt) as caught:
             session.get()
         assert caught.value.path == str(file)
         session.rollback()
@@ -300,7 +300,7 @@ def test_a_chunk_that_is_cut_under_an_open_queue_is_named_until_it_is_whole_and_
         session.put(b"new")
         session.commit()
         before = session.get_many(10) if chunk_id == 30002 else []
-        with pytest.raises(CorruptQueue, match="the file ends before its last record") as caught:
+        with pytest.raises(Corrupt, match="the file ends before its last record") as caught:
             session.get()
         assert (caught.value.path, caught.value.offset) == (str(file), max(size, 10))
         write(file, data)
@@ -316,7 +316,7 @@ def test_a_chunk_that_is_gone_under_an_open_queue_is_named_and_not_made_anew(tmp
         session = q.session()
         file.unlink()
         session.get_many(20)
-        with pytest.raises(QueueBroken, match="No such file or directory") as caught:
+        with pytest.raises(Broken, match="No such file or directory") as caught:
             session.get()
         assert caught.value.path == str(file)
     assert not file.exists()
@@ -341,7 +341,7 @@ def test_a_chunk_that_is_cut_or_gone_is_named_by_the_opening_which_makes_no_file
     file = path.with_name(f"q.{chunk_id}")
     write(file, Cut(size).of(file.read_bytes()))
     before = tree(path.parent)
-    with pytest.raises(CorruptQueue, match="chunk file") as caught:
+    with pytest.raises(Corrupt, match="chunk file") as caught:
         opened(path)
     assert caught.value.path == str(file)
     assert tree(path.parent) == before
@@ -387,9 +387,9 @@ def plain_records(directory: Path) -> list[bytes]:
             try:
                 one, used = split(data)
             except ValueError as error:
-                raise CorruptQueue("a boundary is not where a record begins", path=str(directory)) from error
+                raise Corrupt("a boundary is not where a record begins", path=str(directory)) from error
             if (len(one), used) != (count, len(data)):
-                raise CorruptQueue("a boundary does not count the records before it", path=str(directory))
+                raise Corrupt("a boundary does not count the records before it", path=str(directory))
             found += one
     return found
 

@@ -23,7 +23,7 @@ from views import View
 from work import Action, Drawn, QueueWork, SessionWork, TopicSessionWork, TopicWork, Work
 from work import kind as kind  # a fixture
 
-from qewqew_core import BadPath, DiskFull, QewQewError, Queue, QueueBroken, QueueClosed
+from qewqew_core import BadPath, Broken, Closed, DiskFull, QewQewError, Queue
 from qewqew_core.disk.engine import Engine
 
 NEVER = 1 << 60
@@ -107,7 +107,7 @@ class Failing(Work):
         except self.again:
             self.disk.left = NEVER
             action()
-        except QueueBroken:
+        except Broken:
             self.stop()
         self.note()
 
@@ -115,9 +115,9 @@ class Failing(Work):
         """What is broken refuses all calls, and lets go of everything."""
         self.disk.left = NEVER
         for engine, call in self.refusing():
-            if isinstance(engine.closed_reason, QueueBroken):
+            if isinstance(engine.closed_reason, Broken):
                 self.refused += 1
-                with pytest.raises(QueueBroken):
+                with pytest.raises(Broken):
                     call()
         self.let_go()
         raise Stopped
@@ -156,7 +156,7 @@ class FailingTopic(Failing, TopicWork):
 
     def let_go(self) -> None:
         for session in self.sessions:
-            with contextlib.suppress(QueueBroken, QueueClosed):
+            with contextlib.suppress(Broken, Closed):
                 session.close()
         for reader in self.readers:
             reader.close()
@@ -258,7 +258,7 @@ def test_a_commit_of_a_session_on_a_full_disk_leaves_nothing_half_done_and_can_b
         session.get()
         session.put(b"new")
         disk.left, disk.error = min(call, 2), errno.EIO
-        with pytest.raises(QueueBroken, match="open the queue again"):
+        with pytest.raises(Broken, match="open the queue again"):
             session.commit()
         disk.left = NEVER
     with Queue(tmp_path / "q", _files=NoSync()) as q:
@@ -281,10 +281,10 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
     q = Queue(tmp_path / "q", _files=disk)
     q.put(b"kept")
     disk.refuse = True
-    with pytest.raises(QueueBroken, match="refuses every further call"):
+    with pytest.raises(Broken, match="refuses every further call"):
         q.put(b"refused")
     for call in (lambda: q.put(b"more"), q.get, q.peek, lambda: len(q), q.clear, lambda: q.lease("key")):
-        with pytest.raises(QueueBroken):
+        with pytest.raises(Broken):
             call()
     q.close()
     assert disk.tries == 1
@@ -317,7 +317,7 @@ def test_a_failed_fsync_fails_every_commit_that_waited_for_it(tmp_path):
         try:
             q.put(record)
             outcomes.append("stored")
-        except QueueBroken:
+        except Broken:
             outcomes.append("refused")
 
     first = threading.Thread(target=put, args=(b"first",))

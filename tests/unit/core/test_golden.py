@@ -8,7 +8,7 @@ import pytest
 from damage import tree
 from plain import plain_read
 
-from qewqew_core import CorruptQueue, Queue, inspect
+from qewqew_core import Corrupt, Queue, inspect
 
 CASES = sorted((Path(__file__).parents[2] / "data" / "qewqew").glob("*/case.json"))
 
@@ -25,7 +25,7 @@ def test_a_golden_case_delivers_what_a_lossless_reader_must(case):
     path, size, is_damaged, expected = case
     before = tree(path.parent)
     if is_damaged:
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             Queue(path, chunk_size=size)
         assert tree(path.parent) == before
         return

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from test_links_in_place import QUEUE, TOPIC, content, unpacked, use_queue, use_topic
 
-from qewqew_core import BadManifest, CorruptQueue, QewQewError, Queue, Topic, inspect, repair, repair_topic
+from qewqew_core import BadManifest, Corrupt, QewQewError, Queue, Topic, inspect, repair, repair_topic
 from qewqew_core.batch import manifest
 from qewqew_core.disk import journal
 from qewqew_core.queue import log as logs
@@ -118,7 +118,7 @@ def test_a_log_that_was_made_by_hand_leads_nobody_out_of_the_queue(what: str, pr
     (queue.parent / "queue2" / "precious").write_bytes(b"theirs")
     FORGED[what](queue.parent / "queue.log")
     before = theirs(precious)
-    with pytest.raises(CorruptQueue, match="queue"):
+    with pytest.raises(Corrupt, match="queue"):
         Queue(queue)
     use_queue(queue)
     with contextlib.suppress(QewQewError), Queue(queue) as opened:  # as the repair has left it
@@ -161,7 +161,7 @@ def test_the_log_of_a_reader_that_was_made_by_hand_leads_nobody_out_of_the_topic
     topic = unpacked(precious / "ours") / "killed" / "topic"
     FORGED_READERS[what](topic / "state" / "all.log")
     before = theirs(precious)
-    with Topic(topic) as opened, pytest.raises(CorruptQueue, match=r"all\.log"):
+    with Topic(topic) as opened, pytest.raises(Corrupt, match=r"all\.log"):
         opened.reader("all")
     use_topic(topic)
     assert theirs(precious) == before
@@ -231,8 +231,8 @@ def test_a_file_of_a_tebibyte_is_a_named_error_or_what_it_was(kind: str, tmp_pat
         os.truncate(place / name, 1 << 40)  # a hole: it takes no room
     answers = within_little_memory(kind, tmp_path).splitlines()
     assert len(answers) > 3 * len(list(tmp_path.iterdir()))
-    assert {answer.partition(":")[0] for answer in answers if not answer.startswith("nothing")} == {"BadManifest", "CorruptQueue"}
-    assert any(answer.startswith("CorruptQueue") and "has 1,099,511,627,776 bytes" in answer for answer in answers)
+    assert {answer.partition(":")[0] for answer in answers if not answer.startswith("nothing")} == {"BadManifest", "Corrupt"}
+    assert any(answer.startswith("Corrupt") and "has 1,099,511,627,776 bytes" in answer for answer in answers)
 
 
 @pytest.mark.parametrize("length", [0x7FFFFFFF, 0xFFFFFFFF])
@@ -253,7 +253,7 @@ def test_an_item_of_diskqueue_that_says_that_it_has_gibibytes_is_named(tmp_path:
     (tmp_path / "transaction.log").write_bytes((start + struct.pack("<i", 1) + item + end) * 10_000)
     (tmp_path / "data.0").write_bytes(b"short")
     answer = within_little_memory("diskqueue", tmp_path)
-    assert answer.startswith("CorruptQueue: ")
+    assert answer.startswith("Corrupt: ")
     assert "the file ends before item 1, which has 2,147,483,647 bytes" in answer
 
 

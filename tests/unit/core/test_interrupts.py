@@ -17,7 +17,7 @@ import pytest
 from interrupting import Interrupt, interrupts
 from stride import LEVEL
 
-from qewqew_core import Queue, QueueBroken
+from qewqew_core import Broken, Queue
 from qewqew_core.limits import LIMITS
 
 MODULES = (
@@ -109,10 +109,10 @@ def run(folder: Path, operation: Callable[[Queue], None], interrupt: Interrupt) 
             with interrupt:
                 operation(q)
             after = view(q)
-        except (KeyboardInterrupt, QueueBroken):  # QueueBroken: a commit was interrupted, and a second call refused
+        except (KeyboardInterrupt, Broken):  # Broken: a commit was interrupted, and a second call refused
             pass
         later = []
-        with contextlib.suppress(QueueBroken):
+        with contextlib.suppress(Broken):
             q.put(b"later")
             later.append(b"later")
         return before, after, later

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from damage import in_time
 
-from qewqew_core import CorruptQueue, Queue, QueueLocked, inspect
+from qewqew_core import Corrupt, Locked, Queue, inspect
 from qewqew_core.formats.chunk import POINTERS
 
 OURS = [b"ours %d" % number for number in range(9)]
@@ -209,7 +209,7 @@ def test_while_the_header_of_an_open_queue_is_removed_others_of_ours_stay_out_an
     def work(q: Queue) -> None:
         q.put_many(OURS)
         path.unlink()
-        with pytest.raises(QueueLocked, match="another process has the queue open, though a Java program has removed its header"):
+        with pytest.raises(Locked, match="another process has the queue open, though a Java program has removed its header"):
             opened(path)
         java = Java(path)
         assert java.lock()
@@ -236,10 +236,10 @@ def test_a_header_that_a_java_program_has_keeps_ours_out_before_any_chunk_is_loo
     (tmp_path / "q.1").write_bytes(POINTERS.pack(4, 99, 0) + bytes(30))
     java = Java(path)
     assert java.lock()
-    with in_time(), pytest.raises(QueueLocked):
+    with in_time(), pytest.raises(Locked):
         opened(path)
     java.leave()
-    with pytest.raises(CorruptQueue):
+    with pytest.raises(Corrupt):
         opened(path)
 
 
@@ -278,7 +278,7 @@ def test_a_chunk_that_a_java_program_has_keeps_ours_out_until_it_is_closed(tmp_p
     chunk = os.open(file, os.O_RDWR)
     assert locks(chunk)
     for _ in range(2):
-        with in_time(), pytest.raises(QueueLocked, match=f"{file.name}: a Java program has this chunk file open"):
+        with in_time(), pytest.raises(Locked, match=f"{file.name}: a Java program has this chunk file open"):
             opened(path)
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     os.close(chunk)

@@ -18,7 +18,7 @@ import pytest
 from disk import JournalDisk, image
 from plain import plain_read
 
-from qewqew_core import CorruptQueue, Queue, inspect, repair
+from qewqew_core import Corrupt, Queue, inspect, repair
 from qewqew_core.formats.chunk import POINTERS
 
 FIRST = bytes.fromhex("aaaaaa")  # the record in flight
@@ -307,7 +307,7 @@ def test_damage_is_an_error_that_names_file_and_offset_and_changes_nothing(build
     path = build(state)
     before = content(path.parent)
     for opening in (lambda: Queue(path, chunk_size=state.size), lambda: inspect(path)):
-        with pytest.raises(CorruptQueue, match="Nothing was changed") as caught:
+        with pytest.raises(Corrupt, match="Nothing was changed") as caught:
             opening()
         assert (caught.value.path, caught.value.offset) == (str(path.with_name(state.wrong[0])), state.wrong[1])
         assert content(path.parent) == before
@@ -442,7 +442,7 @@ def test_records_of_the_same_sizes_that_the_original_put_into_our_chunk_look_lik
         original.enqueue(TWO)
     original.close()
     with (
-        pytest.raises(CorruptQueue, match="the file was damaged, or another program wrote to it"),
+        pytest.raises(Corrupt, match="the file was damaged, or another program wrote to it"),
         Queue(tmp_path / "q", chunk_size=22) as q,
     ):
         q.get_many(100)
@@ -526,9 +526,7 @@ def test_a_queue_that_was_used_by_the_original_between_our_crash_and_recovery_is
         original.header(30002)
     before = content(path.parent)
     for opening in (lambda: Queue(path, chunk_size=22), lambda: Queue(path, chunk_size=22)):
-        with pytest.raises(
-            CorruptQueue, match=r"another program has used the queue after a crash.* Nothing was changed; restore"
-        ):
+        with pytest.raises(Corrupt, match=r"another program has used the queue after a crash.* Nothing was changed; restore"):
             opening()
         assert content(path.parent) == before
 
@@ -571,7 +569,7 @@ def test_a_clear_of_the_original_has_happened_or_not_or_is_refused(tmp_path, ste
     ours(path, records)
     cleared(path, step)
     if step == "removing":  # nobody can say what of the rest was meant to stay
-        with pytest.raises(CorruptQueue, match="the chunk file is missing; the log says that it holds records"):
+        with pytest.raises(Corrupt, match="the chunk file is missing; the log says that it holds records"):
             Queue(path, chunk_size=22)
         assert repair(path).records == len(records), "the log still had what was in the chunk that was removed"
         with Queue(path, chunk_size=22) as q:

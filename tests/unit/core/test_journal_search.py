@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import CorruptQueue, Queue, Topic, repair
+from qewqew_core import Corrupt, Queue, Topic, repair
 from qewqew_core.disk import checksum, journal
 from qewqew_core.disk.journal import BEGIN, Frame
 from qewqew_core.queue import log
@@ -159,7 +159,7 @@ def test_bytes_made_to_be_searched_cost_in_proportion_to_their_number(
         def read(data: bytes = bytes(bad)) -> None:
             try:
                 replay(data, str(path))
-            except CorruptQueue:
+            except Corrupt:
                 assert kind_of_log == "repair"
 
         costs[size] = checksummed(monkeypatch, read)
@@ -215,5 +215,5 @@ def test_no_more_messages_are_in_flight_than_a_window_can_have(tmp_path: Path) -
     for number in range(4):
         run = (number << 21, 0, 0, 0, range(1 << 20))
         data += journal.frame(reader_log.COMMIT, reader_log.pack(HandOut(1, None, [run], todo)), generation)
-    with pytest.raises(CorruptQueue, match="more messages are in flight"):
+    with pytest.raises(Corrupt, match="more messages are in flight"):
         reader_log.replay(data, str(path))

@@ -17,7 +17,7 @@ import portalocker
 import pytest
 from portalocker.portalocker import PosixLocker
 
-from qewqew_core import Queue, QueueClosed, QueueLocked, Topic, inspect
+from qewqew_core import Closed, Locked, Queue, Topic, inspect
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 
@@ -147,7 +147,7 @@ def test_an_open_queue_stays_locked_whatever_its_process_opens_and_closes(tmp_pa
     (tmp_path / "hard").hardlink_to(path)
 
     def refused(name: str) -> int | None:
-        with pytest.raises(QueueLocked) as caught:
+        with pytest.raises(Locked) as caught:
             Queue(tmp_path / name, lock_timeout=0)
         return caught.value.pid
 
@@ -176,7 +176,7 @@ def test_a_forked_child_is_refused_and_costs_no_lock_and_a_program_inherits_no_d
         if child == 0:
             try:
                 queue.get()
-            except QueueClosed:
+            except Closed:
                 queue.close()
                 os._exit(7)
             finally:

@@ -18,7 +18,7 @@ import zbus_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qewqew_core import BadManifest, Batch, CorruptQueue, Queue
+from qewqew_core import BadManifest, Batch, Corrupt, Queue
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.store import Local
@@ -222,7 +222,7 @@ def test_a_segment_that_is_too_short_is_refused(folder):
 
 def test_a_wrong_checksum_is_damage_of_the_segment(folder):
     changed(folder, "segments/1/crc32", "00000000")
-    with pytest.raises(CorruptQueue, match=r"q\.30002, offset 10: the checksum .* is [0-9a-f]{8}, recorded was 00000000"):
+    with pytest.raises(Corrupt, match=r"q\.30002, offset 10: the checksum .* is [0-9a-f]{8}, recorded was 00000000"):
         records_of(folder)
 
 
@@ -268,7 +268,7 @@ def test_damage_in_a_long_segment_is_found_before_a_record_of_its_run_is_given_o
     at = segment.start + place if place >= 0 else segment.end + place
     damage(folder, segment, at)
     given: list[bytes] = []
-    with pytest.raises(CorruptQueue, match="damaged after it was written") as caught:
+    with pytest.raises(Corrupt, match="damaged after it was written") as caught:
         given.extend(one for _, data in segments.read_segment(folder, segment, 100_000) for one in split(data)[0])
     assert given == records[: len(given)]
     assert caught.value.offset == segment.start + 122 * len(given), "of the run"
@@ -283,7 +283,7 @@ def test_without_checksums_of_its_boundaries_it_is_found_before_the_first_record
     assert old == replace(segment, checksums=())
     assert [one for _, data in segments.read_segment(folder, old) for one in split(data)[0]] == records
     damage(folder, segment, segment.end - 1)
-    with pytest.raises(CorruptQueue, match="damaged after it was written"):
+    with pytest.raises(Corrupt, match="damaged after it was written"):
         next(segments.read_segment(folder, old))
 
 
@@ -313,13 +313,13 @@ def test_a_checksum_that_lies_is_damage_although_that_of_the_whole_is_right(long
     lying[place] = "00000000"
     changed(Path(folder), "segments/0/checksums", lying)
     (segment,) = manifest.load(folder).segments
-    with pytest.raises(CorruptQueue, match="recorded was 00000000"):
+    with pytest.raises(Corrupt, match="recorded was 00000000"):
         list(segments.read_segment(folder, segment, 1))
 
 
 def test_a_checksum_of_the_whole_that_lies_is_damage_although_all_others_are_right(long):
     folder, segment, _ = long
-    with pytest.raises(CorruptQueue, match="recorded was 12345678"):
+    with pytest.raises(Corrupt, match="recorded was 12345678"):
         list(segments.read_segment(folder, replace(segment, crc32="12345678")))
 
 
@@ -367,7 +367,7 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
     assert [one for part in parts for one in part.split(1)] == segment.split(1), "a part can be cut again"
     last = parts[-1]
     damage(folder, segment, last.start)
-    with pytest.raises(CorruptQueue, match="damaged after it was written"):
+    with pytest.raises(Corrupt, match="damaged after it was written"):
         list(segments.read_segment(folder, last))
 
 
@@ -397,7 +397,7 @@ def test_boundaries_that_lie_between_records_are_damage_and_never_wrong_records(
         folder = Path(batch.manifest_path).parent
         boundaries = body_of(folder)["segments"][0]["boundaries"]
         changed(folder, "segments/0/boundaries", [[offset + 3, records] for offset, records in boundaries])
-        with pytest.raises((BadManifest, CorruptQueue), match=r"boundar|record"):
+        with pytest.raises((BadManifest, Corrupt), match=r"boundar|record"):
             list(batch)
 
 
@@ -410,7 +410,7 @@ def test_a_number_of_records_that_is_not_what_the_segment_holds_is_found(tmp_pat
         changed(folder, "records", 20)
         changed(folder, "bytes", 40)
         changed(folder, "segments/0/records", 20)
-        with pytest.raises((BadManifest, CorruptQueue), match="records"):
+        with pytest.raises((BadManifest, Corrupt), match="records"):
             list(batch)
         assert q.verify().problems
 
@@ -423,7 +423,7 @@ def test_a_frame_that_runs_past_the_segment_is_found_though_the_checksum_is_righ
         changed(folder, "segments/0/end", 10 + 8 * 10 - 1)
         changed(folder, "segments/0/crc32", f"{zlib.crc32((folder / 'q.30001').read_bytes()[10 : 10 + 8 * 10 - 1]):08x}")
         changed(folder, "bytes", 59)
-        with pytest.raises((BadManifest, CorruptQueue), match="record"):
+        with pytest.raises((BadManifest, Corrupt), match="record"):
             list(batch)
 
 
@@ -644,7 +644,7 @@ def test_a_damaged_byte_is_found_before_the_first_message(topic):
     data[second.end - 1] ^= 1
     file.write_bytes(data)
     body = manifest.load(str(topic))
-    with pytest.raises(CorruptQueue, match=r"\.zbus, offset \d+: the checksum .* damaged after it was written") as caught:
+    with pytest.raises(Corrupt, match=r"\.zbus, offset \d+: the checksum .* damaged after it was written") as caught:
         next(segments.read_records(str(topic), body, second))
     assert (caught.value.path, caught.value.offset) == (str(file), second.start)
 
@@ -675,7 +675,7 @@ def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, m
     write_block(tmp_path, [Message(b"x" * 102, "a")] * 3, boundaries=False, filter=filter)
     mend(tmp_path, 306 + at, patch)
     body = manifest.load(str(tmp_path))
-    with pytest.raises(CorruptQueue, match=message) as caught:
+    with pytest.raises(Corrupt, match=message) as caught:
         list(segments.read_messages(str(tmp_path), body, body.segments[0], run_bytes))
     assert (caught.value.path, caught.value.offset) == (str(tmp_path / zbus.block_name(BASE)), 306)
 
@@ -683,7 +683,7 @@ def test_messages_that_do_not_fit_are_damage_with_a_place(tmp_path, at, patch, m
 def test_bytes_behind_the_last_message_are_damage(tmp_path):
     write_block(tmp_path, [Message(b"x" * 102, "a")] * 3, boundaries=False)
     mend(tmp_path, 612 + zbus.LENGTH_AT, struct.pack(">i", 2))
-    with pytest.raises(CorruptQueue, match="offset 818: the block ends in the head of a message"):
+    with pytest.raises(Corrupt, match="offset 818: the block ends in the head of a message"):
         messages_of(tmp_path)
 
 
@@ -707,7 +707,7 @@ def test_a_boundary_inside_of_a_message_is_damage_and_never_a_wrong_message(tmp_
     changed(tmp_path, "segments/0/boundaries", [[800, 1]])
     body = manifest.load(str(tmp_path))
     with pytest.raises(
-        CorruptQueue, match="offset 504: no message 1 begins here: its number is 1, its length 300, and messages end at 800"
+        Corrupt, match="offset 504: no message 1 begins here: its number is 1, its length 300, and messages end at 800"
     ):
         list(segments.read_messages(str(tmp_path), body, body.segments[0], 100))
 
@@ -720,6 +720,6 @@ def test_no_bytes_make_anything_but_messages_or_an_error(data, filter, run_bytes
         (Path(folder) / segment.file).write_bytes(data)
         try:
             runs = list(segments.read_messages(folder, body, segment, run_bytes))
-        except (CorruptQueue, BadManifest):
+        except (Corrupt, BadManifest):
             return
         assert sum(len(run.messages(body)) for run in runs) == (1 if data else 0)

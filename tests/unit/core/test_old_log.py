@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import CorruptQueue, Queue, repair
+from qewqew_core import Corrupt, Queue, repair
 
 RECORDS = [b"%d" % number + b"x" * 20 for number in range(30)]
 
@@ -96,7 +96,7 @@ def test_it_is_refused_or_makes_no_difference_and_a_repair_loses_nothing(tmp_pat
     try:
         with Queue(path, chunk_size=128) as q:
             assert view(q) == right
-    except CorruptQueue as error:
+    except Corrupt as error:
         refused = str(error)
     if not refused:
         return

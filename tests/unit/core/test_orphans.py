@@ -10,7 +10,7 @@ import pytest
 from disk import JournalDisk, image
 from test_golden import CASES
 
-from qewqew_core import BadPath, CorruptQueue, Queue, RecordTooLarge
+from qewqew_core import BadPath, Corrupt, Queue, RecordTooLarge
 from qewqew_core.formats.chunk import POINTERS, frame
 
 GOLDEN = CASES[0].parent.parent
@@ -172,6 +172,6 @@ def test_an_orphan_that_changed_since_is_not_adopted(path):
     with Queue(path, chunk_size=100) as q:
         (one,) = q.orphans()
         orphan(path.with_name("q.7"), [b"two", b"", b"three"])
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             q.adopt(one)
         assert list(q) == [b"first"]

@@ -20,7 +20,7 @@ from qewqew_core import (
     BadPath,
     Batch,
     BatchExpired,
-    CorruptQueue,
+    Corrupt,
     DiskFull,
     Message,
     Queue,
@@ -157,7 +157,7 @@ def test_a_damaged_segment_is_never_published(batch, url, place):
     segment = body.segments[1]
     at = {"first": segment.start, "middle": (segment.start + segment.end) // 2, "last": segment.end - 1}[place]
     flip(folder_of(batch) / segment.file, at)
-    with pytest.raises(CorruptQueue, match=rf"{segment.file}, offset \d+: the checksum") as caught:
+    with pytest.raises(Corrupt, match=rf"{segment.file}, offset \d+: the checksum") as caught:
         batch.publish(url)
     assert caught.value.offset <= at < caught.value.offset + 2 * 65536
     path = url.removeprefix("file://") + "/" + batch.id
@@ -183,7 +183,7 @@ def test_a_manifest_whose_checksums_lie_is_never_published(batch, url, lie, old)
     if old and lie == "checksums":
         assert records_of(batch.publish(url)) == RECORDS, "as older releases wrote manifests"
         return
-    with pytest.raises(CorruptQueue, match="recorded was 00000000"):
+    with pytest.raises(Corrupt, match="recorded was 00000000"):
         batch.publish(url)
 
 
@@ -212,7 +212,7 @@ def test_what_was_damaged_at_the_target_is_sent_again(batch, tmp_path, monkeypat
 def test_damage_is_found_also_where_the_target_has_the_file(batch, url):
     path = batch.publish(url)
     flip(folder_of(batch) / "q.30002", 5_000)
-    with pytest.raises(CorruptQueue, match=r"q\.30002, offset"):
+    with pytest.raises(Corrupt, match=r"q\.30002, offset"):
         batch.publish(url)
     assert records_of(path) == RECORDS, "what was published stays"
 
@@ -366,4 +366,4 @@ def test_the_command_fails_with_the_exit_codes_of_all_commands(queue, batch, tmp
     assert run("publish", tmp_path / "none", batch.id, tmp_path / "p").returncode == 3
     flip(file, 5_000)
     done = run("publish", tmp_path / "q", batch.id, tmp_path / "p")
-    assert (done.returncode, f"CorruptQueue: {file}, offset" in done.stderr) == (5, True)
+    assert (done.returncode, f"Corrupt: {file}, offset" in done.stderr) == (5, True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import BadArgument, BadKey, BadRecord, Empty, Queue, QueueClosed, QueueStats, RecordTooLarge, inspect
+from qewqew_core import BadArgument, BadKey, BadRecord, Closed, Empty, Queue, QueueStats, RecordTooLarge, inspect
 from qewqew_core.disk.journal import RESERVE
 from qewqew_core.formats.chunk import OUR_FIRST as FIRST
 from qewqew_core.limits import LIMITS
@@ -344,7 +344,7 @@ def test_close_wakes_those_who_wait(tmp_path, monkeypatch):
         time.sleep(0.1)
         q.close()
         for one in waiting:
-            with pytest.raises(QueueClosed):
+            with pytest.raises(Closed):
                 one.result(timeout=300)
 
 
@@ -374,7 +374,7 @@ def test_get_if_takes_the_first_record_or_leaves_it(make):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError, KeyboardInterrupt, QueueClosed, Empty, FileNotFoundError, TimeoutError, ConnectionError]
+    "error", [ValueError, KeyboardInterrupt, Closed, Empty, FileNotFoundError, TimeoutError, ConnectionError]
 )
 def test_what_a_predicate_raises_passes_through_and_the_record_stays(tmp_path, error):
     """Also what the queue itself raises or takes for a failing disk: a predicate may look at files or call a server."""
@@ -405,7 +405,7 @@ def test_a_predicate_must_not_use_the_queue(tmp_path):
         ]
         uses += [lambda: len(q), lambda: list(q), lambda: q.get_if(lambda record: True), q.stats, q.verify, q.batches]
         for use in uses:
-            with pytest.raises(QueueClosed, match="predicate"):
+            with pytest.raises(Closed, match="predicate"):
                 q.get_if(lambda record, use=use: use())
         assert list(q) == [b"0", b"1"]
 
@@ -423,7 +423,7 @@ def test_a_predicate_must_not_close_the_queue(tmp_path):
                 opened.extend((tmp_path / f"other{number}").open("wb") for number in range(4))
             return True
 
-        with suppress(QueueClosed):
+        with suppress(Closed):
             q.get_if(predicate)
     for file in opened:
         file.close()
@@ -529,7 +529,7 @@ def test_every_call_after_close_is_refused_and_a_second_close_is_none(tmp_path):
     calls += [lambda: q.get_many(1), lambda: q.get_if(bool), lambda: q.lease("key"), lambda: q.batch(leased.id)]
     calls += [lambda: len(q), lambda: bool(q), lambda: list(q), leased.ack, leased.nack, leased.put_back, leased.to_dead_letters]
     for call in calls:
-        with pytest.raises(QueueClosed, match="closed"):
+        with pytest.raises(Closed, match="closed"):
             call()
     assert contents(tmp_path) == before
     with Queue(tmp_path / "q") as again:
@@ -542,7 +542,7 @@ def test_leaving_the_with_block_closes_also_after_an_error(tmp_path):
     q.put(b"0")
     with pytest.raises(ZeroDivisionError), q:
         q.put(b"%d" % (len(q) // 0))
-    with pytest.raises(QueueClosed):
+    with pytest.raises(Closed):
         q.get()
     with Queue(tmp_path / "q", lock_timeout=0) as q:
         assert q.get() == b"0"

@@ -26,10 +26,10 @@ from work import QueueWork
 from qewqew_core import (
     BadArgument,
     BadPath,
-    CorruptQueue,
+    Corrupt,
+    Locked,
     QewQewError,
     Queue,
-    QueueLocked,
     RepairReport,
     TopicRepair,
     repair,
@@ -220,7 +220,7 @@ def is_believed(name: str, damage: Damage, data: bytes) -> bool:
     if name.endswith(".rdx"):
         return True
     if isinstance(damage, Cut) and damage.size is not None:
-        with contextlib.suppress(CorruptQueue):
+        with contextlib.suppress(Corrupt):
             return not any(data[replay(data[: damage.size], "").end : damage.size])
     return False
 
@@ -321,7 +321,7 @@ def test_a_segment_keeps_what_is_right_and_its_batch_its_id(tmp_path, size):
         for file in Path(batch.manifest_path).parent.glob("q.*"):
             if records[3] in (data := file.read_bytes()):
                 flip(file, data.index(records[3]))
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             list(batch)
     report = repair(tmp_path / "q")
     assert [one.records for one in report.damage] == [1]
@@ -339,7 +339,7 @@ def test_what_is_no_queue_or_in_use_is_left_alone(tmp_path):
     with pytest.raises(BadPath, match="is not the header file"):
         repair(tmp_path / "text")
     assert tree(tmp_path) == {"text": b"no queue"}
-    with Queue(tmp_path / "q"), pytest.raises(QueueLocked):
+    with Queue(tmp_path / "q"), pytest.raises(Locked):
         repair(tmp_path / "q", lock_timeout=0)
 
 
@@ -360,7 +360,7 @@ def test_what_a_commit_behind_the_damage_has_put_is_not_lost(tmp_path):
     q.close()
     path = tmp_path / "crashed" / "q"
     flip(path.with_name("q.log"), at + 20)
-    with pytest.raises(CorruptQueue, match=r"qewqew repair .* rescues what can be read"):
+    with pytest.raises(Corrupt, match=r"qewqew repair .* rescues what can be read"):
         Queue(path)
     report = repair(path)
     assert [(one.path, one.offset, one.records) for one in report.damage] == [(str(path) + ".log", at, None)]
@@ -385,7 +385,7 @@ def test_a_closed_queue_whose_log_is_damaged_is_refused_and_a_repair_finds_all_i
         log.write_bytes(log.read_bytes()[:-4096] + bytes(4096))
     else:
         flip(log, 5000 if damage == "a bit in the middle" else 30)
-    with pytest.raises(CorruptQueue):
+    with pytest.raises(Corrupt):
         Queue(tmp_path / "q")
     assert not repair(tmp_path / "q").ok
     with Queue(tmp_path / "q") as q:
@@ -543,7 +543,7 @@ def test_a_repair_that_is_stopped_anywhere_is_finished_by_the_next(tmp_path, lay
         folder = tmp_path / "image"
         image(disk.calls[:stop], str(made.folder), folder, random.Random(stop) if power else None)
         if stop % 2:  # opening it in between spoils nothing
-            with contextlib.suppress(CorruptQueue):
+            with contextlib.suppress(Corrupt):
                 opened(layout, folder).close()
         repaired(layout, folder)
         assert seen(layout, folder) == good, what

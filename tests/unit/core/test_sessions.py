@@ -30,12 +30,12 @@ from qewqew_core import (
     BadRecord,
     Batch,
     BatchConflict,
+    Broken,
+    Closed,
     DiskFull,
     Empty,
+    Full,
     Queue,
-    QueueBroken,
-    QueueClosed,
-    QueueFull,
     RecordTooLarge,
     inspect,
 )
@@ -115,7 +115,7 @@ def test_close_without_a_commit_rolls_back_and_a_second_close_is_none(make):
         session.close()
         assert list(q) == numbers(0, 3)
         for call in (session.get, session.commit, session.rollback, lambda: session.put(b"x"), lambda: session.get_many(1)):
-            with pytest.raises(QueueClosed, match=r"the session is closed; open another one with Queue.session\(\)"):
+            with pytest.raises(Closed, match=r"the session is closed; open another one with Queue.session\(\)"):
                 call()
 
 
@@ -455,10 +455,10 @@ def test_closing_the_queue_rolls_open_sessions_back_and_they_are_refused_from_th
     q.close()
     calls = [one.get, one.commit, one.rollback, lambda: one.put(b"x"), lambda: one.put_many([b"x"]), lambda: two.get_many(1)]
     for call in [*calls, q.session]:
-        with pytest.raises(QueueClosed, match="the queue is closed"):
+        with pytest.raises(Closed, match="the queue is closed"):
             call()
     one.close()
-    with pytest.raises(QueueClosed), two:
+    with pytest.raises(Closed), two:
         pass
     is_plain(tmp_path / "q", numbers(0, 30))
 
@@ -473,7 +473,7 @@ def test_closing_the_queue_ends_a_session_that_waits(tmp_path):
         waiting = [pool.submit(taking.get, None), pool.submit(putting.commit, None, None)]
         q.close()
         for one in waiting:
-            with pytest.raises(QueueClosed):
+            with pytest.raises(Closed):
                 one.result(300)
 
 
@@ -735,7 +735,7 @@ def test_a_hostile_key_is_refused_and_the_session_may_commit_without_it(tmp_path
 def test_the_key_of_a_commit_that_was_refused_is_free(tmp_path):
     with Queue(tmp_path / "q", max_records=1) as q, q.session() as session:
         session.put_many([b"a", b"b"])
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             session.commit(key="k")
         session.rollback()
         session.put(b"c")
@@ -929,20 +929,20 @@ def test_a_commit_beyond_the_bound_is_refused_and_nothing_has_happened(tmp_path)
         q.put_many(numbers(0, 4))
         with q.session() as session:
             session.put_many([b"a", b"b"])
-            with pytest.raises(QueueFull, match=r"4 records of 4 bytes wait already \(max_records=5, max_bytes=20\)"):
+            with pytest.raises(Full, match=r"4 records of 4 bytes wait already \(max_records=5, max_bytes=20\)"):
                 session.commit()
             assert list(q) == numbers(0, 4)
             session.rollback()
             session.put(b"x" * 17)
-            with pytest.raises(QueueFull):
+            with pytest.raises(Full):
                 session.commit()
             session.rollback()
             session.put(b"x" * 16)
             assert session.commit() == 1, "exactly at both bounds"
-            with pytest.raises(QueueFull):
+            with pytest.raises(Full):
                 q.put(b"")
             session.get_many(2)
-            with pytest.raises(QueueFull):
+            with pytest.raises(Full):
                 q.put(b"")  # what is held is still in the queue
             session.put_many([b"c", b"d"])
             assert session.commit() == 2, "it makes its own room"
@@ -960,7 +960,7 @@ def test_a_commit_for_which_no_chunk_id_is_free_is_refused_and_can_be_made_when_
         q.put_many(numbers(0, 9) + [b"x"] * 10)
         for _ in range(2):
             session.put(b"y")
-        with pytest.raises(QueueFull, match="all chunk ids, 20, are in use"):
+        with pytest.raises(Full, match="all chunk ids, 20, are in use"):
             session.commit()
         assert len(q) == 19
         assert q.get() == b"0"
@@ -971,14 +971,14 @@ def test_a_commit_for_which_no_chunk_id_is_free_is_refused_and_can_be_made_when_
 def test_what_never_fits_is_refused_at_once_whatever_the_timeout(tmp_path):
     with Queue(tmp_path / "q", max_records=3, max_bytes=10) as q:
         for records in ([b""] * 4, [b"x" * 11]):
-            with pytest.raises(QueueFull, match="never fit"):
+            with pytest.raises(Full, match="never fit"):
                 q.put_many(records, timeout=None)
             session = q.session()
             session.put_many(records)
-            with pytest.raises(QueueFull, match="never fit"):
+            with pytest.raises(Full, match="never fit"):
                 session.commit(timeout=None)
             session.close()
-        with pytest.raises(QueueFull, match="never fit"):
+        with pytest.raises(Full, match="never fit"):
             q.put(b"x" * 11, timeout=None)
         assert not q
 
@@ -987,7 +987,7 @@ def test_what_never_fits_is_refused_at_once_whatever_the_timeout(tmp_path):
 def test_who_waits_for_room_gets_it_from_whoever_takes(tmp_path, make_room):
     with Queue(tmp_path / "q", max_records=4, chunk_size=16) as q, ThreadPoolExecutor(3) as pool:
         q.put_many(numbers(0, 4))
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             q.put(b"late", timeout=0.05)
         session, taker = q.session(), q.session()
         session.put(b"a")
@@ -1014,13 +1014,13 @@ def test_a_rolled_back_session_makes_no_room_and_a_put_back_batch_may_pass_the_b
         with q.session() as session:
             session.get()
             session.rollback()
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             q.put(b"2")
         batch = q.lease("key")
         q.put_many(numbers(2, 4))
         batch.put_back()
         assert list(q) == numbers(0, 4)
-        with pytest.raises(QueueFull):
+        with pytest.raises(Full):
             q.put(b"4")
         q.get_many(3)
         q.put(b"4")
@@ -1488,7 +1488,7 @@ def test_a_second_close_after_one_that_failed_closes_no_descriptor_of_others(tmp
     q = Queue(tmp_path / "q", sync="never", _files=files)
     q.put(b"x")
     files.fails = True
-    with pytest.raises(QueueBroken):
+    with pytest.raises(Broken):
         q.close()
     others = [(tmp_path / f"other{number}").open("wb") for number in range(6)]
     q.close()
@@ -1515,7 +1515,7 @@ def test_a_commit_that_can_never_fit_does_not_wait_for_room(tmp_path):
         q.put_many([b"1", b"2"])
         s.get_many(2)
         s.put_many([b"x"] * 4)
-        with pytest.raises(QueueFull, match="never fit"):
+        with pytest.raises(Full, match="never fit"):
             s.commit(timeout=None)
         s.rollback()
 
@@ -1571,7 +1571,7 @@ def test_many_small_records_are_spilled_too(tmp_path, monkeypatch):
 
 
 def test_no_room_even_for_the_directory_of_spilled_records_is_a_full_disk(tmp_path, monkeypatch):
-    class Full(NoSync):
+    class FullDisk(NoSync):
         full = True
 
         def make_directory(self, path: str) -> None:
@@ -1580,7 +1580,7 @@ def test_no_room_even_for_the_directory_of_spilled_records_is_a_full_disk(tmp_pa
             super().make_directory(path)
 
     monkeypatch.setattr(LIMITS, "spill_bytes", 100)
-    files = Full()
+    files = FullDisk()
     with Queue(tmp_path / "q", _files=files) as q, q.session() as s:
         s.put(b"first" * 20)
         with pytest.raises(DiskFull) as caught:

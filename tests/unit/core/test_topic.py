@@ -24,14 +24,14 @@ from qewqew_core import (
     BadArgument,
     BadKey,
     BadRecord,
+    Closed,
     CommitConflict,
-    CorruptQueue,
+    Corrupt,
     DiskFull,
     Empty,
+    Full,
+    Locked,
     Message,
-    QueueClosed,
-    QueueFull,
-    QueueLocked,
     Reader,
     RecordTooLarge,
     Topic,
@@ -287,10 +287,10 @@ def test_what_is_appended_together_lies_in_one_block_however_large(topic):
 def test_only_one_topic_object_appends_at_a_time_and_others_may_read(make):
     one, other = make(), make(lock_timeout=0)
     one.append(b"mine")
-    with pytest.raises(QueueLocked) as caught:
+    with pytest.raises(Locked) as caught:
         other.append(b"no")
     assert caught.value.pid == os.getpid()
-    with pytest.raises(QueueLocked):
+    with pytest.raises(Locked):
         other.set_mask(1)
     with other.reader("r") as reader:
         assert reader.read().body == b"mine"
@@ -373,7 +373,7 @@ def test_a_closed_topic_refuses_all_calls_and_a_second_close_does_nothing(make):
         lambda: topic.delete_reader("a"),
     ]
     for call in calls:
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             call()
     session.close()
 
@@ -465,7 +465,7 @@ def test_a_session_that_is_closed_without_a_commit_leaves_nothing(make):
         session.close()
         assert numbers(one) == [0, 1]
         for call in (lambda: session.append(b"x"), session.commit, session.rollback, lambda: session.read(one)):
-            with pytest.raises(QueueClosed):
+            with pytest.raises(Closed):
                 call()
     assert len(topic) == 2
 
@@ -477,7 +477,7 @@ def test_a_session_whose_topic_was_closed_gives_back_what_it_has_read(make):
         session.append(b"x")
         session.read_many(one, 2)
         topic.close()
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             session.commit()
         session.close()
         assert numbers(same.read_many(2)) == [0, 1]
@@ -610,7 +610,7 @@ def test_a_session_that_cannot_get_the_writers_lock_has_changed_nothing_and_may_
     with other.reader("r") as reader, other.session() as session:
         session.append(b"theirs")
         session.read(reader)
-        with pytest.raises(QueueLocked):
+        with pytest.raises(Locked):
             session.commit()
         assert reader.position().number == 0
         one.close()
@@ -641,7 +641,7 @@ def test_a_session_reads_only_by_readers_of_its_own_topic_object_that_do_not_com
             session.read(one)
         session.append(b"x")
         one.close()  # what it had is given back
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             session.commit()
         assert len(topic) == 1
         session.rollback()
@@ -840,7 +840,7 @@ def test_no_more_messages_are_in_flight_than_window_allows(make):
     with topic.reader("r", window=3) as one, topic.reader("r", window=3) as other:
         assert numbers(one.read_many(10)) == [0, 1, 2]
         for reader in (one, other):
-            with pytest.raises(QueueFull, match="window"):
+            with pytest.raises(Full, match="window"):
                 reader.read()
         assert one.peek().number == 3
         messages = one.nack()
@@ -871,7 +871,7 @@ def test_a_consumer_that_closes_gives_its_messages_to_the_others(make):
         assert (numbers(one.read_many(2)), numbers(other.read_many(2))) == ([0, 1], [2, 3])
         one.close()
         one.close()
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             one.read()
         assert [(message.number, message.attempt) for message in third.read_many(3)] == [(0, 2), (1, 2), (4, 1)]
         del other  # without a close: its lock is gone with it
@@ -919,11 +919,11 @@ def test_a_reader_of_another_process_sees_new_messages_blocks_and_counts_while_t
     consumer = program(
         """
         import sys
-        from qewqew_core import QueueLocked, Topic
+        from qewqew_core import Locked, Topic
         with Topic(sys.argv[1], lock_timeout=0) as topic, topic.reader("r", filter="yes") as reader:
             try:
                 topic.append(b"no")
-            except QueueLocked as error:
+            except Locked as error:
                 print("refused", error.pid, flush=True)
             while (message := reader.read(timeout=300)).body != b"end":
                 stats, lag = topic.stats(), reader.lag()
@@ -1187,7 +1187,7 @@ def test_readers_are_listed_copied_and_deleted(make):
             assert numbers(copy) == [3, 4]
         topic.delete_reader("ü ñ.1")
         for call in (one.read, one.commit, one.lag, lambda: one.seek(number=0), lambda: one.filter):
-            with pytest.raises(QueueClosed, match="deleted"):
+            with pytest.raises(Closed, match="deleted"):
                 call()
         one.close()
         assert topic.readers() == ["a", "b", "copy"]
@@ -1205,7 +1205,7 @@ def test_a_reader_that_was_deleted_and_made_anew_is_another_one_for_who_had_it(m
     message = old.read()
     topic.delete_reader("r")
     with topic.reader("r", start=2) as new:
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             old.commit(message)
         old.close()
         assert numbers(new) == [2]
@@ -1515,7 +1515,7 @@ def test_messages_of_dialect_b_are_not_taken_for_those_of_c(make):
     with make() as topic:
         topic.append(b"x")
     os.unlink(os.path.join(topic.path, "t.log"))
-    with pytest.raises((BadArgument, CorruptQueue), match="dialect C"):
+    with pytest.raises((BadArgument, Corrupt), match="dialect C"):
         make(dialect="C")
     with make() as topic:
         assert bodies(topic) == [b"x"]
@@ -1599,7 +1599,7 @@ def test_verify_and_leases_find_flipped_bits_in_heads_and_bodies_with_path_and_o
             assert len(report.problems) == 1
             assert str(block) in report.problems[0]
             assert "offset" in report.problems[0]
-            with pytest.raises(CorruptQueue):
+            with pytest.raises(Corrupt):
                 one.lease("k")
     block.write_bytes(good)
     with make() as topic:
@@ -1645,10 +1645,10 @@ def test_a_block_file_that_is_empty_or_short_is_an_error_and_never_zeros(make, d
     good = block.read_bytes()
     for size in (0, len(good) - 20, len(good) - 6, len(good) - 1):
         block.write_bytes(good[:size])
-        with pytest.raises(CorruptQueue) as caught, make() as topic, topic.reader("r") as one:
+        with pytest.raises(Corrupt) as caught, make() as topic, topic.reader("r") as one:
             one.read_many(10)
         assert caught.value.path == str(block)
-        with contextlib.suppress(CorruptQueue), make() as topic:  # of the last block, opening says it
+        with contextlib.suppress(Corrupt), make() as topic:  # of the last block, opening says it
             assert not topic.verify().ok
     block.write_bytes(good)
     with make() as topic, topic.reader("r") as one:
@@ -1681,7 +1681,7 @@ def test_a_forked_child_is_refused_and_costs_the_parent_nothing(make):
                 for call in (lambda: topic.append(b"x"), one.read, lambda: session.append(b"x"), session.commit, topic.stats):
                     try:
                         call()
-                    except QueueClosed:
+                    except Closed:
                         refused += 1
                 topic.close()
                 one.close()
@@ -1692,5 +1692,5 @@ def test_a_forked_child_is_refused_and_costs_the_parent_nothing(make):
         assert session.commit() == 1
         assert one.commit() == 1
         assert numbers(one) == [1, 2, 3]
-        with pytest.raises(QueueLocked):
+        with pytest.raises(Locked):
             Topic(topic.path, lock_timeout=0).append(b"x")

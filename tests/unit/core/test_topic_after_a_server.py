@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from disk import NoSync
 
-from qewqew_core import CorruptQueue, Empty, Topic
+from qewqew_core import Corrupt, Empty, Topic
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, LENGTH_AT, NUMBER_AT, TAG_AT
 
@@ -90,7 +90,7 @@ def test_a_block_that_is_shorter_than_its_entry_is_an_error_and_not_filled_with_
     block = block_file(path, last_entry(path).base)
     good = block.read_bytes()
     block.write_bytes(good[:-1])
-    with pytest.raises(CorruptQueue) as caught:
+    with pytest.raises(Corrupt) as caught:
         topic_at(path)
     assert caught.value.path == str(block)
     assert block.read_bytes() == good[:-1]
@@ -151,10 +151,10 @@ def test_number_length_and_the_checksum_of_c_are_checked_when_a_message_is_read(
         with topic_at(path) as topic, topic.reader("r", auto_commit=True) as one:
             one.seek(number=0)
             assert one.read().number == 0
-            with pytest.raises(CorruptQueue) as caught:
+            with pytest.raises(Corrupt) as caught:
                 one.read()
             assert (caught.value.path, caught.value.offset) == (str(block), 205)
-            with pytest.raises(CorruptQueue):
+            with pytest.raises(Corrupt):
                 one.read_many(10)
             assert one.position().number == 1
         block.write_bytes(good)

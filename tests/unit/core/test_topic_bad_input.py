@@ -14,7 +14,7 @@ import pytest
 from damage import tree
 from refusal import refused
 
-from qewqew_core import BadArgument, BadPath, CorruptQueue, Message, QewQewError, Queue, Topic, inspect_reader
+from qewqew_core import BadArgument, BadPath, Corrupt, Message, QewQewError, Queue, Topic, inspect_reader
 from qewqew_core.formats import zbus
 
 NAN = float("nan")
@@ -94,7 +94,7 @@ def test_a_part_of_the_topic_that_is_something_else_is_named(tmp_path, name):
         (tmp_path / "t" / name).mkdir()
     else:
         (tmp_path / "t" / name).write_bytes(b"in the way")
-    with pytest.raises((BadPath, CorruptQueue)) as caught:
+    with pytest.raises((BadPath, Corrupt)) as caught:
         Topic(tmp_path / "t").reader("r")
     assert name in str(caught.value)
     if name != "t.idx":
@@ -106,7 +106,7 @@ def test_an_index_that_is_none_is_refused_and_left_alone(tmp_path, data):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "t.idx").write_bytes(data)
     before = (tmp_path / "t" / "t.idx").read_bytes()
-    with pytest.raises(CorruptQueue) as caught:
+    with pytest.raises(Corrupt) as caught:
         Topic(tmp_path / "t")
     assert caught.value.path == str(tmp_path / "t" / "t.idx")
     assert (tmp_path / "t" / "t.idx").read_bytes()[: len(before)] == before
@@ -117,10 +117,10 @@ def test_a_topic_whose_index_is_missing_is_not_begun_anew(topic, tmp_path):
     topic.close()
     (tmp_path / "t" / "t.idx").unlink()
     before = tree(tmp_path / "t" / "data")
-    with pytest.raises((BadPath, CorruptQueue), match=r"idx"):
+    with pytest.raises((BadPath, Corrupt), match=r"idx"):
         Topic(tmp_path / "t")
     (tmp_path / "t" / "t.log").unlink()
-    with pytest.raises((BadPath, CorruptQueue), match=r"idx"):
+    with pytest.raises((BadPath, Corrupt), match=r"idx"):
         Topic(tmp_path / "t")
     assert tree(tmp_path / "t" / "data") == before
 
@@ -249,7 +249,7 @@ def test_an_rdx_that_names_no_place_is_an_error_and_other_readers_work(topic):
     """Nobody knows what it meant; the oldest message would be a guess."""
     Path(topic.path, "reader", "bad.rdx").write_bytes(zbus.new_reader(0, 0, 7))
     Path(topic.path, "reader", "short.rdx").write_bytes(b"")
-    with pytest.raises(CorruptQueue, match="no message begins") as caught:
+    with pytest.raises(Corrupt, match="no message begins") as caught:
         topic.reader("bad")
     assert caught.value.path.endswith("bad.rdx")
     assert Path(topic.path, "reader", "bad.rdx").read_bytes() == zbus.new_reader(0, 0, 7)

@@ -23,9 +23,9 @@ from qewqew_core import (
     BatchConflict,
     BatchExpired,
     BatchNotFound,
-    CorruptQueue,
+    Closed,
+    Corrupt,
     Message,
-    QueueClosed,
     Reader,
     Topic,
     inspect_reader,
@@ -467,7 +467,7 @@ def test_a_batch_of_a_reader_that_was_closed_or_deleted_cannot_be_ended(make):
     one = topic.reader("r")
     batch = one.lease("a", max_records=2)
     one.close()
-    with pytest.raises(QueueClosed):
+    with pytest.raises(Closed):
         batch.ack()
     assert numbers(batch.messages()) == [0, 1]  # its files are there
     with topic.reader("r") as again:
@@ -505,7 +505,7 @@ def test_a_lease_of_damaged_messages_is_refused_and_takes_nothing(tmp_path):
     for at in (0, 100, 204):
         path = damage(topic, 1, at)
         with Topic(tmp_path / "orders") as again, again.reader("r") as one:
-            with pytest.raises(CorruptQueue) as caught:
+            with pytest.raises(Corrupt) as caught:
                 one.lease("k")
             assert caught.value.path == str(path)
             assert caught.value.offset is not None
@@ -526,7 +526,7 @@ def test_damage_behind_what_is_leased_is_found_too_if_it_is_in_the_same_piece(tm
     damage(topic, 0, 150_000)
     with Topic(tmp_path / "orders") as again, again.reader("r") as one:
         check_manifest(one.lease("k", max_records=50), again, list(range(50)))
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             one.lease("l", max_records=100)
         assert again.verify().problems
 
@@ -536,7 +536,7 @@ def test_damage_that_comes_after_the_lease_is_found_by_reading_and_by_verify(tmp
         batch = one.lease("k")
         path = damage(topic, 1, 204)
         found: list[Message] = []
-        with pytest.raises(CorruptQueue, match="checksum") as caught:
+        with pytest.raises(Corrupt, match="checksum") as caught:
             found.extend(batch.messages())
         assert numbers(found) in ([0, 1], [0, 1, 2])  # the first block, which is whole
         assert os.path.basename(caught.value.path) == path.name

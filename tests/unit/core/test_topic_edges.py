@@ -15,7 +15,7 @@ import pytest
 from disk import JournalDisk, image
 
 import qewqew_core.topic.reader_inspection
-from qewqew_core import BadArgument, BadPath, DiskFull, Message, QueueClosed, Topic, inspect_reader
+from qewqew_core import BadArgument, BadPath, Closed, DiskFull, Message, Topic, inspect_reader
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic import topic_log
@@ -145,7 +145,7 @@ def test_what_nobody_has_committed_stays_when_the_only_reader_is_deleted_meanwhi
 
 
 def test_an_append_to_a_session_that_raised_for_want_of_room_is_not_committed(tmp_path: Path) -> None:
-    class Full(Files):
+    class FullDisk(Files):
         full = True
 
         def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -153,7 +153,7 @@ def test_an_append_to_a_session_that_raised_for_want_of_room_is_not_committed(tm
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().write(fd, data, offset)
 
-    files = Full()
+    files = FullDisk()
     with Topic(tmp_path / "t", _files=files, sync="never") as topic, topic.session() as session:
         session.append(b"small")
         with pytest.raises(DiskFull):
@@ -193,7 +193,7 @@ def test_readers_that_were_deleted_or_cannot_be_opened_keep_no_descriptors(tmp_p
         for _ in range(10):
             reader = topic.reader("r")
             topic.delete_reader("r")
-            with pytest.raises(QueueClosed):
+            with pytest.raises(Closed):
                 reader.read()
             reader.close()
         os.symlink("/nowhere", tmp_path / "t" / "state" / "q.lock")

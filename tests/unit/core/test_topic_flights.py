@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qewqew_core import CorruptQueue, Message, Topic
+from qewqew_core import Corrupt, Message, Topic
 from qewqew_core.disk import journal
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_state import Commit, Flight, Flights, Range, ReaderState, evenly
@@ -64,7 +64,7 @@ def test_numbers_are_the_same_as_a_range_in_the_log(numbers: list[int]) -> None:
 def test_a_range_that_nothing_of_ours_has_written_is_refused_in_little_memory(text: str) -> None:
     state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
     body = b'["commit",{"range":%s},null]' % text.encode()
-    with pytest.raises(CorruptQueue, match="contradicts"):
+    with pytest.raises(Corrupt, match="contradicts"):
         reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
 
 

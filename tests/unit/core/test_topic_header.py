@@ -12,7 +12,7 @@ import pytest
 import zbus_cases
 from disk import JournalDisk, NoSync, image
 
-from qewqew_core import BadArgument, QueueClosed, Topic
+from qewqew_core import BadArgument, Closed, Topic
 from qewqew_core.formats import zbus
 from qewqew_core.topic.reader import Reader
 
@@ -40,7 +40,7 @@ def test_a_reader_has_the_header_that_a_topic_has(tmp_path: Path) -> None:
     with Topic(tmp_path / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
         assert reader.header() == found, "committing and closing leave it alone"
         assert reader.read().number == 1
-    with pytest.raises(QueueClosed):
+    with pytest.raises(Closed):
         reader.header()
 
 
@@ -145,7 +145,7 @@ def test_only_the_consumers_of_a_deleted_reader_are_told(tmp_path: Path) -> None
     with Topic(tmp_path / "t", _files=NoSync()) as topic:
         reader: Reader = topic.reader("r")
         topic.delete_reader("r")
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             reader.set_mask(1)
         reader.close()
         assert topic.readers() == []

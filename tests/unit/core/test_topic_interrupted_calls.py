@@ -14,7 +14,7 @@ from views import View, differences, is_between, view
 from work import LOG_BYTES
 from work import kind as kind  # a fixture
 
-from qewqew_core import QueueBroken, QueueClosed, Topic
+from qewqew_core import Broken, Closed, Topic
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic_session import TopicSession
 
@@ -116,11 +116,11 @@ def interrupted(folder: Path, operation: Callable[..., None], interrupt: Interru
     try:
         with interrupt:
             operation(topic, reader, session)
-    except (KeyboardInterrupt, QueueBroken):
+    except (KeyboardInterrupt, Broken):
         pass
     topic.max_records = None
     after = view(topic) if interrupt.left > 0 else before
     for one in (session, reader, other, topic):
-        with contextlib.suppress(QueueBroken, QueueClosed):
+        with contextlib.suppress(Broken, Closed):
             one.close()
     return before, after

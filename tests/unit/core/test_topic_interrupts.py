@@ -21,7 +21,7 @@ from disk import NoSync
 from interrupting import Interrupt, interrupts
 from stride import Every
 
-from qewqew_core import Message, QewQewError, QueueLocked, Topic
+from qewqew_core import Locked, Message, QewQewError, Topic
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic_session import TopicSession
@@ -200,7 +200,7 @@ def test_real_signals_leave_nothing_locked(tmp_path: Path) -> None:
             gc.collect()
             try:
                 check_free(path, f"try {count}", [*range(1, 13)])
-            except QueueLocked as error:
+            except Locked as error:
                 raise AssertionError(f"try {count} left a lock") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

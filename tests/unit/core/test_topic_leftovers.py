@@ -17,7 +17,7 @@ import pytest
 from disk import JournalDisk, NoSync, image
 from stride import Every
 
-from qewqew_core import Message, QueueLocked, Topic
+from qewqew_core import Locked, Message, Topic
 from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader_inspection import look
@@ -73,7 +73,7 @@ def test_what_a_living_writer_is_making_stays(path: Path) -> None:
     with Topic(path, _files=NoSync()) as topic:
         topic.append(b"3")
         planted = plant(path, *WRITERS)
-        with Topic(path, lock_timeout=0, _files=NoSync()) as other, pytest.raises(QueueLocked):
+        with Topic(path, lock_timeout=0, _files=NoSync()) as other, pytest.raises(Locked):
             other.append(b"refused")
         assert len(there(planted)) == len(WRITERS)
 

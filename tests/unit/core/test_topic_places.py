@@ -11,7 +11,7 @@ import pytest
 from conftest import Clock
 from disk import NoSync
 
-from qewqew_core import CommitConflict, CorruptQueue, Message, QueueClosed, Topic
+from qewqew_core import Closed, CommitConflict, Corrupt, Message, Topic
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -80,9 +80,9 @@ def test_runs_hold_the_messages_of_a_block_as_they_stand_there(tmp_path: Path, f
 def test_runs_end_where_they_may_and_are_checked(path: str) -> None:
     view = View.of(Files(), path)
     assert [len(run.bounds) // 2 for run in view.runs(0, 300, 1, [600, 1500])] == [1, 3]
-    with pytest.raises(CorruptQueue, match="offset 300: no message 3 begins here"):
+    with pytest.raises(Corrupt, match="offset 300: no message 3 begins here"):
         list(view.runs(0, 300, 3, [600]))
-    with pytest.raises(CorruptQueue, match="offset 300: the block ends in the head of a message"):
+    with pytest.raises(Corrupt, match="offset 300: the block ends in the head of a message"):
         list(view.runs(0, 300, 1, [400]))
     view.close()
 
@@ -165,7 +165,7 @@ def test_a_temporary_reader_may_be_kept(path: str) -> None:
         assert topic.readers() == ["a"]
         with topic.reader("a") as reader:
             assert reader.position().number == 0
-        with pytest.raises(QueueClosed):
+        with pytest.raises(Closed):
             reader.keep()
 
 

@@ -17,7 +17,7 @@ import pytest
 from disk import JournalDisk, NoSync, image
 from stride import Every
 
-from qewqew_core import CorruptQueue, Message, QewQewError, Topic, inspect_reader, repair_topic
+from qewqew_core import Corrupt, Message, QewQewError, Topic, inspect_reader, repair_topic
 from qewqew_core.disk import journal
 from qewqew_core.formats import zbus
 from qewqew_core.limits import LIMITS
@@ -76,9 +76,9 @@ def refused(path: Path, name: str) -> str:
     """Whoever opens it is told, and whoever looks; nothing is changed, and the other reader works."""
     before = {one: one.read_bytes() for one in path.rglob("*.*") if one.is_file() and one.parent.name in ("reader", "state")}
     with Topic(path, _files=NoSync()) as topic:
-        with pytest.raises(CorruptQueue) as caught:
+        with pytest.raises(Corrupt) as caught:
             topic.reader(name)
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             inspect_reader(path, name)
         assert str(caught.value) in topic.verify().problems
         assert name in topic.readers()
@@ -155,7 +155,7 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
         reader.commit(*reader.read_many(3))
     new = log.read_bytes()
     log.write_bytes(old)
-    with Topic(path) as topic, pytest.raises(CorruptQueue, match="the end of the reader's log is missing"):
+    with Topic(path) as topic, pytest.raises(Corrupt, match="the end of the reader's log is missing"):
         topic.reader("r")
     log.write_bytes(new)
     with Topic(path, _files=NoSync()) as topic, topic.reader("r") as reader:
@@ -163,7 +163,7 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
             reader._shared.rotate()
         reader.commit(*reader.read_many(3))
     log.write_bytes(new)
-    with Topic(path) as topic, pytest.raises(CorruptQueue, match="not the log that the reader had last"):
+    with Topic(path) as topic, pytest.raises(Corrupt, match="not the log that the reader had last"):
         topic.reader("r")
     repair_topic(path)
     assert delivered(path, "r") == [*range(8, END)]  # 8 and 9 were leased, and are not done
@@ -177,7 +177,7 @@ def test_without_the_seal_the_rdx_tells_of_a_cut_log(path: Path) -> None:
         file.truncate(first)
     for lock in (path / "state").glob("*.lock"):
         lock.unlink()
-    with Topic(path, _files=NoSync()) as topic, pytest.raises(CorruptQueue, match=r"by its \.rdx all before"):
+    with Topic(path, _files=NoSync()) as topic, pytest.raises(Corrupt, match=r"by its \.rdx all before"):
         topic.reader("f")
     assert not repair_topic(path).ok
     assert delivered(path, "f") == expected("f")

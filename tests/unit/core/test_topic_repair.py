@@ -10,7 +10,7 @@ import pytest
 from damage import flip
 from disk import NoSync
 
-from qewqew_core import CorruptQueue, Message, QewQewError, Topic, repair_topic
+from qewqew_core import Corrupt, Message, QewQewError, Topic, repair_topic
 from qewqew_core.formats import zbus
 
 
@@ -37,7 +37,7 @@ def bodies(path: Path) -> list[bytes]:
 def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
     log = path / "events.log"
     flip(log, 30)
-    with pytest.raises(CorruptQueue, match=r"events\.log"):
+    with pytest.raises(Corrupt, match=r"events\.log"):
         Topic(path)
     report = repair_topic(path)
     assert len(report.problems) == 1
@@ -93,7 +93,7 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
     last = max((path / "data").glob("*.zbus"))
     os.truncate(last, last.stat().st_size - 1)
     (path / "events.log").unlink()  # a zbus server's topic, after a power cut
-    with pytest.raises(CorruptQueue):
+    with pytest.raises(Corrupt):
         Topic(path)
     report = repair_topic(path)
     assert report.cut > 0
@@ -107,7 +107,7 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
 
 def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: Path) -> None:
     flip(path / "state" / "middle.log", 40)
-    with Topic(path) as topic, pytest.raises(CorruptQueue):
+    with Topic(path) as topic, pytest.raises(Corrupt):
         topic.reader("middle")
     report = repair_topic(path)
     assert any("middle.log" in problem for problem in report.problems)
@@ -121,7 +121,7 @@ def test_a_reader_that_stands_where_no_message_begins_goes_back_to_one(path: Pat
     rdx = path / "reader" / "middle.rdx"
     data = rdx.read_bytes()
     rdx.write_bytes(zbus.pack_position(0, 300) + data[12:])
-    with Topic(path) as topic, pytest.raises(CorruptQueue):
+    with Topic(path) as topic, pytest.raises(Corrupt):
         topic.reader("middle")
     assert not repair_topic(path).ok
     with Topic(path) as topic, topic.reader("middle") as reader:

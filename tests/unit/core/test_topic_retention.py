@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import BatchConflict, Message, QueueFull, QueueLocked, Topic, inspect_reader
+from qewqew_core import BatchConflict, Full, Locked, Message, Topic, inspect_reader
 from qewqew_core.formats import zbus
 
 Make = Callable[..., Topic]
@@ -148,7 +148,7 @@ def test_checksums_of_blocks_go_with_them(make):
 
 def test_only_who_appends_may_remove(make):
     one, other = filled(make(), 8), make(max_records=1, lock_timeout=0)
-    with pytest.raises(QueueLocked):
+    with pytest.raises(Locked):
         other.trim()
     assert len(one) == 8
     one.close()
@@ -415,14 +415,14 @@ def full(tmp_path) -> Iterator[Topic]:
 def test_a_topic_with_all_blocks_in_use_is_full_says_how_to_go_on_and_goes_on_when_some_are_removed(full):
     ways_out = r"max_age, max_bytes, max_records, trim\(\).*larger block_size"
     before = files(full)
-    with pytest.raises(QueueFull, match=ways_out):
+    with pytest.raises(Full, match=ways_out):
         full.append(b"one too many")
-    with pytest.raises(QueueFull, match=ways_out):
+    with pytest.raises(Full, match=ways_out):
         full.append_many([b"a", b"b"], key="k")
     with full.reader("r") as reader, full.session() as session:
         session.append(b"no")
         session.read(reader)
-        with pytest.raises(QueueFull, match=ways_out):
+        with pytest.raises(Full, match=ways_out):
             session.commit()
         assert reader.position().number == 0
         session.rollback()

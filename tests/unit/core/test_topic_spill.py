@@ -124,7 +124,7 @@ def test_what_was_rolled_back_leaves_nothing_in_what_comes_next(tmp_path: Path, 
 
 
 def test_a_commit_for_which_there_was_no_room_is_repeated_from_the_file(tmp_path: Path, small: None) -> None:
-    class Full(NoSync):
+    class FullDisk(NoSync):
         left = 1 << 30
 
         def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -133,7 +133,7 @@ def test_a_commit_for_which_there_was_no_room_is_repeated_from_the_file(tmp_path
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().write(fd, data, offset)
 
-    files = Full()
+    files = FullDisk()
     with Topic(tmp_path / "t", _files=files) as topic, topic.session() as session:
         bodies = [b"%03d" % number * 500 for number in range(400)]
         session.append_many(bodies[:300])

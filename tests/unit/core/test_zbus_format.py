@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zbus_cases import cases, content, reference_matches
 
-from qewqew_core import BadArgument, BadRecord, CorruptQueue, RecordTooLarge
+from qewqew_core import BadArgument, BadRecord, Corrupt, RecordTooLarge
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry, Index, Message, Nak
@@ -637,16 +637,14 @@ def test_a_block_is_called_by_its_base_offset():
 @pytest.mark.parametrize("version", [2, 0, -1])
 def test_an_index_of_another_version_is_refused(version):
     data = version.to_bytes(4, signed=True) + zbus.new_index(1)[4:]
-    with pytest.raises(
-        CorruptQueue, match=rf"/t/t\.idx, offset 0: this is not the index of a topic: version {version}"
-    ) as caught:
+    with pytest.raises(Corrupt, match=rf"/t/t\.idx, offset 0: this is not the index of a topic: version {version}") as caught:
         zbus.unpack_index(data, "/t/t.idx")
     assert (caught.value.path, caught.value.offset) == ("/t/t.idx", 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 23])
 def test_an_index_that_is_cut_short_is_refused(size):
-    with pytest.raises(CorruptQueue, match="cut short") as caught:
+    with pytest.raises(Corrupt, match="cut short") as caught:
         zbus.unpack_index(zbus.new_index(1)[:size], "/t/t.idx")
     assert (caught.value.path, caught.value.offset) == ("/t/t.idx", size)
 
@@ -657,7 +655,7 @@ def test_an_index_that_is_cut_short_is_refused(size):
     ids=str,
 )
 def test_an_index_with_impossible_counts_is_refused(index):
-    with pytest.raises(CorruptQueue, match="contradicts itself") as caught:
+    with pytest.raises(Corrupt, match="contradicts itself") as caught:
         zbus.unpack_index(zbus.pack_index(index), "/t/t.idx")
     assert caught.value.path == "/t/t.idx"
 

@@ -25,7 +25,7 @@ import qewqew_core.topic.block_sums
 import qewqew_core.topic.deliveries
 import qewqew_core.topic.outgoing
 import qewqew_core.topic.view
-from qewqew_core import BatchConflict, CommitConflict, Empty, Message, Queue, QueueClosed, QueueFull, Topic
+from qewqew_core import BatchConflict, Closed, CommitConflict, Empty, Full, Message, Queue, Topic
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader import Reader
@@ -376,7 +376,7 @@ class TopicWork(Work):
     stride = 10, 5
     chances = 1
     empty = EMPTY
-    conflicts = CommitConflict, QueueFull, QueueClosed
+    conflicts = CommitConflict, Full, Closed
 
     @classmethod
     def options_of(cls, luck: random.Random) -> dict[str, Any]:
@@ -436,11 +436,11 @@ class TopicWork(Work):
 
     def put(self, drawn: Drawn) -> None:
         one = drawn.records[0]
-        with contextlib.suppress(QueueFull):  # the ring has few places here, and slow readers hold blocks
+        with contextlib.suppress(Full):  # the ring has few places here, and slow readers hold blocks
             self.store.append(one.body, tag=one.tag, timestamp=one.timestamp)
 
     def put_many(self, drawn: Drawn) -> None:
-        with contextlib.suppress(QueueFull):
+        with contextlib.suppress(Full):
             self.store.append_many(drawn.records, key=drawn.key)
 
     def session_get(self, drawn: Drawn) -> None:

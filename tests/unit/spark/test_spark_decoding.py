@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import types
 from pyspark.sql.types import StructField, StructType
 
-from qewqew_core.errors import BadArgument, CorruptQueue
+from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.codecs import from_json
 from qewqew_spark.options import Options
 from qewqew_spark.source.decoding import Decoding
@@ -76,7 +76,7 @@ def test_the_corrupt_record_as_bytes_keeps_what_is_no_utf8():
 
 
 def test_fail_fast_names_the_first_corrupt_record():
-    with pytest.raises(CorruptQueue, match=r"^somewhere, offset 1002: this record does not decode: malformed JSON; "):
+    with pytest.raises(Corrupt, match=r"^somewhere, offset 1002: this record does not decode: malformed JSON; "):
         decode([b'{"a":1}', b"[]", b"x", b'{"a":"x"}'], schema(a=INT), mode="FAILFAST")
     assert decode([b'{"a":1}', b"[]", b""], schema(a=INT), mode="failfast") == [{"a": 1}]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qewqew_core.errors import CorruptQueue
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats.chunk import MAX_RECORD, frame
 from qewqew_spark.source import frames
 from qewqew_spark.source.frames import BATCH_BYTES, BATCH_RECORDS, frame_positions, payloads, positions_between
@@ -29,7 +29,7 @@ def test_what_was_framed_comes_back(records):
 def test_a_run_cut_anywhere_is_refused_with_a_place_in_the_file(records, data):
     run = frame(records)
     cut = data.draw(st.integers(0, len(run) - 1))
-    with pytest.raises(CorruptQueue, match=r"q\.1, offset \d+: ") as caught:
+    with pytest.raises(Corrupt, match=r"q\.1, offset \d+: ") as caught:
         read(run[:cut], len(records))
     assert caught.value.path == "q.1"
     assert 100 <= caught.value.offset <= 100 + cut
@@ -44,14 +44,14 @@ def test_positions_never_lie_outside_of_the_run(run):
 
 
 def test_the_offset_is_that_of_the_frame_that_does_not_end():
-    with pytest.raises(CorruptQueue, match=r"q\.1, offset 105: the record that begins here"):
+    with pytest.raises(Corrupt, match=r"q\.1, offset 105: the record that begins here"):
         read(b"\x00\x03abc" + b"\x00\x03ab", 2)
-    with pytest.raises(CorruptQueue, match=r"q\.1, offset 105: "):
+    with pytest.raises(Corrupt, match=r"q\.1, offset 105: "):
         read(b"\x00\x03abc" + b"\x00", 1)
 
 
 def test_another_number_of_records_than_announced_is_refused():
-    with pytest.raises(CorruptQueue, match=r"offset 100: the 6 bytes from here hold 2 records, not 3"):
+    with pytest.raises(Corrupt, match=r"offset 100: the 6 bytes from here hold 2 records, not 3"):
         read(frame([b"a", b"b"]), 3)
 
 

@@ -151,7 +151,7 @@ def test_an_error_is_explained_in_one_line():
     assert explain(RuntimeError()) == "RuntimeError()"
     worker = (
         "[PYTHON_EXCEPTION] from the Python worker: Traceback (most recent call last):\n"
-        '  File "x.py", line 1\nqewqew_core.errors.CorruptQueue: /b/q.1, offset 10: damaged\n\n\tat org.apache.spark\n'
+        '  File "x.py", line 1\nqewqew_core.errors.Corrupt: /b/q.1, offset 10: damaged\n\n\tat org.apache.spark\n'
     )
     assert explain(RuntimeError(worker)) == "/b/q.1, offset 10: damaged"
     other = (

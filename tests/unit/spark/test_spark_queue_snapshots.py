@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stride import examples
 
 from qewqew_core import Queue
-from qewqew_core.errors import CorruptQueue, RecordsTaken
+from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_spark.options import Options
 from qewqew_spark.source import batches, queues
 from qewqew_spark.source.rows import SCHEMA
@@ -47,7 +47,7 @@ def test_what_the_java_program_left_is_read_as_it_is(case):
     body = json.loads(case.read_text())
     path = case.parent / body["queue"]
     if body["expect_error"]:
-        with pytest.raises(CorruptQueue):
+        with pytest.raises(Corrupt):
             Read(path)
     else:
         assert Read(path).values() == [bytes.fromhex(record) for record in body["expected"]]
@@ -148,7 +148,7 @@ def test_damage_is_damage_whatever_the_option_says(tmp_path):
     data[100_000] ^= 1
     (tmp_path / "q.qew.30001").write_bytes(data)
     for flag in ("true", "false"):
-        with pytest.raises(CorruptQueue, match=r"q\.qew\.30001, offset \d+: the checksum"):
+        with pytest.raises(Corrupt, match=r"q\.qew\.30001, offset \d+: the checksum"):
             Read(tmp_path / "q.qew", failOnDataLoss=flag).rows()
 
 

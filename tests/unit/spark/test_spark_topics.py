@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from stride import swept
 
-from qewqew_core import BadArgument, BadPath, CommitConflict, CorruptQueue, Message, MessagesLost, QueueClosed, Topic
+from qewqew_core import BadArgument, BadPath, Closed, CommitConflict, Corrupt, Message, MessagesLost, Topic
 from qewqew_spark.options import Options
 from qewqew_spark.source import stream, topics
 from qewqew_spark.source.rows import TOPIC_SCHEMA
@@ -217,7 +217,7 @@ def test_no_message_is_given_out_before_its_checksum_is_verified(topic: Topic, b
     first = block * BLOCK
     assert read(topic, startingOffsets=first, endingOffsets=first + 250) == list(range(first, first + 250))
     for begin, end in ((first + 250, first + 255), (first + 270, first + 280)):  # parts of the piece
-        with pytest.raises(CorruptQueue, match=f"{path}, offset {250 * SIZE}: the messages up to .* do not have the checksum"):
+        with pytest.raises(Corrupt, match=f"{path}, offset {250 * SIZE}: the messages up to .* do not have the checksum"):
             read(topic, startingOffsets=begin, endingOffsets=end)
 
 
@@ -228,7 +228,7 @@ def test_a_message_that_is_larger_than_what_is_read_at_once_is_verified_too(tmp_
         damage(tmp_path / "t" / "data" / f"{0:020d}.zbus", 5_000_203)
         reader = topics.reader(topic.path, Options({}), TOPIC_SCHEMA)
         (part,) = reader.partitions()
-        with pytest.raises(CorruptQueue, match="offset 0: the messages up to 5000204 do not"):
+        with pytest.raises(Corrupt, match="offset 0: the messages up to 5000204 do not"):
             next(reader.read(part))
 
 
@@ -526,7 +526,7 @@ def test_a_reader_that_was_deleted_is_made_again_by_a_restart(topic: Topic) -> N
     driver.plan()
     driver.read()
     topic.delete_reader(topic.readers()[0])
-    with pytest.raises(QueueClosed, match="the reader was deleted"):
+    with pytest.raises(Closed, match="the reader was deleted"):
         driver.plan()
     driver.restart()
     driver.run()
@@ -641,11 +641,11 @@ def test_the_oldest_blocks_may_go_while_a_place_is_looked_for(topic: Topic) -> N
             calls.append(view.index().start)
             if len(calls) == 1:
                 trim(topic)
-                raise CorruptQueue("a block cannot be read")
+                raise Corrupt("a block cannot be read")
             if len(calls) == 3:
-                raise CorruptQueue("really")
+                raise Corrupt("really")
             return len(calls)
 
         assert topics.steady(view, act) == 2
-        with pytest.raises(CorruptQueue, match="really"):
+        with pytest.raises(Corrupt, match="really"):
             topics.steady(view, act)
