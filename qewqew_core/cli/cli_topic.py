@@ -35,7 +35,6 @@ from qewqew_core.cli.terminal import (
     check_input,
     check_topic,
     counted,
-    existing_reader,
     existing_topic,
     few,
     groups,
@@ -62,7 +61,6 @@ from qewqew_core.formats.zbus import Message
 from qewqew_core.tools.exchange import json_line
 from qewqew_core.tools.listing import is_topic
 from qewqew_core.topic import topic_paths
-from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.reader_inspection import look
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
@@ -80,8 +78,6 @@ class TopicCommands(typer.core.TyperGroup):
 app = typer.Typer(
     cls=TopicCommands, no_args_is_help=True, help="Topics: retained messages with tags, and readers, each at its place."
 )
-readers_app = typer.Typer(no_args_is_help=True, help="The readers of a topic: list, add, copy, move and delete them.")
-app.add_typer(readers_app, name="readers")
 
 
 class Dialect(enum.StrEnum):
@@ -202,7 +198,7 @@ def read(
     if everything and number is not None:
         raise typer.BadParameter("--all and --number exclude each other")
     most = sys.maxsize if everything else number or 1
-    begin = _start(start)
+    begin = place_to_start(start)
     taken = 0
     with (
         existing_topic(path) as topic,
@@ -248,15 +244,15 @@ def print_messages(messages: list[Message], null: bool, as_json: bool) -> None:
         print_records([one.body for one in messages], null, as_json=False)
 
 
-def _start(text: str) -> Any:
+def place_to_start(text: str) -> Any:
     if text in ("oldest", "latest"):
         return text
     if text.isdecimal():
         return int(text)
-    return _time(text, "--start must be oldest, latest, the number of a message or a time (2025-01-31T12:00:00)")
+    return time_of(text, "--start must be oldest, latest, the number of a message or a time (2025-01-31T12:00:00)")
 
 
-def _time(text: str, otherwise: str) -> datetime:
+def time_of(text: str, otherwise: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -332,7 +328,7 @@ def stat_command(path: TopicPath, dialect: WhichDialect = None, as_json: Json = 
             {"topic": path}
             | {key: getattr(stats, key) for key in ("messages", "bytes", "blocks", "first", "next")}
             | {"oldest": iso(stats.oldest), "newest": iso(stats.newest), "on_disk": stats.on_disk, "owner": owner}
-            | {"readers": [_reader_json(*one) for one in states]}
+            | {"readers": [reader_json(*one) for one in states]}
         )
         return
     rows = [
@@ -348,10 +344,10 @@ def stat_command(path: TopicPath, dialect: WhichDialect = None, as_json: Json = 
     ]
     print_table([], [list(row) for row in rows])
     if states:
-        _print_readers([_reader_json(*one) for one in states])
+        print_readers([reader_json(*one) for one in states])
 
 
-def _reader_json(name: str, lag: int, state: ReaderState | None) -> dict[str, Any]:
+def reader_json(name: str, lag: int, state: ReaderState | None) -> dict[str, Any]:
     """What can be said without reading messages; a reader that only zbus servers have used has no state of ours."""
     kinds = [one.state for one in state.batches.values()] if state else []
     return {
@@ -363,7 +359,7 @@ def _reader_json(name: str, lag: int, state: ReaderState | None) -> dict[str, An
     } | {kind: kinds.count(kind) for kind in ("leased", "returned", "dead")}
 
 
-def _print_readers(rows: list[dict[str, Any]]) -> None:
+def print_readers(rows: list[dict[str, Any]]) -> None:
     columns = ["reader", "filter", "lag", "in flight", "lost", "leased", "returned", "dead"]
     cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
     print_table(columns, cells, numbers=tuple(columns[2:]))
@@ -460,113 +456,3 @@ def trim(
         print_json({"topic": path, "removed": removed, "messages": left})
     else:
         print_line(f"{counted(removed, 'message')} removed, {left:,} left")
-
-
-# Readers
-
-
-@readers_app.command("list")
-def readers_list(path: TopicPath, as_json: Json = False) -> None:
-    """List the readers of a topic, and how many messages lie behind what each has committed."""
-    with existing_topic(path) as topic:
-        lags = topic.stats().readers
-        rows = [_reader_json(name, lag, look(topic.files, topic.path, name)) for name, lag in lags.items()]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        _print_readers(rows)
-    else:
-        say("the topic has no readers")
-
-
-@readers_app.command("add")
-def readers_add(
-    path: TopicPath,
-    name: Name,
-    text: FilterText = None,
-    start: Start = "oldest",
-    dialect: WhichDialect = None,
-    as_json: Json = False,
-) -> None:
-    """Make a reader; the topic too if it is not there."""
-    begin = _start(start)
-    with Topic(path, dialect=cast(Any, dialect and dialect.value)) as topic:
-        if name in topic.readers():
-            raise typer.BadParameter(f"there is a reader {name} already; see `readers seek` and `readers filter`")
-        with topic.reader(name, text, begin) as one:
-            _print_place(one, "begins", as_json)
-
-
-def _print_place(one: Reader, verb: str, as_json: bool) -> None:
-    number = one.position().number
-    if as_json:
-        print_json({"reader": one.name, "number": number})
-    else:
-        print_line(f"{one.name} {verb} at message {number:,}")
-
-
-@readers_app.command("copy")
-def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = False) -> None:
-    """Make a reader that stands where another one does; one that is there is moved. Filter and batches are not copied."""
-    with existing_topic(path) as topic:
-        existing_reader(topic, source).close()
-        topic.copy_reader(source, target)
-        with topic.reader(target) as one:
-            _print_place(one, "stands", as_json)
-
-
-@readers_app.command("seek")
-def readers_seek(
-    path: TopicPath,
-    name: Name,
-    number: Annotated[int | None, typer.Option("--number", min=0, help="Of the message to go on at.")] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="In the topic, of the message to go on at.")] = None,
-    time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Go on at the first message since; UTC.")] = None,
-    oldest: Annotated[bool, typer.Option("--oldest", help="Go on at the oldest message.")] = False,
-    latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Move a reader. What was delivered to anybody and is not committed is forgotten."""
-    if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
-        raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
-    since = None if time is None else _time(time, "--time must be a time (2025-01-31T12:00:00)")
-    with existing_topic(path) as topic, existing_reader(topic, name) as one:
-        if oldest or latest:
-            stats = topic.stats()
-            number = stats.first if oldest else stats.next
-        with uninterrupted():
-            one.seek(number=number, offset=offset, time=since)
-        _print_place(one, "stands", as_json)
-
-
-@readers_app.command("filter")
-def readers_filter(
-    path: TopicPath,
-    name: Name,
-    text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, as 'order.*;invoice.#'; '' for all messages.")],
-    as_json: Json = False,
-) -> None:
-    """Have a reader deliver only messages whose tags match, from the next one on."""
-    with existing_topic(path) as topic, existing_reader(topic, name) as one:
-        one.set_filter(text)
-        if as_json:
-            print_json({"reader": name, "filter": one.filter})
-        else:
-            print_line(f"{name} delivers {f'messages that match {one.filter}' if one.filter else 'all messages'}")
-
-
-@readers_app.command("delete")
-def readers_delete(path: TopicPath, name: Name, yes: Yes = False, as_json: Json = False) -> None:
-    """Delete a reader, with its batches and dead letters. The messages stay."""
-    with existing_topic(path) as topic:
-        with existing_reader(topic, name) as one:
-            stats = None if yes else one.stats()
-        if stats is not None:
-            batches = counted(stats.leased + stats.returned + stats.dead, "batch", "batches")
-            ask(f"Delete reader {name}, for which {counted(stats.records, 'message')} wait, and {batches}?")
-        with uninterrupted():
-            topic.delete_reader(name)
-    if as_json:
-        print_json({"reader": name})
-    else:
-        print_line(f"{name} is deleted")

@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
 
 from qewqew_core.batch import places
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.cli import cli_batches, cli_files, cli_live, cli_topic
+from qewqew_core.cli import cli_batches, cli_files, cli_live, cli_readers, cli_topic
 from qewqew_core.cli.terminal import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
@@ -93,6 +93,7 @@ app.add_typer(orphans_app, name="orphans", rich_help_panel="Damage")
 app.add_typer(cli_batches.app)
 app.add_typer(cli_files.app)
 app.add_typer(cli_live.app)
+cli_topic.app.add_typer(cli_readers.app, name="readers")
 app.add_typer(cli_topic.app, name="topic", rich_help_panel="Topics")
 
 

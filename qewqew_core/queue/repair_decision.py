@@ -1,0 +1,432 @@
+"""`Decision`: step 1 of a repair. What the queue is: by the log as far as it is whole, else by the chunk files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterator
+from datetime import datetime
+
+from qewqew_core import arguments
+from qewqew_core.batch import manifest, places
+from qewqew_core.batch.batch_state import BATCH_ID, BatchState
+from qewqew_core.disk.files import read_whole
+from qewqew_core.errors import BadManifest, Corrupt, QewQewError
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk, Cut
+from qewqew_core.limits import now_ms
+from qewqew_core.queue import batch_files, chunk_files, java, orphans, paths, recovery
+from qewqew_core.queue import log as logs
+from qewqew_core.queue.found import Found
+from qewqew_core.queue.log import Replayed
+from qewqew_core.queue.operations import Append, Extent, Lease, NewChunk, Operation, PutKey, Take
+from qewqew_core.queue.reading import OnDisk, read_pointers, scan
+from qewqew_core.queue.repair_pieces import Pieces
+from qewqew_core.queue.repair_plan import Plan, Rescued
+from qewqew_core.queue.state import State
+
+_UNFIT = (FileNotFoundError, Corrupt, BadManifest)
+
+
+class Decision:
+    """About the queue of this plan."""
+
+    def __init__(self, plan: Plan, pieces: Pieces) -> None:
+        self._plan = plan
+        self._pieces = pieces
+
+    def decide(self) -> State:
+        header = self._plan.files.read(self._plan.header_fd, 64, 0)
+        self._plan.look_again()
+        found = Found(self._plan.path, chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0, self._plan.ids, None)
+        log_path = self._plan.path + paths.LOG
+        if not self._plan.files.exists(log_path):
+            return self._as_opened(found) or self._without_log(found)
+        data = read_whole(self._plan.files, log_path)
+        try:
+            found.log = logs.replay(data, log_path)
+            self._plan.payload = logs.replay(data, log_path, keep_redo=True).redo
+        except Corrupt as error:
+            left = logs.salvage(data, log_path, keep_redo=True)
+            what = f"the log is damaged ({error.args[0].partition(': ')[2]}); the commits before it hold"
+            self._plan.damaged(log_path, left.damaged, left.end - left.damaged, None, what)
+            self._plan.copies.append(log_path)
+            if left.prefix is None or left.frames:
+                return self._from_damaged_log(found, left)
+            found.log = logs.salvage(data, log_path).prefix
+            self._plan.payload = left.prefix.redo
+        assert found.log is not None
+        torn = data[found.log.end :].rstrip(b"\0")
+        if torn and not self._plan.copies:
+            what = "behind the last whole commit: what a crash tore, and nobody was told of, or the last commit, damaged"
+            self._plan.damaged(log_path, found.log.end, len(torn), None, what)
+            self._plan.copies.append(log_path)
+        state = None if self._plan.copies or self._is_wrong_in_the_middle(found) else self._as_opened(found)
+        if state is None:
+            state = self._from_log(found, header)
+            if not self._plan.found_damage:  # what was missing, the log had
+                state = self._as_opened(found) or state
+        refused = self._plan.refused
+        if refused and not self._plan.found_damage:
+            self._plan.damaged(refused.path or self._plan.path, refused.offset or 0, 0, None, str(refused))
+        return state
+
+    def _is_wrong_in_the_middle(self, found: Found) -> bool:
+        """Whether the pointers of a chunk are wrong that opening does not look at."""
+        assert found.log is not None
+        return (
+            found.log.clean
+            and java.is_as_closed(self._plan.files, found)
+            and not java.is_as_closed(self._plan.files, found, all_chunks=True)
+        )
+
+    def _as_opened(self, found: Found) -> State | None:
+        """What opening believes; None where it gives up."""
+        self._plan.refused = None
+        owned: dict[int, int] = {}
+        before = (
+            found.log.state.records if found.log and found.log.clean and not java.is_as_closed(self._plan.files, found) else None
+        )
+        try:
+            opened = recovery.recover(self._plan.files, self._plan.path, self._plan.header_fd, owned)
+            opened.log.close()
+            chunk_files.store_header(self._plan.files, self._plan.header_fd, opened.state.first)
+        except _UNFIT as error:
+            self._plan.refused = error if isinstance(error, QewQewError) else Corrupt(str(error), path=self._plan.path)
+            return None
+        finally:
+            for fd in owned.values():
+                self._plan.files.close(fd)
+            self._plan.look_again()
+        self._plan.report.notes += opened.notes
+        if before is not None:
+            self._plan.report.notes.append(
+                f"{self._plan.path}: another program has used the queue since it was closed. It holds {opened.state.records} "
+                f"records; it held {before}"
+            )
+        for chunk_id in sorted(self._plan.ids - opened.state.chain.keys()):
+            self._plan.is_orphan(chunk_id)
+        return opened.state
+
+    def _from_log(self, found: Found, header: bytes) -> State:
+        """The log is the truth; header and pointers are not, or something is missing."""
+        replayed, files = found.log, self._plan.files
+        assert replayed is not None
+        state = replayed.state
+        if not replayed.clean:
+            fd = files.open(
+                self._plan.path + paths.LOG
+            )  # after a kill its end may be in the page cache only: files follow the log
+            try:
+                files.sync(fd)
+            finally:
+                files.close(fd)
+        self._stand_in(replayed)
+        with contextlib.suppress(*_UNFIT):
+            recovery.finish_moves(files, self._plan.path, state, replayed.last_rare)
+        self._plan.look_again()
+        self._fetch_from_lease(state)
+        if len(header) not in (0, chunk.FIRST.size) or found.header not in replayed.firsts | {state.first}:
+            what = f"the header was {header.hex() or 'empty'}; it says chunk {state.first} again"
+            self._plan.damaged(self._plan.path, 0, chunk.FIRST.size, 0, what)
+        ours = set(self._plan.ids)
+        for one, pointers in state.pointers():
+            if one.id in self._plan.ids and one.stored is not None:
+                on_disk = read_pointers(files, self._plan.chunk_path(one.id))[1:]
+                if any(now not in either for now, *either in zip(on_disk, one.stored, pointers, strict=True)):
+                    what = f"head, tail, next were {on_disk}; they are {pointers} again"
+                    self._plan.damaged(self._plan.chunk_path(one.id), 0, chunk.BEGIN, 0, what)
+                    ours.remove(one.id)  # somebody else may have written there: what only the log has goes to a new file
+        recovery.redo(files, self._plan.path, state, {one: runs for one, runs in replayed.redo.items() if one in ours})
+        self._plan.moves += [self._plan.chunk_path(one) for one in sorted((replayed.gone & self._plan.ids) - state.chain.keys())]
+        header_is_ours = found.header in replayed.firsts
+        self._look_behind(state, chunk.NONE if header_is_ours else found.header, replayed.gone)
+        return state
+
+    def _look_behind(self, state: State, header: int, gone: set[int]) -> None:
+        """Keep records in the files that the log does not know: it has lost its end, or another program has put them."""
+        last, current, seen = state.last, header, {*state.chain, *gone}
+        if last is not None and last.id in self._plan.ids:
+            path = self._plan.chunk_path(last.id)
+            disk = read_pointers(self._plan.files, path)
+            stored = last.stored or disk[1:]
+            for start in dict.fromkeys((last.tail, stored[1])):  # another program does not know what only the log had
+                if start < disk.tail <= disk.size and disk.tail not in (last.tail, stored[1]):
+                    with contextlib.suppress(Corrupt):
+                        self._keep(scan(self._plan.files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
+                        break
+            current = disk.next if disk.next != stored[2] else chunk.NONE
+        while current in self._plan.ids and current not in seen:
+            seen.add(current)
+            path = self._plan.chunk_path(current)
+            self._keep(orphans.readable(self._plan.files, path, current)[0], path)
+            self._plan.moves.append(path)
+            current = read_pointers(self._plan.files, path).next
+
+    def _keep(self, one: Chunk, path: str) -> None:
+        runs = list(self._pieces.good_runs(one, path))
+        if any(any(frames) for frames, _, _ in runs):  # zeros would be empty records, but more likely are unused space
+            self._plan.damaged(path, one.head, one.tail - one.head, 0, f"{one.records} records that the log does not know; kept")
+            for frames, records, when in runs:
+                self._plan.rescued.append(Rescued(one.id, records, len(frames), 0, when, frames, None))
+
+    def _stand_in(self, replayed: Replayed) -> None:
+        """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
+        files, last, making = self._plan.files, replayed.last_rare, self._plan.path + paths.LEASE
+        batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
+        if batch is None or files.is_directory(os.path.join(self._plan.path + places.BATCHES, batch.id)):
+            return
+        if not files.is_directory(making):
+            files.make_directory(making)
+        for one in batch.chunks:
+            target = os.path.join(making, batch_files.segment_file(self._plan.path, one.id))
+            if not files.exists(target) and not files.exists(self._plan.chunk_path(one.id)):
+                fd = files.open(target, new=True)
+                try:
+                    files.truncate(fd, one.tail)
+                finally:
+                    files.close(fd)
+
+    def _fetch_from_lease(self, state: State) -> None:
+        """A chunk in NAME.lease that the log knows nothing of was leased by a commit that is damaged."""
+        making = self._plan.path + paths.LEASE
+        for one in state.chain.values():
+            source = os.path.join(making, batch_files.segment_file(self._plan.path, one.id))
+            if one.id not in self._plan.ids and self._plan.files.exists(source):
+                self._plan.files.rename(source, self._plan.chunk_path(one.id))
+                self._plan.files.sync_directory(self._plan.parent)
+                self._plan.files.sync_directory(making)
+                self._plan.look_again()
+
+    def _without_log(self, found: Found) -> State:
+        if any(self._batch_directories()):
+            what = "there are batches, but no log"
+        else:
+            what = "header and chunk files contradict themselves"
+        self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
+        return self._from_files(found, None)
+
+    def _from_files(self, found: Found, old: State | None) -> State:
+        """Believe the chunk files as far as they go, without checksums."""
+        state = old or State()
+        state.chain = self._chain_of_files(found)
+        return state
+
+    def _chain_of_files(self, found: Found) -> dict[int, Chunk]:
+        chain: dict[int, Chunk] = {}
+        seen: set[int] = set()
+        current = found.header
+        if current and current not in found.ids:
+            if chunk.successor(current) in found.ids:  # the original unlinks a read chunk before it moves the header on
+                current = chunk.successor(current)
+            else:
+                self._plan.damaged(self._plan.path, 0, 2, None, f"refers to chunk {current}, of which there is no file")
+        while current in found.ids and current not in seen:
+            seen.add(current)
+            path = self._plan.chunk_path(current)
+            one, problem = orphans.readable(self._plan.files, path, current)
+            following = read_pointers(self._plan.files, path).next
+            if problem:
+                self._plan.rewrite.add(current)
+                what = f"{problem}; {one.records} records before that are kept"
+                self._plan.damaged(path, one.tail, max(one.size - one.tail, 0), None, what)
+            if one.records:
+                chain[current] = one
+            if following > chunk.MAX_ID or following in seen:
+                self._plan.damaged(path, 8, 2, None, f"refers to chunk {following}; the chain ends here")
+            current = following
+        return chain
+
+    def _from_damaged_log(self, found: Found, left: logs.Salvaged) -> State:
+        """Commits are missing from the log, in its middle, or its snapshot is not whole."""
+        kinds = [one.kind for one in left.frames]
+        sealed = max((number for number, kind in enumerate(kinds) if kind == logs.CHECKPOINT), default=-1)
+        state = _Behind(self, self._plan.path, left.prefix.state if left.prefix else State())
+        if left.prefix is None or sealed >= 0:  # the files are as they were at that checkpoint, or at the snapshot
+            state.real = self._chain_of_files(found)
+            self._plan.payload = {}
+        else:
+            state.real = left.prefix.state.chain
+            self._plan.payload = left.prefix.redo
+            self._plan.rewrite.update(list(state.real)[-1:])  # what lies behind its tail is to be kept, not overwritten
+        for number, (_, kind, body, _) in enumerate(left.frames):
+            state.late = number > sealed
+            with contextlib.suppress(*logs.NONSENSE):
+                if kind == logs.COMMIT:
+                    state.hear(body)
+                elif left.prefix is None:
+                    logs.load(kind, body, state)
+        self._fetch_from_lease(State(chain=state.real))
+        self._rescue(state)
+        return State(chain=state.real).with_batches_of(state)
+
+    def _rescue(self, state: _Behind) -> None:
+        """Append what was put behind the damage: nobody knows any more where it lay, or whether it was taken since."""
+        for chunk_id in dict.fromkeys(one.chunk_id for one in state.heard):
+            mine = [one for one in state.heard if one.chunk_id == chunk_id]
+            known = state.real.get(chunk_id)
+            wanted = {one.crc: one for one in mine if not one.frames and one.size}
+            runs: dict[int, bytes] = {}
+            if wanted and chunk_id in self._plan.ids:
+                data = read_whole(self._plan.files, self._plan.chunk_path(chunk_id))
+                for base in {chunk.BEGIN, known.base if known else chunk.BEGIN}:
+                    runs |= _find_extents(data, base, wanted)
+            for one in mine:
+                frames = one.frames or runs.get(one.crc, b"")
+                if frames:
+                    state.found[id(one)] = frames
+                elif one.size:
+                    what = f"{one.records} records of a commit behind the damage are not in this file"
+                    if chunk_id not in self._plan.ids:
+                        what += ", which is not there: it was read to its end, or is lost"
+                    self._plan.damaged(self._plan.chunk_path(chunk_id), 0, one.size, None, what)
+                    if one.key is not None:
+                        state.put_keys.pop(one.key, None)
+        self._plan.rescued = [one._replace(frames=state.found[id(one)]) for one in state.heard if id(one) in state.found]
+        if self._plan.rescued:
+            self._plan.report.notes.append(
+                f"{sum(one.records for one in self._plan.rescued)} records were put by commits behind the damage in the log. "
+                "They are at the end of the queue; those that were taken or leased since will be delivered again"
+            )
+
+    def _batch_directories(self) -> Iterator[str]:
+        """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
+        prefix = places.numbered_id(self._plan.path, 0)[:-16]
+        for home in (self._plan.path + places.BATCHES, self._plan.path + places.DEAD):
+            if self._plan.files.is_directory(home):
+                for name in sorted(self._plan.files.list(home)):
+                    directory = os.path.join(home, name)
+                    if not name.startswith(prefix) or not self._plan.files.is_directory(directory):
+                        continue
+                    if any(not one.startswith(manifest.MANIFEST) for one in self._plan.files.list(directory)):
+                        yield directory
+
+    def look_into_batches(self, state: State) -> None:
+        """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
+        expired = {places.numbered_id(self._plan.path, number) for _, number in state.expired_keys.values()}
+        for directory in list(self._batch_directories()):
+            name = os.path.basename(directory)
+            if name in state.batches or name in expired:
+                continue
+            unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
+            places.settle_place(self._plan.files, self._plan.path, unknown)
+            directory = places.directory_of(self._plan.path, unknown)
+            batch = self.batch_of(directory, "dead")
+            if batch is None:
+                self._plan.moves.append(directory)
+                self._plan.damaged(directory, 0, 0, None, "a batch that neither the log nor a good manifest describes; set aside")
+                continue
+            batch.reason = "found by a repair; the log does not say whether it was acknowledged"
+            state.batches[batch.id] = batch
+            what = f"{batch.records} records of a batch that the log does not know are in the dead letters now"
+            self._plan.damaged(directory, 0, 0, 0, what)
+        whole = {(one.id, one.tail) for batch in state.batches.values() for one in batch.chunks}
+        for one in list(state.chain.values()):
+            if one.id not in self._plan.ids and (one.id, one.tail) in whole:
+                del state.chain[one.id]
+
+    def batch_of(self, directory: str, state: str) -> BatchState | None:
+        """The batch in a directory as its manifest describes it, without segments that are not as it says."""
+        try:
+            body = manifest.load(directory)
+            created = int(datetime.fromisoformat(body.created.replace("Z", "+00:00")).timestamp() * 1000)
+            arguments.check_key(body.key)
+        except (BadManifest, ValueError):
+            return None
+        if body.id != os.path.basename(directory) or not BATCH_ID.fullmatch(body.id):
+            return None
+        batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, now_ms())
+        for one in body.segments:
+            path, number = os.path.join(directory, one.file), one.file.rpartition(".")[2]
+            if not number.isdecimal() or one.file != batch_files.segment_file(self._plan.path, int(number)):
+                return None
+            content = None
+            with contextlib.suppress(Corrupt):
+                content = scan(self._plan.files, path, int(number), OnDisk(one.end, one.start, one.end, chunk.NONE))
+            if content is None or f"{content.crc:08x}" != one.crc32 or content.total != one.records:
+                self._plan.moves.append(path)
+                self._plan.damaged(path, one.start, one.end - one.start, one.records, "not as its manifest says; set aside")
+                continue
+            batch.chunks.append(content)
+            batch.records += content.records
+            batch.bytes += content.bytes
+        return batch
+
+
+class _Behind(State):
+    """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
+
+    def __init__(self, owner: Decision, path: str, known: State) -> None:
+        super().__init__(known.batches, known.expired_keys, put_keys=known.put_keys)
+        self.owner = owner
+        self.path = path
+        self.real: dict[int, Chunk] = {}
+        self.late = True  # not yet in the files
+        self.heard: list[Rescued] = []
+        self.found: dict[int, bytes] = {}
+
+    def hear(self, body: bytes) -> None:
+        before, key, time = len(self.heard), None, logs.time_of(body)
+        try:
+            for operation in logs.unpack(body):
+                key = operation.key if isinstance(operation, PutKey) and operation.key not in self.put_keys else key
+                self.apply(operation, time)
+        finally:
+            if key is not None:
+                self.heard[before:] = [one._replace(key=key) for one in self.heard[before:]]
+
+    def apply(self, operation: Operation, time: int) -> None:
+        match operation:
+            case Append(chunk_id, records, frames):
+                self._put(Rescued(chunk_id, records, len(frames), zlib.crc32(frames), time, frames, None))
+            case Extent(chunk_id, records, size, crc):
+                self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
+            case NewChunk() | Take():
+                pass
+            case _:
+                super().apply(operation, time)
+
+    def _put(self, one: Rescued) -> None:
+        if self.late:
+            self.heard.append(one)
+
+    def clear(self) -> None:
+        pass
+
+    def replace(self, chunk_id: int, cut: Cut, new_id: int, size: int) -> None:
+        if self.late and chunk_id in self.real:
+            copy = cut.chunk(new_id)
+            copy.size = size
+            self.real = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.real.values())}
+
+    def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
+        directory = places.directory_of(self.path, batch)
+        found = self.owner.batch_of(directory, "leased")
+        if found is None:  # dead since, or the commit of a lease that was not finished: it moved nothing yet, or is looked for
+            return
+        batch.chunks, batch.records, batch.bytes = found.chunks, found.records, found.bytes
+        self.batches[batch.id] = batch
+        whole = {chunk_id for chunk_id, cut in parts if cut is None}
+        self.heard = [one for one in self.heard if one.chunk_id not in whole]
+
+    def put_back(self, batch_id: str, new_ids: list[int]) -> None:
+        batch = self.batches.pop(batch_id, None)
+        if batch is not None and self.late and len(batch.chunks) == len(new_ids):
+            for one, new_id in zip(batch.chunks, new_ids, strict=True):
+                one.id, one.stored = new_id, None
+            self.real = {one.id: one for one in (*batch.chunks, *self.real.values())}
+
+
+def _find_extents(data: bytes, base: int, wanted: dict[int, Rescued]) -> dict[int, bytes]:
+    """Where the bytes from the base on have the checksum of a commit, it ends there: crc → its frames."""
+    view, found = memoryview(data), dict[int, bytes]()
+    starts = {base: 0}  # offset of each record → how many are before it
+    at, crc = base, 0
+    while at + 2 <= len(data) and (end := chunk.record_end(data, at)) <= len(data) and len(found) < len(wanted):
+        crc, at = zlib.crc32(view[at:end], crc), end
+        starts[at] = len(starts)
+        one = wanted.get(crc)
+        if one is not None and starts[at] - starts.get(at - one.size, -1) == one.records:
+            found[crc] = data[at - one.size : at]
+    return found

@@ -1,0 +1,269 @@
+"""`Pieces`: step 2 of a repair. Everything is read piece by piece, and what has bad pieces is written anew without them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from qewqew_core.batch import manifest, places, segments
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.errors import BadManifest, Corrupt, Full
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.queue import batch_files, paths
+from qewqew_core.queue.repair_plan import Plan
+from qewqew_core.queue.state import State
+
+NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits go to
+
+
+class Pieces:
+    """Of the queue of this plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def read_chain(self, state: State) -> list[Chunk]:
+        """The new chain. Chunks with damage are written anew; nothing refers to the new files yet."""
+        old = list(state.chain.values())
+        # All are checked before any is written: without damage nothing is changed.
+        keep = [self._check(one, self._plan.chunk_path(one.id)) and one.id not in self._plan.rewrite for one in old]
+        chain: list[Chunk] = []
+        # Ids before the first chunk for those inside the chain: the original takes the id after the last for its next.
+        last = old[-1].id if old else chunk.NONE
+        first = old[0].id if old else 1
+        for number, one in enumerate(old):
+            if keep[number]:
+                chain.append(one)
+                continue
+            path = self._plan.chunk_path(one.id)
+            if any(keep[number + 1 :]):
+                new = first = self._free_id(first, chunk.predecessor)
+            else:
+                new = last = self._free_id(last, chunk.successor)
+            copy = self._write(self._plan.chunk_path(new), new, self.good_runs(one, path))
+            if copy is not None:
+                chain.append(copy)
+            if one.id in self._plan.ids:
+                self._plan.moves.append(path)
+        runs = iter([(one.frames, one.records, one.time) for one in self._plan.rescued])
+        while (first_run := next(runs, None)) is not None:
+            last = self._free_id(last, chunk.successor)
+            copy = self._write(self._plan.chunk_path(last), last, _limited(first_run, runs))
+            if copy is not None:
+                chain.append(copy)
+        return chain
+
+    def _free_id(self, start: int, step: Callable[[int], int]) -> int:
+        if len(self._plan.taken) == chunk.MAX_ID:
+            raise Full("all chunk ids are in use; move chunk files that nothing refers to away", path=self._plan.path)
+        start = step(start)
+        while start in self._plan.taken:
+            start = step(start)
+        self._plan.taken.add(start)
+        return start
+
+    def _check(self, one: Chunk, path: str) -> bool:
+        """Whether the file holds all that was committed; notes what it does not."""
+        there = self._plan.files.exists(path)
+        good, left = True, 0
+        ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
+        with self._reading(path if there else None) as fd:
+            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
+                data, from_log = self._piece(one, fd, index)
+                left += sum(records for _, records in _there(one, one.pieces[index].offset, data or b""))
+                if from_log is False:
+                    continue
+                good, from_log = False, bool(from_log)
+                if ranges and ranges[-1][1] == index and ranges[-1][2] == from_log:
+                    ranges[-1] = (ranges[-1][0], index + 1, from_log)
+                else:
+                    ranges.append((index, index + 1, from_log))
+            size = self._plan.files.size(fd) if fd is not None else 0
+        if good and (not there or size < one.tail):
+            good = False
+            self._plan.damaged(path, size, one.tail - size, 0, "the file is missing or ends too early; it has no records")
+        counts = [0 if from_log else _count(one, begin, end) for begin, end, from_log in ranges]
+        if counts.count(None) == 1:
+            counts[counts.index(None)] = one.records - left - sum(count or 0 for count in counts)
+        for (begin, end, from_log), records in zip(ranges, counts, strict=True):
+            start, stop = max(one.pieces[begin].offset, one.head), one.piece_end(end - 1)[0]
+            what = "the file is missing" if not there else "the file ends too early" if size < stop else "the checksum is wrong"
+            if from_log:
+                what += "; the log had what belongs here"
+            self._plan.damaged(path, start, stop - start, records, what)
+        return good
+
+    @contextlib.contextmanager
+    def _reading(self, path: str | None) -> Iterator[int | None]:
+        fd = None if path is None else self._plan.files.open_to_read(path)
+        try:
+            yield fd
+        finally:
+            if fd is not None:
+                self._plan.files.close(fd)
+
+    def _piece(self, one: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
+        """The bytes of a piece if they can be had, and whether only with the help of the log (None: not at all)."""
+        start, before, crc, _ = one.pieces[index]
+        end, records, end_crc = one.piece_end(index)
+        data = b""
+        if fd is not None:
+            try:
+                data = self._plan.files.read(fd, end - start, start)
+            except OSError as error:
+                if error.errno != errno.EIO:  # a bad sector
+                    raise
+        for from_log in (False, True):
+            if from_log:
+                filled = bytearray(data.ljust(end - start, b"\0"))
+                for at, frames in self._plan.payload.get(one.id, ()):
+                    low, high = max(at, start), min(at + len(frames), end)
+                    if low < high:
+                        filled[low - start : high - start] = frames[low - at : high - at]
+                data = bytes(filled)
+            if len(data) == end - start and zlib.crc32(data, crc) == end_crc and _records(data) == records - before:
+                return data, from_log
+        return None, None
+
+    def good_runs(self, one: Chunk, path: str) -> Iterator[tuple[bytes, int, int]]:
+        """Frames, how many, and when they were committed: all of a chunk that is there and right."""
+        with self._reading(path if self._plan.files.exists(path) else None) as fd:
+            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
+                data, _ = self._piece(one, fd, index)
+                for frames, records in _there(one, one.pieces[index].offset, data or b""):
+                    yield frames, records, one.pieces[index].time
+
+    def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
+        """A new durable chunk file, empty by its pointers unless it is a segment; None if there is nothing to write."""
+        files, one, fd = self._plan.files, Chunk(chunk_id, chunk.BEGIN), -1
+        try:
+            for frames, records, when in runs:
+                if fd < 0:
+                    fd = files.open(path, new=True)
+                    self._plan.made.append(path)
+                    files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+                files.write(fd, frames, one.tail)
+                one.append(len(frames), records, zlib.crc32(frames, one.crc), when)
+            if fd < 0:
+                return None
+            if segment:
+                files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, one.tail, chunk.NONE), 0)
+            files.sync(fd)
+        finally:
+            if fd >= 0:
+                files.close(fd)
+        files.sync_directory(os.path.dirname(path))
+        one.size = one.tail
+        return one
+
+    def read_batch(self, batch: BatchState, state: State) -> None:
+        """Check a batch; segments with damage are written anew, without what is wrong."""
+        files, directory = self._plan.files, places.directory_of(self._plan.path, batch)
+        if batch.state == "acked":
+            self._read_acked(batch, directory, state)
+            return
+        if not files.is_directory(directory):
+            places.settle_place(files, self._plan.path, batch)
+        if not files.is_directory(directory):
+            self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it is made anew")
+            places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
+            files.make_directory(directory)
+            files.sync_directory(os.path.dirname(directory))
+        old, segment_paths = (
+            batch.chunks,
+            [os.path.join(directory, batch_files.segment_file(self._plan.path, one.id)) for one in batch.chunks],
+        )
+        good = [self._check(one, path) for one, path in zip(old, segment_paths, strict=True)]
+        if all(good):
+            if not self.has_manifest(batch, directory, segment_paths):
+                what = "the manifest is missing or not that of the batch; it is written anew"
+                self._plan.damaged(os.path.join(directory, manifest.MANIFEST), 0, 0, 0, what)
+                self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
+            return
+        self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
+        batch.chunks = []
+        taken = {one.id for one in old} | paths.chunk_ids(self._plan.path, files.list(directory))
+        new = 0
+        for one, path, whole in zip(old, segment_paths, good, strict=True):
+            if whole:
+                batch.chunks.append(one)
+                continue
+            new = next(number for number in range(new + 1, chunk.MAX_ID) if number not in taken)
+            target = os.path.join(directory, batch_files.segment_file(self._plan.path, new))
+            copy = self._write(target, new, self.good_runs(one, path), segment=True)
+            if copy is not None:
+                batch.chunks.append(copy)
+            if files.exists(path):
+                self._plan.moves.append(path)
+        batch.records = sum(one.records for one in batch.chunks)
+        batch.bytes = sum(one.bytes for one in batch.chunks)
+
+    def has_manifest(self, batch: BatchState, directory: str, segment_paths: list[str]) -> bool:
+        try:
+            found = manifest.load(directory)
+        except BadManifest:
+            return False
+        right = batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
+        # An older release wrote no checksums of the boundaries.
+        return found in (right, replace(right, segments=tuple(replace(one, checksums=()) for one in right.segments)))
+
+    def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
+        """The records were processed, and are only kept for a while: all of them, or none."""
+        try:
+            body = manifest.load(directory)
+            if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
+                raise BadManifest("it is that of another batch", path=directory)
+            for one in body.segments:
+                for _ in segments.read_segment(directory, one):
+                    pass
+        except (BadManifest, Corrupt) as error:
+            what = f"{error}. The batch was acknowledged; its {batch.records} records are no longer kept"
+            self._plan.damaged(directory, 0, 0, 0, what)
+            state.forget([batch.id])
+            if self._plan.files.is_directory(directory):
+                self._plan.moves.append(directory)
+
+
+def _limited(first: tuple[bytes, int, int], rest: Iterator[tuple[bytes, int, int]]) -> Iterator[tuple[bytes, int, int]]:
+    """The runs that go into one file; one more than fits is smaller than any chunk."""
+    yield first
+    size = len(first[0])
+    while size < NEW_CHUNK_BYTES and (run := next(rest, None)) is not None:
+        yield run
+        size += len(run[0])
+
+
+def _records(frames: bytes) -> int:
+    """How many records these are; -1 if they are no run of whole frames."""
+    try:
+        return len(chunk.split(frames)[0])
+    except ValueError:
+        return -1
+
+
+def _there(one: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The runs in a piece that nobody has taken, and how many records each has."""
+    at, end = max(start, one.head), start + len(data)
+    for span in (*((gone.start, gone.end) for gone in one.gone), (end, end)):
+        stop = min(span[0], end)
+        if at < stop:
+            frames = data[at - start : stop - start]
+            yield frames, _records(frames)
+        at = max(at, span[1])
+
+
+def _count(one: Chunk, begin: int, end: int) -> int | None:
+    """The records of some pieces that nobody has taken; None if what is taken begins or ends outside."""
+    start, (stop, records, _) = one.pieces[begin].offset, one.piece_end(end - 1)
+    records -= max(one.pieces[begin].records, one.taken)
+    for span in one.gone:
+        if span.start < stop and span.end > start:
+            if not start <= span.start <= span.end <= stop:
+                return None
+            records -= span.records
+    return records
