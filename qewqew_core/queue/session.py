@@ -39,6 +39,8 @@ class Session:
     the queue is closed, and when the process dies.
     """
 
+    _closed = True  # as one is that was interrupted while it was made
+
     def __init__(self, queue: object, engine: Engine[State], chain: Chain, holds: Holds, records: Records) -> None:
         self._queue = queue  # which stays open as long as the session is there
         self._engine = engine
@@ -166,7 +168,7 @@ class Session:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._engine.is_open:
+        if not self._closed and self._engine.is_open:
             self._holds.abandon(self._number)
             if self._taken or self._puts or self._spill:
                 warnings.warn(f"a session of queue {self._engine.path} was not closed", ResourceWarning, stacklevel=2)

@@ -66,6 +66,8 @@ class Topic:
     Raises `BadPath`, `BadArgument`, `Corrupt`, `DiskFull`. After `Broken` the object refuses all calls that append.
     """
 
+    _closed = True  # as one is that was interrupted while it was made
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -86,7 +88,7 @@ class Topic:
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
     ) -> None:
-        self._closed = self._opening = True
+        self._opening = True
         self.block_size = arguments.check_whole("block_size", block_size, 1, zbus.LARGEST_BLOCK)
         self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
         wanted = None if dialect is None else zbus.check_dialect(dialect)
@@ -462,7 +464,7 @@ class Topic:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not self._closed:
             if self._writer is not None:
                 warnings.warn(f"topic {self.path} was not closed", ResourceWarning, stacklevel=2)
             with contextlib.suppress(OSError):

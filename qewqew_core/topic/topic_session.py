@@ -35,12 +35,14 @@ class TopicSession:
     threads at once. What a process has not committed when it dies is delivered again at once.
     """
 
+    _closed = True  # as one is that was interrupted while it was made
+
     def __init__(self, topic: OpenTopic, number: int) -> None:
         self._topic = topic
-        self._closed = False
         self._appends = Appends(topic.files, os.path.join(topic.path, "state", f"{os.getpid()}-{number}.spill"))
         self._read: dict[Reader, list[Message]] = {}
         self._position: int | None = None  # in the log, of the commit that is under way, once it has happened
+        self._closed = False
 
     def append(
         self,
@@ -199,7 +201,7 @@ class TopicSession:
             self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and (self._appends or any(self._read.values())):
+        if not self._closed and (self._appends or any(self._read.values())):
             warnings.warn(f"a session of topic {self._topic.path} was not closed", ResourceWarning, stacklevel=2)
 
 

@@ -30,6 +30,8 @@ RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made s
 class Writer:
     """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
 
+    _released = True  # whether there is nothing to be released
+
     def __init__(
         self,
         files: Files,

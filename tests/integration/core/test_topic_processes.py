@@ -267,7 +267,7 @@ def test_a_thread_that_waits_for_its_commit_is_not_harmed_when_another_process_c
         def late(log: Log, position: int, refuse: bool) -> None:
             calls.append(position)
             if len(calls) == 1:
-                monkeypatch.setattr(of_another, "_rotate_at", 0)
+                monkeypatch.setattr(of_another._engine, "rotate_at", 0)
                 of_another.commit(second)
                 thread = threading.Thread(target=mine.lag)
                 thread.start()

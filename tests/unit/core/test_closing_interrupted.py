@@ -22,6 +22,8 @@ from plain import crashed
 
 from qewqew_core import Broken, Closed, Locked, Queue
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of a `__del__`
+
 MODULES = (
     "queue/queue",
     "disk/engine",

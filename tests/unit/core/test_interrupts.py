@@ -20,6 +20,8 @@ from stride import LEVEL
 from qewqew_core import Broken, Queue
 from qewqew_core.limits import LIMITS
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of a `__del__`
+
 MODULES = (
     "queue/queue",
     "disk/engine",

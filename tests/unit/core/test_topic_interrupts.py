@@ -26,6 +26,8 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic_session import TopicSession
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of a `__del__`
+
 MODULES = (
     "topic/topic",
     "topic/reader",
