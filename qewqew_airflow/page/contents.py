@@ -115,7 +115,7 @@ def topic_row(path: str) -> dict[str, Any]:
             "name": name,
             "lag": stats.readers[name],
             "filter": state.filter,
-            "in_flight": len(state.flight),
+            "in_flight": len(state.in_flight),
             "lost": state.lost,
             **batch_rows(state.unfinished()),
         }

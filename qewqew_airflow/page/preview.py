@@ -24,7 +24,7 @@ from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import inspection
 from qewqew_core.tools.exchange import chunk_records
-from qewqew_core.topic.reader_inspection import foresee
+from qewqew_core.topic.reader_inspection import effective_state
 from qewqew_core.topic.view import WINDOW, View
 
 SHOWN = 4096  # bytes of a record, or as hex …
@@ -102,11 +102,11 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     """
     view = View.of(Files(), path)
     try:
-        state = None if reader is None else foresee(Files(), view, reader)
+        state = None if reader is None else effective_state(Files(), view, reader)
         if reader is not None and state is None:
             raise BadArgument(f"the topic has no reader {reader!r}")
         place = view.by_number(start) if start is not None else None
-        begin = state.floor() if state else place or view.oldest()
+        begin = state.committed_position() if state else place or view.oldest()
         chosen = Filter(state.filter) if state else None
         found: list[dict[str, Any]] = []
         for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):

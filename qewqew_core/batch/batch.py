@@ -1,7 +1,7 @@
 """Batches: the records that one consumer has leased under a key, and the files they lie in.
 
 What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after
-the commit, `settle` moves them to where the log says, and recovery does the same again after a crash.
+the commit, `roll_forward` moves them to where the log says, and recovery does the same again after a crash.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class Leases:
             state = self._current(batch, "dead")
             self._source.keep_room(1)
             self._source.commit(EndLease(state.id, "returned", state.reason))
-            self._source.move(partial(places.settle_place, self._files, self._stem, state))
+            self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
             batch.show(state, self.directory_of(state))
 
     def put_back(self, batch: Batch) -> None:
@@ -265,7 +265,7 @@ class Leases:
             self._source.keep_room(1)
         self._source.commit(EndLease(state.id, to, reason[:1000]))
         if to == "dead":
-            self._source.move(partial(places.settle_place, self._files, self._stem, state))
+            self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
         self.engine.notify()
 
     def _expire(self) -> None:
@@ -284,7 +284,7 @@ class Leases:
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
         self._source.commit(Forget(batch_ids, keep_manifest))
-        places.settle_forget(self._files, self._stem, batch_ids, keep_manifest)
+        places.roll_forward_forget(self._files, self._stem, batch_ids, keep_manifest)
 
 
 class HasBatches:

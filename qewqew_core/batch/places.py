@@ -73,7 +73,7 @@ def make_home(files: Files, path: str, suffix: str) -> str:
     return home
 
 
-def settle_place(files: Files, path: str, batch: BatchState) -> None:
+def roll_forward_place(files: Files, path: str, batch: BatchState) -> None:
     """Move the batch's directory between the batches and the dead letters."""
     dead, alive = os.path.join(path + DEAD, batch.id), os.path.join(path + BATCHES, batch.id)
     source, target = (alive, dead) if batch.state == "dead" else (dead, alive)
@@ -85,7 +85,7 @@ def settle_place(files: Files, path: str, batch: BatchState) -> None:
             files.sync_directory(home)
 
 
-def settle_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:
+def roll_forward_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:
     """Delete the files of batches. The manifest of an acknowledged one stays as long as its keys are remembered."""
     for batch_id in batch_ids:
         remove_tree(files, os.path.join(path + DEAD, batch_id))

@@ -40,7 +40,7 @@ from qewqew_core.cli.terminal import (
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import QewQewError, RecordsTaken
 from qewqew_core.formats.chunk_state import Chunk
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
@@ -165,7 +165,7 @@ def _stamp(path: str) -> tuple[tuple[int, int], ...]:
     return tuple(stamps)
 
 
-_End = tuple[int, Piece, int]  # chunk, its last piece, tail
+_End = tuple[int, IndexEntry, int]  # chunk, its last piece, tail
 
 
 def _end(found: inspection.Snapshot) -> _End | None:

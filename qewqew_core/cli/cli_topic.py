@@ -354,7 +354,7 @@ def reader_json(name: str, lag: int, state: ReaderState | None) -> dict[str, Any
         "reader": name,
         "filter": state.filter if state else None,
         "lag": lag,
-        "in_flight": len(state.flight) if state else 0,
+        "in_flight": len(state.in_flight) if state else 0,
         "lost": state.lost if state else 0,
     } | {kind: kinds.count(kind) for kind in ("leased", "returned", "dead")}
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.journal import FULL, Log
+from qewqew_core.disk.journal import FULL, Journal
 from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
@@ -71,7 +71,7 @@ class Engine(Generic[S]):
     ``shares_log``: other processes append to it, so that what could not be made durable cannot be cut off.
     """
 
-    log: Log
+    log: Journal
     state: S
 
     def __init__(
@@ -103,7 +103,7 @@ class Engine(Generic[S]):
 
     # Opening and closing
 
-    def attach(self, log: Log, state: S) -> None:
+    def attach(self, log: Journal, state: S) -> None:
         """This is the log, and what it says."""
         self.log, self.state = log, state
         self.rotate_at = log.snapshot_end + max(self._log_bytes, log.snapshot_end)

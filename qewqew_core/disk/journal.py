@@ -155,7 +155,7 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 # An open log
 
 
-def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Log:
+def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:
     """Put a new log into place, whole or not at all, and durably. ``snapshot`` makes all of it, head included, for the
     generation that it is given.
     """
@@ -164,7 +164,7 @@ def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str
     write_new(files, path + ".tmp", data, fds)
     files.rename(path + ".tmp", path)
     files.sync_directory(parent(path))
-    return Log(files, path, fds, generation, len(data), len(data), owner)
+    return Journal(files, path, fds, generation, len(data), len(data), owner)
 
 
 class Prepared(NamedTuple):
@@ -175,7 +175,7 @@ class Prepared(NamedTuple):
     size: int
 
 
-class Log:
+class Journal:
     """An open log, for appending. Positions count bytes over all generations and never go back.
 
     ``owner``: what errors call that which the log belongs to.
@@ -262,7 +262,7 @@ class Log:
             self._allocated = wanted + RESERVE
 
     def keep(self, size: int) -> None:
-        """Make sure that `give_back` can give ``size`` bytes after the next commit; raises `DiskFull`."""
+        """Make sure that `release_reserve` can give ``size`` bytes after the next commit; raises `DiskFull`."""
         if self.spare < size:
             try:
                 self._files.allocate(self.fd, self.end + size)
@@ -270,7 +270,7 @@ class Log:
                 self._full_or_broken(error, size)
             self._allocated = self.end + size
 
-    def give_back(self) -> bool:
+    def release_reserve(self) -> bool:
         """Give the space behind the end back to the file system; whether there was any."""
         spare = self.spare
         if spare:

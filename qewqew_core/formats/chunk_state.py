@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from qewqew_core.formats import chunk
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.limits import LIMITS
 
 
@@ -54,13 +54,13 @@ class Chunk:
     taken: int = 0  # records in base..head
     total: int = 0  # records in base..tail
     crc: int = 0  # of the bytes base..tail
-    index: list[Piece] | Callable[[], list[Piece]] = field(default_factory=list)  # see `pieces`
-    gone: list[Span] = field(default_factory=list)  # taken behind the head, while sessions hold what lies before
-    busy: list[Region] = field(default_factory=list)  # what is gone, and what sessions hold: nobody else may take it
+    index: list[IndexEntry] | Callable[[], list[IndexEntry]] = field(default_factory=list)  # see `pieces`
+    consumed: list[Span] = field(default_factory=list)  # taken behind the head, while sessions hold what lies before
+    unavailable: list[Region] = field(default_factory=list)  # what is gone, and what sessions hold: nobody else may take it
     stored: tuple[int, int, int] | None = None  # head, tail, next as they stand in the file, where known
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[IndexEntry]:
         """The sparse index. Of a chunk from a snapshot it is unpacked here: most are never looked at."""
         if callable(self.index):
             self.index = self.index()
@@ -68,32 +68,32 @@ class Chunk:
 
     @property
     def records(self) -> int:
-        return self.total - self.taken - sum(span.records for span in self.gone)
+        return self.total - self.taken - sum(span.records for span in self.consumed)
 
     @property
     def bytes(self) -> int:
         """Payload bytes that are still to be taken."""
-        return self.tail - self.head - sum(span.end - span.start for span in self.gone) - 2 * self.records
+        return self.tail - self.head - sum(span.end - span.start for span in self.consumed) - 2 * self.records
 
     def check(self) -> None:
         """The invariants of a chunk."""
         assert chunk.BEGIN <= self.base <= self.head <= self.tail <= self.size, self
         assert 0 <= self.taken <= self.total, self
-        ends = [self.head, *(offset for span in self.gone for offset in span[:2])]
+        ends = [self.head, *(offset for span in self.consumed for offset in span[:2])]
         assert all(one < other for one, other in pairwise(ends)), f"what is taken behind the head overlaps, or touches: {self}"
         assert ends[-1] <= self.tail, self
         assert all(one.offset < other.offset <= self.tail for one, other in pairwise(self.pieces)), self
 
     def free(self, at: int) -> Region | None:
         """The first region at or behind ``at`` (head <= at <= tail) that can be taken."""
-        if not self.busy:
+        if not self.unavailable:
             return (at, self.tail) if at < self.tail else None
-        number = bisect_right(self.busy, at, key=lambda region: region[0])
-        if number and self.busy[number - 1][1] > at:
-            at = self.busy[number - 1][1]
+        number = bisect_right(self.unavailable, at, key=lambda region: region[0])
+        if number and self.unavailable[number - 1][1] > at:
+            at = self.unavailable[number - 1][1]
         if at >= self.tail:
             return None
-        return at, self.busy[number][0] if number < len(self.busy) else self.tail
+        return at, self.unavailable[number][0] if number < len(self.unavailable) else self.tail
 
     def take(self, start: int, end: int, records: int) -> None:
         """These records are gone. Raises ValueError if they cannot be there."""
@@ -101,38 +101,38 @@ class Chunk:
             raise ValueError(f"{start}..{end} of chunk {self.id} is taken, which has {self.head}..{self.tail}")
         if start == self.head:
             self.head, self.taken = end, self.taken + records
-            while self.gone and self.gone[0].start == self.head:
-                self.head, self.taken = self.gone[0].end, self.taken + self.gone[0].records
-                del self.gone[0]
-            if self.busy:
+            while self.consumed and self.consumed[0].start == self.head:
+                self.head, self.taken = self.consumed[0].end, self.taken + self.consumed[0].records
+                del self.consumed[0]
+            if self.unavailable:
                 self._forget_taken()
             return
-        number = bisect_left(self.gone, start, key=lambda span: span.start)
-        self.gone.insert(number, Span(start, end, records))
+        number = bisect_left(self.consumed, start, key=lambda span: span.start)
+        self.consumed.insert(number, Span(start, end, records))
         for left in (number, number - 1):
-            if 0 <= left < len(self.gone) - 1 and self.gone[left].end == self.gone[left + 1].start:
-                one, other = self.gone[left : left + 2]
-                self.gone[left : left + 2] = [Span(one.start, other.end, one.records + other.records)]
-        add_region(self.busy, start, end)
+            if 0 <= left < len(self.consumed) - 1 and self.consumed[left].end == self.consumed[left + 1].start:
+                one, other = self.consumed[left : left + 2]
+                self.consumed[left : left + 2] = [Span(one.start, other.end, one.records + other.records)]
+        add_region(self.unavailable, start, end)
 
     def hold(self, start: int, end: int) -> None:
         """A session has these records: they are there, and not to be taken by others."""
-        add_region(self.busy, start, end)
+        add_region(self.unavailable, start, end)
 
     def release(self, start: int, end: int) -> None:
         """A session has rolled back."""
-        remove_region(self.busy, start, end)
+        remove_region(self.unavailable, start, end)
         self._forget_taken()
 
     def _forget_taken(self) -> None:
-        while self.busy and self.busy[0][1] <= self.head:
-            del self.busy[0]
+        while self.unavailable and self.unavailable[0][1] <= self.head:
+            del self.unavailable[0]
 
     def append(self, size: int, records: int, crc: int, time: int) -> None:
         """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
         pieces = self.pieces
         if not pieces or self.tail - pieces[-1].offset >= LIMITS.piece_bytes:
-            pieces.append(Piece(self.tail, self.total, self.crc, time))
+            pieces.append(IndexEntry(self.tail, self.total, self.crc, time))
         self.tail += size
         self.total += records
         self.crc = crc
@@ -142,8 +142,8 @@ class Chunk:
         self.base = self.head = self.tail = chunk.BEGIN
         self.taken = self.total = self.crc = 0
         self.index = []
-        self.gone.clear()
-        self.busy.clear()
+        self.consumed.clear()
+        self.unavailable.clear()
 
     def piece_of(self, offset: int) -> int:
         """The index of the piece that ``offset`` lies in (base <= offset < tail)."""
@@ -165,7 +165,7 @@ class Cut(NamedTuple):
 
     spans: list[Span]  # of the chunk: what was copied, and is gone
     crc: int
-    pieces: list[Piece]  # of the copy
+    pieces: list[IndexEntry]  # of the copy
 
     def chunk(self, chunk_id: int) -> Chunk:
         """The copy."""

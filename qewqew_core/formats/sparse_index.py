@@ -1,11 +1,11 @@
-"""`Piece`: the sparse index of a file of records: boundaries, with what lies before them and its checksum."""
+"""`IndexEntry`: the sparse index of a file of records: boundaries, with what lies before them and its checksum."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class IndexEntry(NamedTuple):
     """A boundary of the sparse index: a record begins at ``offset``."""
 
     offset: int

@@ -1,5 +1,6 @@
-"""The files of a queue's batches: chunk files, moved into the batch's directory and back. Each `settle_…` makes the files agree
-with what was committed, from any point at which a crash stopped it.
+"""The files of a queue's batches: chunk files, moved into the batch's directory and back.
+
+Each `roll_forward_…` makes the files agree with what was committed, from any point at which a crash stopped it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
     )
 
 
-def settle_lease(files: Files, path: str, batch: BatchState) -> None:
+def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
     """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
     making, home = path + paths.LEASE, make_home(files, path, places.BATCHES)
     if not files.is_directory(os.path.join(home, batch.id)):  # else NAME.lease is the beginning of the next batch
@@ -71,12 +72,12 @@ def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
     return manifest_of(files, path, batch, [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks])
 
 
-def settle_manifest(files: Files, path: str, batch: BatchState) -> None:
+def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:
     """Write the manifest anew: owner or attempt have changed."""
     write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
 
 
-def settle_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:
+def roll_forward_put_back(files: Files, path: str, batch_id: str, moves: list[tuple[str, int]]) -> None:
     """Move segment files back beside the queue, under their new ids."""
     for home in (path + places.BATCHES, path + places.DEAD):
         directory = os.path.join(home, batch_id)

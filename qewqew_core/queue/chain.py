@@ -27,7 +27,7 @@ from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.queue import chunk_files, writing
 from qewqew_core.queue.operations import Operation, Replace
-from qewqew_core.queue.reading import Run, read_run
+from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
 
 
@@ -49,7 +49,7 @@ class Chain:
         self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
         self._pending_in = chunk.NONE  # … that chunk …
         self._pending_at = 0  # … and where they begin there
-        self._run: tuple[Chunk, Run] | None = None  # the piece of the first chunk that is being read
+        self._run: tuple[Chunk, Piece] | None = None  # the piece of the first chunk that is being read
 
     def path_of(self, chunk_id: int) -> str:
         return chunk.chunk_path(self.path, chunk_id)
@@ -99,7 +99,7 @@ class Chain:
             try:
                 engine.log.reserve(0)
             except DiskFull:  # a short log needs less room than the reserve that is left
-                engine.log.give_back()
+                engine.log.release_reserve()
                 self.rotate()
 
     def rotate(self) -> None:
@@ -264,7 +264,7 @@ class Chain:
                 yield chunk_state, *region
                 region = chunk_state.free(region[1])
 
-    def load(self, chunk_state: Chunk, offset: int) -> Run:
+    def load(self, chunk_state: Chunk, offset: int) -> Piece:
         """Verified records around ``offset`` (head <= offset < tail); keeps the last ones read."""
         after = None
         if self._run is not None and self._run[0] is chunk_state:
@@ -279,10 +279,10 @@ class Chain:
         self._run = (chunk_state, run)
         return run
 
-    def read(self, chunk_state: Chunk, piece: int, after: Run | None = None) -> Run:
-        """A piece of the chunk's file, verified; see `read_run`."""
+    def read(self, chunk_state: Chunk, piece: int, after: Piece | None = None) -> Piece:
+        """A piece of the chunk's file, verified; see `read_piece`."""
         path = self.path_of(chunk_state.id)
-        return read_run(self.files, self.descriptor(chunk_state.id), path, chunk_state, piece, after)
+        return read_piece(self.files, self.descriptor(chunk_state.id), path, chunk_state, piece, after)
 
     def forget_run(self) -> None:
         """The first chunk is another one."""
@@ -354,10 +354,10 @@ class Chain:
         state = self._engine.state
         *others, last = state.chain.values()
         for other in others:
-            if other.gone:
+            if other.consumed:
                 self._replace(other, self.free_ids(1, state.first, chunk.predecessor)[0])
         following = chunk.successor(last.id)
-        if last.gone or following in state.chain:
+        if last.consumed or following in state.chain:
             for _ in range(chunk.MAX_ID):
                 if following not in self.taken and chunk.successor(following) not in state.chain:
                     break
@@ -367,7 +367,7 @@ class Chain:
             self._replace(last, following)
 
     def _replace(self, old: Chunk, new_id: int) -> None:
-        old.busy = [(span.start, span.end) for span in old.gone]
+        old.unavailable = [(span.start, span.end) for span in old.consumed]
         self.flush()
         path = self.path_of(new_id)
         try:

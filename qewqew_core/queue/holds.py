@@ -11,7 +11,7 @@ from qewqew_core.queue.state import State, Step
 
 
 class Holds(Gate):
-    """What each open session has taken, by its number. The rest follows from that: how many, and `Chunk.busy`."""
+    """What each open session has taken, by its number. The rest follows from that: how many, and `Chunk.unavailable`."""
 
     def __init__(self) -> None:
         self.records = 0  # how many are held
@@ -69,7 +69,7 @@ class Holds(Gate):
     def _count(self, state: State) -> None:
         """What sessions hold, by what they have noted."""
         for chunk in state.chain.values():
-            chunk.busy = [(span.start, span.end) for span in chunk.gone]
+            chunk.unavailable = [(span.start, span.end) for span in chunk.consumed]
         self.records = 0
         for steps in self._steps.values():
             self.hold(steps)

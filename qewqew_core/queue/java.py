@@ -32,7 +32,7 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths
 from qewqew_core.queue.found import Found, chain_of, follow
 from qewqew_core.queue.log import Replayed
-from qewqew_core.queue.reading import OnDisk, read_pointers, read_run, records_before, scan, step_over, unread
+from qewqew_core.queue.reading import OnDisk, read_piece, read_pointers, records_before, scan, step_over, unread
 from qewqew_core.queue.state import State
 
 Pointers = tuple[int, int, int]
@@ -70,7 +70,7 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
     return not may_be_made_anew(files, found) or all_as_committed(files, found.path, state)
 
 
-def seal(files: Files, path: str) -> bytes:
+def checkpoint_identity(files: Files, path: str) -> bytes:
     """What a checkpoint says of the files, so that `may_be_made_anew` can tell."""
     return logs.checkpoint(files.identity(path + paths.LOG)[0], *files.identity(path))
 
@@ -82,9 +82,9 @@ def may_be_made_anew(files: Files, found: Found) -> bool:
     the log is another file too.
     """
     assert found.log is not None
-    if found.header != chunk.JAVA_FIRST or chunk.JAVA_FIRST not in found.log.state.chain or not found.log.seal:
+    if found.header != chunk.JAVA_FIRST or chunk.JAVA_FIRST not in found.log.state.chain or not found.log.checkpoint_identity:
         return False
-    log_inode, *header = found.log.seal
+    log_inode, *header = found.log.checkpoint_identity
     return files.identity(found.path + paths.LOG)[0] == log_inode and files.identity(found.path) != tuple(header)
 
 
@@ -111,7 +111,7 @@ def _written_over(files: Files, path: str, one: Chunk, end: int) -> bool:
     try:
         for index, piece in enumerate(one.pieces):
             if piece.offset < end:
-                read_run(files, fd, path, one, index)
+                read_piece(files, fd, path, one, index)
     except Corrupt:
         return True
     finally:

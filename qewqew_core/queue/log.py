@@ -42,7 +42,7 @@ from qewqew_core.disk.journal import Frame, frame
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Span
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.queue.operations import (
     Append,
     Believe,
@@ -66,7 +66,9 @@ KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end"
 _APPENDED = (COMMIT, CHECKPOINT)
 OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
 
-_CHUNK = struct.Struct(">HIIIIIII")  # id size base head tail taken total crc; then numbers of pieces and gone spans, and these
+_CHUNK = struct.Struct(
+    ">HIIIIIII"
+)  # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
 _COUNT = struct.Struct(">I")
 _SNAPSHOT_END = struct.Struct(">IQ")
 _COUNTS = struct.Struct(">II")
@@ -193,9 +195,9 @@ class Replayed:
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
-    gone: set[int]  # chunks dropped since the last checkpoint: their files may still be there
+    dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
-    seal: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
+    checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
@@ -221,7 +223,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 _apply(body, result)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
-                result.seal = unpack_checkpoint(body)
+                result.checkpoint_identity = unpack_checkpoint(body)
             elif kind == END:
                 frames, state.changes = unpack_end(body)
                 if frames != number or not snapshot:
@@ -243,7 +245,7 @@ def _checkpoint(result: Replayed, last: bool) -> None:
     result.clean = True
     if not result.keep_redo:
         result.redo.clear()
-    result.gone.clear()
+    result.dropped.clear()
     result.made.clear()
     result.last_rare = None
     result.firsts = {result.state.first}
@@ -260,10 +262,10 @@ def _apply(body: bytes, result: Replayed) -> None:
             case Append(chunk_id, _, frames):
                 result.redo.setdefault(chunk_id, []).append((state.chain[chunk_id].tail, frames))
             case NewChunk(chunk_id) | Replace(new=chunk_id):
-                result.gone.discard(chunk_id)
+                result.dropped.discard(chunk_id)
                 result.made.add(chunk_id)
             case PutBack(chunks=chunks):
-                result.gone.difference_update(chunks)
+                result.dropped.difference_update(chunks)
                 result.made.update(chunks)
             case Lease(parts=parts):  # what a lease moves was written out before it
                 for chunk_id, cut in parts:
@@ -271,7 +273,7 @@ def _apply(body: bytes, result: Replayed) -> None:
                         result.redo.pop(chunk_id, None)
             case Believe(header, stored, empty):
                 result.firsts.add(header)
-                result.gone.update(empty)
+                result.dropped.update(empty)
                 for chunk_id, head, tail, following in stored:
                     state.chain[chunk_id].stored = head, tail, following
         state.apply(operation, time)
@@ -280,7 +282,7 @@ def _apply(body: bytes, result: Replayed) -> None:
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
-        result.gone.update(state.dropped)
+        result.dropped.update(state.dropped)
         state.emptied.clear()
         state.dropped.clear()
     result.firsts.add(state.first)
@@ -307,7 +309,7 @@ def _numbers(values: Any) -> None:
 def _cut(values: Any) -> Cut:
     spans, crc, pieces = values
     _numbers([crc, *chain(*spans, *pieces)])
-    return Cut([Span(*span) for span in spans], crc, [Piece(*piece) for piece in pieces])
+    return Cut([Span(*span) for span in spans], crc, [IndexEntry(*piece) for piece in pieces])
 
 
 def _parts(values: Any) -> list[tuple[int, Cut | None]]:
@@ -384,7 +386,7 @@ def snapshot(state: State, generation: int) -> bytes:
         body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
         parts.append(frame(_BATCH, body, generation))
-    for kind, keys in ((_PUT_KEYS, state.put_keys), (_EXPIRED_KEYS, state.expired_keys)):
+    for kind, keys in ((_PUT_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
     parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
@@ -403,7 +405,7 @@ def load(kind: int, body: bytes, state: State) -> None:
         batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
     elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
-        keys = state.put_keys if kind == _PUT_KEYS else state.expired_keys
+        keys = state.idempotency_keys if kind == _PUT_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
     else:
         raise ValueError(f"unknown frame kind {kind}")
@@ -411,12 +413,12 @@ def load(kind: int, body: bytes, state: State) -> None:
 
 def _pack_chunk(one: Chunk) -> bytes:
     head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
-    pieces = [_PIECE.pack(*piece) for piece in one.pieces]
-    return head + _COUNTS.pack(len(one.pieces), len(one.gone)) + b"".join(pieces + [_SPAN.pack(*span) for span in one.gone])
+    lists = [*(_PIECE.pack(*piece) for piece in one.pieces), *(_SPAN.pack(*span) for span in one.consumed)]
+    return head + _COUNTS.pack(len(one.pieces), len(one.consumed)) + b"".join(lists)
 
 
-def _unpack_pieces(packed: bytes) -> list[Piece]:
-    return [Piece(*piece) for piece in _PIECE.iter_unpack(packed)]
+def _unpack_pieces(packed: bytes) -> list[IndexEntry]:
+    return [IndexEntry(*piece) for piece in _PIECE.iter_unpack(packed)]
 
 
 def _unpack_chunks(body: bytes) -> list[Chunk]:
@@ -429,10 +431,10 @@ def _unpack_chunks(body: bytes) -> list[Chunk]:
         if end > len(body) or not base <= head <= tail <= size:
             raise ValueError("this is no chunk")
         pieces = partial(_unpack_pieces, body[at:middle])
-        gone = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
-        if not all(head < start < stop <= tail for start, stop, _ in gone):
+        consumed = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
+        if not all(head < start < stop <= tail for start, stop, _ in consumed):
             raise ValueError("this is no chunk")
-        busy = [(span.start, span.end) for span in gone]
+        unavailable = [(span.start, span.end) for span in consumed]
         at = end
-        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, gone, busy))
+        chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, consumed, unavailable))
     return chunks

@@ -192,7 +192,7 @@ class Queue(HasBatches):
         places.remove_tree(files, self.path + paths.SPILL)
         if not state.records and state.chain:
             self._records.clear()
-        if not (state.chain or state.batches or state.put_keys or state.expired_keys):
+        if not (state.chain or state.batches or state.idempotency_keys or state.expired_keys):
             stamp.remove(files, self.path)  # the next log counts anew
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
@@ -210,8 +210,8 @@ class Queue(HasBatches):
                 chunk_files.restore_header(files, self.path, state.first)
                 chain.sync_names()
                 # If it is lost, the next opening does all this again.
-                log.append(logs.CHECKPOINT, java.seal(files, self.path))
-            log.give_back()
+                log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self.path))
+            log.release_reserve()
         if not state.chain and chain.header.is_still_at(self.path):
             files.unlink(self.path)
             chain.sync_names()

@@ -64,7 +64,7 @@ class QueueBatches(Source):
         try:
             return act()
         except OSError as error:
-            if not (isinstance(error, DiskFull) or self.engine.full(error)) or not self.engine.log.give_back():
+            if not (isinstance(error, DiskFull) or self.engine.full(error)) or not self.engine.log.release_reserve():
                 raise
             return act()
 
@@ -100,7 +100,7 @@ class QueueBatches(Source):
                 if max_records <= 0 or max_bytes <= 0:
                     break
                 path, cut, available = self._chain.path_of(source.id), None, source
-                if source.busy or source.records > max_records or source.bytes > max_bytes:
+                if source.unavailable or source.records > max_records or source.bytes > max_bytes:
                     if source.free(source.head) is None:
                         continue
                     path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
@@ -145,7 +145,7 @@ class QueueBatches(Source):
         self._chain.forget_run()
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
-        self.move(partial(batch_files.settle_lease, self.files, self.stem, state))
+        self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
         self._chain.own_ends()
         self.engine.notify()
         self._chain.after_commit(
@@ -166,7 +166,7 @@ class QueueBatches(Source):
         self._holds.disturbed += 1
         self._chain.forget_run()
         moves = list(zip(names, ids, strict=True))
-        self.move(partial(batch_files.settle_put_back, self.files, self.stem, batch.id, moves))
+        self.move(partial(batch_files.roll_forward_put_back, self.files, self.stem, batch.id, moves))
         self._chain.own_ends()
         self.engine.notify()
         self._chain.after_commit(self.engine.log.position)

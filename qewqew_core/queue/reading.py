@@ -11,7 +11,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.limits import LIMITS
 
 BLOCK = 1 << 20
@@ -35,7 +35,7 @@ def read_pointers(files: Files, path: str) -> OnDisk:
         files.close(fd)
 
 
-class Run(NamedTuple):
+class Piece(NamedTuple):
     """Whole records of a chunk, their checksum verified."""
 
     start: int
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     records_end: int
 
 
-def read_run(files: Files, fd: int, path: str, one: Chunk, index: int, after: Run | None = None) -> Run:
+def read_piece(files: Files, fd: int, path: str, one: Chunk, index: int, after: Piece | None = None) -> Piece:
     """Piece ``index`` of the chunk, or only what was committed to it since the run ``after`` was read.
 
     Raises `Corrupt` if the bytes are not those that were committed.
@@ -65,18 +65,18 @@ def read_run(files: Files, fd: int, path: str, one: Chunk, index: int, after: Ru
             path=path,
             offset=start,
         )
-    return Run(start, data, before, end_crc, records)
+    return Piece(start, data, before, end_crc, records)
 
 
-def unread(files: Files, fd: int, path: str, one: Chunk) -> Iterator[tuple[Piece, bytes]]:
+def unread(files: Files, fd: int, path: str, one: Chunk) -> Iterator[tuple[IndexEntry, bytes]]:
     """The records from head to tail, as verified runs, each with the boundary that it begins at."""
     if one.head == one.tail:
         return
     for index in range(one.piece_of(one.head), len(one.pieces)):
-        run = read_run(files, fd, path, one, index)
+        run = read_piece(files, fd, path, one, index)
         skip = max(0, one.head - run.start)
         before = one.taken if skip else run.records_before
-        yield Piece(run.start + skip, before, 0, one.pieces[index].time), run.data[skip:]
+        yield IndexEntry(run.start + skip, before, 0, one.pieces[index].time), run.data[skip:]
 
 
 def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
@@ -90,7 +90,7 @@ def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
     fd = files.open_to_read(path)
     try:
         index = one.piece_of(one.head)
-        run = read_run(files, fd, path, one, index)
+        run = read_piece(files, fd, path, one, index)
     finally:
         files.close(fd)
     front = zlib.crc32(run.data[: one.head - run.start], one.pieces[index].crc)
@@ -146,7 +146,7 @@ def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
     """How many records lie between the base of a chunk and ``offset``. Raises `Corrupt` if no record begins there."""
     fd = files.open_to_read(path)
     try:
-        run = read_run(files, fd, path, one, one.piece_of(offset))
+        run = read_piece(files, fd, path, one, one.piece_of(offset))
     finally:
         files.close(fd)
     at, count = 0, run.records_before

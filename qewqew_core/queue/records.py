@@ -172,7 +172,7 @@ class Records:
             self._wait(timeout)
         first = next(iter(self._engine.state.chain.values()))
         start = first.head
-        if first.busy:  # else its first record is the one
+        if first.unavailable:  # else its first record is the one
             first, start, _ = next(self._chain.free())
         run = self._chain.load(first, start)
         at = start - run.start
@@ -254,12 +254,12 @@ class Records:
         if spill:
             count, payload = count + spill.records, payload + spill.payload
         leaving = sum(step[3] for step in taken)
-        if hashed not in state.put_keys:
+        if hashed not in state.idempotency_keys:
             self._wait_for_room(count, payload, timeout, leaving, sum(end - start for _, start, end, _ in taken) - 2 * leaving)
-        if hashed is not None and hashed in state.put_keys:
+        if hashed is not None and hashed in state.idempotency_keys:
             self._holds.release(taken)
             engine.notify()
-            return engine.log.position, state.put_keys[hashed][1]  # another thread may still be waiting for that commit
+            return engine.log.position, state.idempotency_keys[hashed][1]  # another thread may still be waiting for that commit
         operations: list[Operation] = [] if hashed is None else [PutKey(hashed, count)]
         # Takes come last: they may empty the chunk that the puts were planned for.
         operations += [Take(chunk_state.id, *span) for chunk_state, *span in taken]

@@ -37,7 +37,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, write_new
-from qewqew_core.disk.journal import Log
+from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
@@ -57,7 +57,7 @@ class Recovered:
     """An open queue."""
 
     state: State
-    log: Log
+    log: Journal
     taken: set[int]  # ids that must not be given to new chunks
     begin: int  # the id of the first chunk of an empty queue
     notes: list[str]  # what a person should know
@@ -68,8 +68,8 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
 
     ``owned`` gets the descriptors of chunks that are locked, too: the first and the last, before their pointers are believed.
     """
-    log_fd: list[int] = []  # as long as it is open; `Log` has the same list
-    log: Log | None = None
+    log_fd: list[int] = []  # as long as it is open; `Journal` has the same list
+    log: Journal | None = None
     try:
         found = _look(files, path, header_fd, owned, log_fd)  # step 1
         believed, replayed = _believed(files, found), found.log  # steps 2 to 4
@@ -92,7 +92,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 redo(files, path, state, replayed.redo)  # step 7
                 store_pointers(files, path, state, unsure=replayed.made)  # step 8
                 store_header(files, header_fd, state.first, sure=False)
-                _remove_emptied(files, path, sorted(replayed.gone & found.ids))  # step 9
+                _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
         remove_leftovers(files, path, state, found.ids)  # step 10
         taken = paths.chunk_ids(path, files.list(os.path.dirname(path)))
@@ -164,8 +164,11 @@ def _believed(files: Files, found: Found) -> Believed | None:
         return None
     if not java.is_as_closed(files, found):
         return java.believed(files, found)
-    if found.log.seal[:1] != files.identity(found.path + paths.LOG)[:1]:  # no checkpoint is in this file: a killed process
-        files.sync_directory(found.directory)  # may have renamed it, and not synced that
+    log_inode = files.identity(found.path + paths.LOG)[:1]
+    if found.log.checkpoint_identity[:1] != log_inode:
+        files.sync_directory(
+            found.directory
+        )  # the log has no checkpoint: a killed process may have renamed it and not synced that
     return None
 
 
@@ -181,7 +184,7 @@ def must_be_ours(files: Files, found: Found) -> None:
     state, expected = found.log.state, found.log.firsts | {found.log.state.first}
     torn = {first & 0xFF00 | second & 0x00FF for first in expected for second in expected}  # a write may stop in the middle
     # Any other chunk is that of a queue that a Java program began where there was no header.
-    if found.header not in torn and found.header in state.chain.keys() | found.log.gone:
+    if found.header not in torn and found.header in state.chain.keys() | found.log.dropped:
         raise Corrupt(
             f"the header says chunk {found.header}, the transaction log says {sorted(expected)}: {_FOREIGN}",
             path=found.path,
@@ -222,16 +225,16 @@ def _coming_files(found: Found) -> set[int]:
 # Step 5
 
 
-def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int]) -> Log:
+def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int]) -> Journal:
     """A process of ours has left this log, whose last frame may be torn. After it the log ends with a whole frame."""
     (fd,) = descriptor
     if files.size(fd) > replayed.end:
         files.truncate(fd, replayed.end)
     ends = replayed.end, replayed.snapshot_end
-    return Log(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
+    return Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
 
 
-def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, int]) -> Log:
+def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, int]) -> Journal:
     """No log describes the files. After it a new one does, and says what they were before they followed it: a crash from now on
     is one of ours.
     """
@@ -256,7 +259,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
     log_fd = Descriptors()
     _new_log(files, found.path, data, log_fd)
-    return Log(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
+    return Journal(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
 
 
 def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
@@ -287,15 +290,15 @@ def finish_moves(files: Files, path: str, state: State, last: Rare | None) -> No
     """The files of the last commit may be anywhere between where they were and where it moves them. After it they are there."""
     match last:
         case Lease(batch_id):
-            batch_files.settle_lease(files, path, state.batches[batch_id])
+            batch_files.roll_forward_lease(files, path, state.batches[batch_id])
         case LeaseAgain(batch_id):
-            batch_files.settle_manifest(files, path, state.batches[batch_id])
+            batch_files.roll_forward_manifest(files, path, state.batches[batch_id])
         case EndLease(batch_id):
-            places.settle_place(files, path, state.batches[batch_id])
+            places.roll_forward_place(files, path, state.batches[batch_id])
         case PutBack(batch_id, chunks, names):
-            batch_files.settle_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))
+            batch_files.roll_forward_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))
         case Forget(batch_ids, keep_manifest):
-            places.settle_forget(files, path, batch_ids, keep_manifest)
+            places.roll_forward_forget(files, path, batch_ids, keep_manifest)
 
 
 # Step 7
@@ -323,10 +326,10 @@ def _remove_emptied(files: Files, path: str, chunk_ids: Iterable[int]) -> None:
             files.unlink(chunk.chunk_path(path, chunk_id))
 
 
-def _checkpoint(files: Files, path: str, log: Log) -> None:
+def _checkpoint(files: Files, path: str, log: Journal) -> None:
     """All files agree with the log. After it the log says so."""
     files.sync_directory(os.path.dirname(path))
-    log.sync(log.append(logs.CHECKPOINT, java.seal(files, path)), refuse=False)
+    log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, path)), refuse=False)
 
 
 # Step 10

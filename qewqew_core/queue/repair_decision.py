@@ -139,9 +139,10 @@ class Decision:
                     self._plan.damaged(self._plan.chunk_path(one.id), 0, chunk.BEGIN, 0, what)
                     ours.remove(one.id)  # somebody else may have written there: what only the log has goes to a new file
         recovery.redo(files, self._plan.path, state, {one: runs for one, runs in replayed.redo.items() if one in ours})
-        self._plan.moves += [self._plan.chunk_path(one) for one in sorted((replayed.gone & self._plan.ids) - state.chain.keys())]
+        emptied = (replayed.dropped & self._plan.ids) - state.chain.keys()
+        self._plan.moves += [self._plan.chunk_path(chunk_id) for chunk_id in sorted(emptied)]
         header_is_ours = found.header in replayed.firsts
-        self._look_behind(state, chunk.NONE if header_is_ours else found.header, replayed.gone)
+        self._look_behind(state, chunk.NONE if header_is_ours else found.header, replayed.dropped)
         return state
 
     def _look_behind(self, state: State, header: int, gone: set[int]) -> None:
@@ -282,7 +283,7 @@ class Decision:
                         what += ", which is not there: it was read to its end, or is lost"
                     self._plan.damaged(self._plan.chunk_path(chunk_id), 0, one.size, None, what)
                     if one.key is not None:
-                        state.put_keys.pop(one.key, None)
+                        state.idempotency_keys.pop(one.key, None)
         self._plan.rescued = [one._replace(frames=state.found[id(one)]) for one in state.heard if id(one) in state.found]
         if self._plan.rescued:
             self._plan.report.notes.append(
@@ -310,7 +311,7 @@ class Decision:
             if name in state.batches or name in expired:
                 continue
             unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
-            places.settle_place(self._plan.files, self._plan.path, unknown)
+            places.roll_forward_place(self._plan.files, self._plan.path, unknown)
             directory = places.directory_of(self._plan.path, unknown)
             batch = self.batch_of(directory, "dead")
             if batch is None:
@@ -358,7 +359,7 @@ class _Behind(State):
     """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
 
     def __init__(self, owner: Decision, path: str, known: State) -> None:
-        super().__init__(known.batches, known.expired_keys, put_keys=known.put_keys)
+        super().__init__(known.batches, known.expired_keys, idempotency_keys=known.idempotency_keys)
         self.owner = owner
         self.path = path
         self.real: dict[int, Chunk] = {}
@@ -370,7 +371,7 @@ class _Behind(State):
         before, key, time = len(self.heard), None, logs.time_of(body)
         try:
             for operation in logs.unpack(body):
-                key = operation.key if isinstance(operation, PutKey) and operation.key not in self.put_keys else key
+                key = operation.key if isinstance(operation, PutKey) and operation.key not in self.idempotency_keys else key
                 self.apply(operation, time)
         finally:
             if key is not None:

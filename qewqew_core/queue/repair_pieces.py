@@ -168,7 +168,7 @@ class Pieces:
             self._read_acked(batch, directory, state)
             return
         if not files.is_directory(directory):
-            places.settle_place(files, self._plan.path, batch)
+            places.roll_forward_place(files, self._plan.path, batch)
         if not files.is_directory(directory):
             self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it is made anew")
             places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
@@ -249,7 +249,7 @@ def _records(frames: bytes) -> int:
 def _there(one: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
     """The runs in a piece that nobody has taken, and how many records each has."""
     at, end = max(start, one.head), start + len(data)
-    for span in (*((gone.start, gone.end) for gone in one.gone), (end, end)):
+    for span in (*((gone.start, gone.end) for gone in one.consumed), (end, end)):
         stop = min(span[0], end)
         if at < stop:
             frames = data[at - start : stop - start]
@@ -261,7 +261,7 @@ def _count(one: Chunk, begin: int, end: int) -> int | None:
     """The records of some pieces that nobody has taken; None if what is taken begins or ends outside."""
     start, (stop, records, _) = one.pieces[begin].offset, one.piece_end(end - 1)
     records -= max(one.pieces[begin].records, one.taken)
-    for span in one.gone:
+    for span in one.consumed:
         if span.start < stop and span.end > start:
             if not start <= span.start <= span.end <= stop:
                 return None

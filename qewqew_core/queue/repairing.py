@@ -177,12 +177,12 @@ class _Repair:
             directory = places.directory_of(self._plan.path, batch)
             if batch.state != "acked":
                 if not files.is_directory(directory):
-                    places.settle_place(files, self._plan.path, batch)
+                    places.roll_forward_place(files, self._plan.path, batch)
                 segment_paths = [
                     os.path.join(directory, batch_files.segment_file(self._plan.path, one.id)) for one in batch.chunks
                 ]
                 if not self._pieces.has_manifest(batch, directory, segment_paths):
-                    batch_files.settle_manifest(files, self._plan.path, batch)
+                    batch_files.roll_forward_manifest(files, self._plan.path, batch)
         assert self._plan.report.set_aside is not None
         orphans.write_report(
             files, self._plan.report.set_aside, {"queue": os.path.basename(self._plan.path), "moved": moves} | body
@@ -191,7 +191,7 @@ class _Repair:
         recovery.own_log(files, self._plan.path, log_fd)
         log = recovery.open_log(files, replayed, self._plan.path, log_fd)
         try:
-            log.sync(log.append(logs.CHECKPOINT, java.seal(files, self._plan.path)), refuse=False)
+            log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._plan.path)), refuse=False)
         finally:
             log.close()
 

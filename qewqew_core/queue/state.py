@@ -37,7 +37,7 @@ class State(LeaseState):
     """The whole of a queue."""
 
     chain: dict[int, Chunk] = field(default_factory=dict)  # first to last, in insertion order
-    put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
+    idempotency_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
     records: int = 0  # in the chain
     bytes: int = 0  # payload in the chain
     changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
@@ -52,7 +52,7 @@ class State(LeaseState):
 
     def with_batches_of(self, other: State) -> State:
         """The same chunks, with the batches and keys of another state."""
-        self.batches, self.put_keys, self.expired_keys = other.batches, other.put_keys, other.expired_keys
+        self.batches, self.idempotency_keys, self.expired_keys = other.batches, other.idempotency_keys, other.expired_keys
         self.changes = other.changes
         return self
 
@@ -84,7 +84,7 @@ class State(LeaseState):
             case NewChunk():
                 self.new_chunk(*operation)
             case PutKey(key, records):
-                self.put_keys[key] = (time, records)
+                self.idempotency_keys[key] = (time, records)
             case Lease(batch_id, key, records, size, parts, lease_timeout):
                 batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
                 self.lease(batch, parts)
@@ -199,5 +199,5 @@ class State(LeaseState):
 
     def prune_keys(self, now: int) -> set[int]:
         """Forget keys past their retention; the numbers of the batches whose last key went."""
-        prune(self.put_keys, now)
+        prune(self.idempotency_keys, now)
         return self.prune_expired(now)

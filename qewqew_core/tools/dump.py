@@ -197,11 +197,11 @@ def _queue_frame(frame: journal.Frame) -> dict[str, Any]:
         return _chunk_fields(one)
     for batch in state.batches.values():
         return {**batch_fields(batch), "chunks": [*map(_chunk_fields, batch.chunks)]}
-    return {"keys": _keys(state.put_keys or state.expired_keys)}
+    return {"keys": _keys(state.idempotency_keys or state.expired_keys)}
 
 
 def _chunk_fields(one: Any) -> dict[str, Any]:
-    names = ("id", "size", "base", "head", "tail", "taken", "total", "crc", "pieces", "gone")
+    names = ("id", "size", "base", "head", "tail", "taken", "total", "crc", "pieces", "consumed")
     return {name: getattr(one, name) for name in names}
 
 

@@ -71,7 +71,7 @@ def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> It
 
 def _without(one: Chunk, data: bytes, start: int) -> bytes:
     """What of these records, which begin at ``start``, was not taken behind the head."""
-    for gone in reversed(one.gone):
+    for gone in reversed(one.consumed):
         if start <= gone.start < start + len(data) or start < gone.end <= start + len(data):
             data = data[: max(0, gone.start - start)] + data[max(0, gone.end - start) :]
     return data

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import Segment
 from qewqew_core.formats import zbus
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
 from qewqew_core.limits import LIMITS
@@ -19,7 +19,7 @@ from qewqew_core.topic.view import Position, View
 def first_segment(
     view: View,
     chosen: Filter,
-    pieces: Callable[[Entry], list[Piece]],
+    pieces: Callable[[Entry], list[IndexEntry]],
     wanted: Range,
     max_records: int,
     max_bytes: int,

@@ -10,13 +10,13 @@ from itertools import pairwise
 
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.view import SCAN, View
 
 
-def pieces_of(files: Files, directory: str, base: int) -> list[Piece]:
+def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
     """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
     path = os.path.join(directory, os.path.basename(directory) + ".log")
     for attempt in range(5):
@@ -48,7 +48,7 @@ def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
     return crc
 
 
-def damaged(path: str, one: Piece, following: Piece) -> Corrupt:
+def damaged(path: str, one: IndexEntry, following: IndexEntry) -> Corrupt:
     return Corrupt(
         f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
         "damaged, or another program wrote to it",
@@ -57,7 +57,7 @@ def damaged(path: str, one: Piece, following: Piece) -> Corrupt:
     )
 
 
-def crcs(view: View, pieces: list[Piece], entry: Entry, begin: int, ends: list[int]) -> list[int]:
+def crcs(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, ends: list[int]) -> list[int]:
     """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `Corrupt` if the bytes
     are not what was committed.
     """
@@ -73,7 +73,7 @@ def crcs(view: View, pieces: list[Piece], entry: Entry, begin: int, ends: list[i
     return result
 
 
-def checked(view: View, pieces: list[Piece], entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
+def checked(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
     """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `Corrupt` if they are
     not what was committed, at the latest when it has given out the last.
     """

@@ -17,7 +17,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
 from qewqew_core.topic.reader_inspection import lost_of
-from qewqew_core.topic.reader_state import Commit, GiveBack, HandedOut, HandOut, Lose, Range, ReaderState, evenly
+from qewqew_core.topic.reader_state import Commit, Deliver, Delivered, Lose, Range, ReaderState, Requeue, evenly
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
 
@@ -57,7 +57,7 @@ class Deliveries:
         for message, _ in self.again(1):
             return [message]
         chosen = self._consumer.filter or None
-        for start, stop in self._engine.state.todo:
+        for start, stop in self._engine.state.pending:
             for stretch in self._view.stretches(start, stop, chosen, most=1):
                 if stretch.places:
                     return stretch.messages()
@@ -68,14 +68,14 @@ class Deliveries:
         position of that commit.
         """
         self.drop_lost()
-        messages, runs, todo = self._pick(max_records, max_bytes)
-        if not messages and todo == self._engine.state.todo:
+        messages, runs, pending = self._pick(max_records, max_bytes)
+        if not messages and pending == self._engine.state.pending:
             return [], None
         if self._auto_commit:
-            again = list({message.offset: None for message in messages if message.offset in self._engine.state.flight})
-            return messages, self._shared.commit(Commit(again, todo))
+            again = list({message.offset: None for message in messages if message.offset in self._engine.state.in_flight})
+            return messages, self._shared.commit(Commit(again, pending))
         due = None if self._redeliver_after is None else now_ms() + int(self._redeliver_after * 1000)
-        self._shared.commit(HandOut(self._consumer.owner, due, runs, todo))
+        self._shared.commit(Deliver(self._consumer.owner, due, runs, pending))
         if due is not None:
             self._consumer.due = min(self._consumer.due, due)
         self._consumer.mine.update(
@@ -83,27 +83,27 @@ class Deliveries:
         )
         return messages, None
 
-    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[HandedOut], list[Range]]:
+    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[Delivered], list[Range]]:
         """The next messages, the runs that they are, and what is to be delivered after them."""
         messages: list[Message] = []
-        runs: list[HandedOut] = []
-        todo = list(self._engine.state.todo)
+        runs: list[Delivered] = []
+        pending = list(self._engine.state.pending)
         room = sys.maxsize if max_bytes is None else max_bytes
 
         for message, at in self.again(max_records):
             if messages and len(message.body) > room:
-                return messages, runs, todo
+                return messages, runs, pending
             messages.append(message)
             runs.append((message.offset - at.offset, at.block, message.attempt, at.number, [at.offset]))
             room -= len(message.body)
-        in_flight = len(self._engine.state.flight)
+        in_flight = len(self._engine.state.in_flight)
         free = max_records if self._auto_commit else min(max_records, self._window - in_flight + len(messages))
         if messages and (len(messages) >= free or room <= 0):
-            return messages, runs, todo
+            return messages, runs, pending
         chosen = self._consumer.filter or None
         window = WINDOW if max_records == 1 and chosen is None else SCAN
-        while todo:
-            start, stop = todo[0]
+        while pending:
+            start, stop = pending[0]
             reached = start
             full = False
             for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages))):
@@ -125,15 +125,15 @@ class Deliveries:
                 if len(messages) >= free or room <= 0:
                     full = True
                     break
-            todo[0] = Range(reached, stop)
+            pending[0] = Range(reached, stop)
             if full or stop is None:
                 break
-            todo.pop(0)
-        return messages, runs, todo
+            pending.pop(0)
+        return messages, runs, pending
 
     def again(self, most: int) -> Iterator[tuple[Message, Position]]:
         """Messages in flight that are to be delivered again, the first first, and where they are; read one by one."""
-        flight, now, gone = self._engine.state.flight, now_ms(), self._shared.dead_owners()
+        flight, now, gone = self._engine.state.in_flight, now_ms(), self._shared.dead_owners()
         if not flight or (now < self._consumer.due and not gone):
             return
         free = {offset: one for offset, one in flight.items() if one.session is None}
@@ -168,10 +168,10 @@ class Deliveries:
             del self._consumer.mine[offset]
         return position, len(offsets)
 
-    def give_back(self, offsets: list[int], due: int) -> None:
+    def requeue(self, offsets: list[int], due: int) -> None:
         """Messages are to be delivered again, first, from ``due`` on."""
         if offsets:
-            self._shared.commit(GiveBack(offsets, due))
+            self._shared.commit(Requeue(offsets, due))
             self._consumer.due = min(self._consumer.due, due)
             self._consumer.refresh(self._engine.state)
 
@@ -181,7 +181,7 @@ class Deliveries:
         if not messages:
             if not state.prepared:
                 return list(mine)
-            return [offset for offset in mine if state.flight[offset].session is None]
+            return [offset for offset in mine if state.in_flight[offset].session is None]
         offsets: dict[int, None] = {}  # a message may be given twice
         for message in messages:
             if not isinstance(message, Message) or message.offset < 0:
@@ -189,7 +189,7 @@ class Deliveries:
                 raise BadArgument(f"commit and nack take messages that were read, not {what}")
             if mine.get(message.offset) == message.attempt:
                 offsets[message.offset] = None
-            elif message.offset in state.flight or self._is_ahead(message):
+            elif message.offset in state.in_flight or self._is_ahead(message):
                 raise CommitConflict(
                     f"message {message.number} is not with this consumer: it was delivered again since (redeliver_after), given "
                     "back, or the reader was moved. Nothing was changed",
@@ -198,8 +198,8 @@ class Deliveries:
         return list(offsets)
 
     def _is_ahead(self, message: Message) -> bool:
-        todo, number = self._engine.state.todo, message.number
-        return any(start.number <= number and (stop is None or number < stop.number) for start, stop in todo)
+        pending, number = self._engine.state.pending, message.number
+        return any(start.number <= number and (stop is None or number < stop.number) for start, stop in pending)
 
 
 def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
@@ -215,7 +215,7 @@ def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
     raise AssertionError
 
 
-def _runs(stretch: Stretch) -> list[HandedOut]:
+def _runs(stretch: Stretch) -> list[Delivered]:
     """The messages of a stretch, parted where a filter holds others back between them."""
     numbers = [head[zbus.NUMBER] for head in stretch.heads]
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:

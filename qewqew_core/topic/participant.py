@@ -48,31 +48,31 @@ class Participant:
     def leave_open(self, session: str) -> None:
         """Nobody knows whether the session was committed: nothing that it has read may be given back or committed."""
         with self.engine.lock:
-            for offset, flight in self.engine.state.flight.items():
+            for offset, flight in self.engine.state.in_flight.items():
                 if flight.session == session:
                     self._consumer.mine.pop(offset, None)
 
-    def give_back(self, messages: list[Message]) -> None:
+    def requeue(self, messages: list[Message]) -> None:
         """The session has rolled back: those that are still with this consumer are delivered again."""
         with self.engine.exclusive():
             mine = self._consumer.mine
             offsets = [message.offset for message in messages if mine.get(message.offset) == message.attempt]
-            self._deliveries.give_back(offsets, now_ms())
+            self._deliveries.requeue(offsets, now_ms())
             self._consumer.due = 0
 
     def resolve_all(self, committed: set[str]) -> None:
         """Of those who died while they committed; whoever calls it has the lock of the topic's writer."""
         with self.engine.exclusive():
-            for session in {flight.session for flight in self.engine.state.flight.values() if flight.session is not None}:
+            for session in {flight.session for flight in self.engine.state.in_flight.values() if flight.session is not None}:
                 self._shared.commit(Resolve(session, session in committed, now_ms()))
             self._shared.durable(self.engine.log.position, always=True)
 
     def is_undecided(self) -> bool:
         """Whether a process has died while it committed a session: the topic's log must say how that ended."""
         with self.engine.exclusive():
-            flights = self.engine.state.flight.values()
+            flights = self.engine.state.in_flight.values()
             owners = {flight.owner for flight in flights if flight.session is not None} - {self._consumer.owner}
             return not all(map(self._shared.lives, owners))
 
     def _has(self, session: str) -> bool:
-        return any(flight.session == session for flight in self.engine.state.flight.values())
+        return any(flight.session == session for flight in self.engine.state.in_flight.values())

@@ -146,7 +146,7 @@ class Reader(HasBatches):
             files.sync(self._shared.rdx_fd)
         if has_log:
             state = self._engine.state
-            floor = state.floor()
+            floor = state.committed_position()
             if not state.clean or (floor.block, floor.offset, state.filter) == (block, offset, zbus.unpack_filter(data)):
                 self._come_back()
                 return
@@ -171,14 +171,14 @@ class Reader(HasBatches):
         write_new(files, self.path + ".tmp", bytes(data))
         files.rename(self.path + ".tmp", self.path)
         files.sync_directory(os.path.dirname(self.path))
-        self._shared.begin(ReaderState(todo=[Range(place, None)], filter=text))
-        self._shared.settle()  # of a reader that was deleted, batches may be there
+        self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
+        self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
     def _adopt(self, block: int, offset: int, text: str | None) -> None:
         """What a zbus server has made of the .rdx is believed; batches and keys are those of the log."""
         self._files.sync(self._shared.rdx_fd)
         place = place_of_rdx(self._view, block, offset, self.path)
-        state = ReaderState(todo=[Range(place, None)], filter=text, passed=(block, offset))
+        state = ReaderState(pending=[Range(place, None)], filter=text, passed=(block, offset))
         if self._engine.has_log:
             before = self._engine.state
             state.batches, state.ranges, state.expired_keys = before.batches, before.ranges, before.expired_keys
@@ -201,8 +201,8 @@ class Reader(HasBatches):
         if state.furthest()[:2] > end:
             _logger.warning("reader %s: messages that it had read are no longer in the topic", self.name)
             latest = self._view.latest()
-            offsets = [offset for offset, flight in state.flight.items() if flight.at[:2] >= end]
-            kept = [Range(begin, stop and min(stop, latest)) for begin, stop in state.todo if begin < latest]
+            offsets = [offset for offset, flight in state.in_flight.items() if flight.at[:2] >= end]
+            kept = [Range(begin, stop and min(stop, latest)) for begin, stop in state.pending if begin < latest]
             if not kept or kept[-1].stop is not None:
                 kept.append(Range(latest, None))
             self._shared.commit(Lose(kept, offsets, 0))
@@ -284,7 +284,7 @@ class Reader(HasBatches):
             raise BadArgument(f"delay must be a number of seconds, 0 or more, not {delay!r:.60}")
         with self._engine.exclusive():
             offsets = self._deliveries.check_mine(messages)
-            self._deliveries.give_back(offsets, now_ms() + int(delay * 1000))
+            self._deliveries.requeue(offsets, now_ms() + int(delay * 1000))
             return len(offsets)
 
     # Moving
@@ -318,11 +318,11 @@ class Reader(HasBatches):
         self._shared.durable(position)
 
     def _check_unused(self, expected: Position | None) -> None:
-        state, found = self._engine.state, self._engine.state.floor()
+        state, found = self._engine.state, self._engine.state.committed_position()
         living = [batch.id for batch in state.batches.values() if batch.state in ("leased", "returned")]
-        if state.flight or living:
+        if state.in_flight or living:
             raise CommitConflict(
-                f"the reader is in use: {len(state.flight)} of its messages are in flight, and {len(living)} batches leased",
+                f"the reader is in use: {len(state.in_flight)} of its messages are in flight, and {len(living)} batches leased",
                 path=self.path,
             )
         if expected is not None and found[:2] != expected[:2] and expected.block >= self._view.index().start:
@@ -390,7 +390,7 @@ class Reader(HasBatches):
         """How many messages lie behind the first that is not committed, whatever the filter; those of batches included."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return self._view.latest().number - self._engine.state.floor().number
+            return self._view.latest().number - self._engine.state.committed_position().number
 
     @property
     def lost(self) -> int:
@@ -403,7 +403,7 @@ class Reader(HasBatches):
         """The first message that is not committed."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return self._engine.state.floor()
+            return self._engine.state.committed_position()
 
     def stats(self) -> QueueStats:
         """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
@@ -439,7 +439,7 @@ class Reader(HasBatches):
 
     def _leave_to_others(self) -> None:
         if self._consumer.mine:
-            self._deliveries.give_back(self._deliveries.check_mine(()), now_ms())
+            self._deliveries.requeue(self._deliveries.check_mine(()), now_ms())
         if self._shared.leave_for_good():
             if self._is_temporary():
                 reader_files.delete(self._files, self.topic.path, self.name)

@@ -18,7 +18,7 @@ from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
 from qewqew_core.limits import now_ms
@@ -59,7 +59,7 @@ class ReaderBatches(Source):
         self._consumer = consumer
         self._deliveries = deliveries
         self._view = view
-        self._pieces_of: dict[int, list[Piece]] = {}  # base offset: checksums of a full block, once read
+        self._pieces_of: dict[int, list[IndexEntry]] = {}  # base offset: checksums of a full block, once read
 
     def commit(self, operation: BatchOperation) -> None:
         self._shared.durable(self._shared.commit(Change(operation, now_ms())), always=True)
@@ -81,21 +81,21 @@ class ReaderBatches(Source):
         except OSError as error:
             if self.engine.full(error) is None:
                 raise
-            self._shared.is_unsettled = True
+            self._shared.files_are_behind = True
 
     # Cutting
 
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
         self._deliveries.drop_lost()
         try:
-            segments, ranges, offsets, todo = self._cut(max_records, max_bytes)
+            segments, ranges, offsets, pending = self._cut(max_records, max_bytes)
         except Corrupt:
             if not self._was_trimmed():
                 raise
             return self.cut(key, max_records, max_bytes, lease_timeout)
         if not segments:
-            if todo != self.engine.state.todo:
-                self._shared.commit(Commit([], todo))
+            if pending != self.engine.state.pending:
+                self._shared.commit(Commit([], pending))
             return None
         batch = self.new_batch(key)
         batch.records = sum(segment.records for segment, _ in segments)
@@ -104,7 +104,7 @@ class ReaderBatches(Source):
         directory = places.directory_of(self.stem, batch)
         try:
             self._make(directory, batch, [segment for segment, _ in segments])
-            position = self._shared.commit(Lease(batch, ranges, offsets, todo))
+            position = self._shared.commit(Lease(batch, ranges, offsets, pending))
         except OSError as error:
             places.remove_tree(self.files, directory)
             if isinstance(error, QewQewError):
@@ -131,7 +131,7 @@ class ReaderBatches(Source):
 
     def _was_trimmed(self) -> bool:
         """Whether messages of this reader were removed since `Deliveries.drop_lost`."""
-        return self.engine.state.floor().block < self._view.index().start
+        return self.engine.state.committed_position().block < self._view.index().start
 
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
@@ -167,7 +167,7 @@ class ReaderBatches(Source):
         segments: list[tuple[Segment, int]] = []
         ranges: list[Range] = []
         offsets: list[int] = []
-        todo = list(self.engine.state.todo)
+        pending = list(self.engine.state.pending)
         for at, after, those in self._flights_again(max_records):
             segment, size, end = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
             if segment is not None:
@@ -176,13 +176,13 @@ class ReaderBatches(Source):
                 offsets += those[: segment.records]
                 max_records, max_bytes = max_records - segment.records, max_bytes - size
             if end != after:
-                return segments, ranges, offsets, todo
-        while todo and max_records > 0 and max_bytes > 0:
-            start, stop = todo[0]
+                return segments, ranges, offsets, pending
+        while pending and max_records > 0 and max_bytes > 0:
+            start, stop = pending[0]
             if stop is not None and start[:2] >= stop[:2]:
-                todo.pop(0)  # `read` has come to its end
+                pending.pop(0)  # `read` has come to its end
                 continue
-            segment, size, end = segment_of(todo[0], max_records, max_bytes, bool(segments))
+            segment, size, end = segment_of(pending[0], max_records, max_bytes, bool(segments))
             if segment is not None:
                 segments.append((segment, size))
                 ranges.append(Range(start, end))
@@ -190,10 +190,10 @@ class ReaderBatches(Source):
             if end == start:
                 break
             if stop is not None and (end.block, end.offset) >= (stop.block, stop.offset):
-                todo.pop(0)
+                pending.pop(0)
             else:
-                todo[0] = Range(end, stop)
-        return segments, ranges, offsets, todo
+                pending[0] = Range(end, stop)
+        return segments, ranges, offsets, pending
 
     def _flights_again(self, max_records: int) -> list[tuple[Position, Position, list[int]]]:
         """Messages that are to be delivered again: those side by side, from where to where, and their offsets."""
@@ -210,7 +210,7 @@ class ReaderBatches(Source):
                 runs.append((at, after, [message.offset]))
         return runs
 
-    def _pieces(self, entry: Entry) -> list[Piece]:
+    def _pieces(self, entry: Entry) -> list[IndexEntry]:
         pieces = self._pieces_of.get(entry.base)
         if pieces is None or (pieces and pieces[-1].offset < entry.end):
             pieces = pieces_of(self.files, self._directory, entry.base)
@@ -231,9 +231,9 @@ class ReaderBatches(Source):
                 "is leased again",
                 path=self.engine.path,
             )
-        todo = self._without_flight(_merged([*ranges, *self.engine.state.todo]))
-        self._shared.durable(self._shared.commit(PutBack(batch.id, todo)), always=True)
-        places.settle_forget(self.files, self.stem, [batch.id], keep_manifest=False)
+        pending = self._without_flight(_merged([*ranges, *self.engine.state.pending]))
+        self._shared.durable(self._shared.commit(PutBack(batch.id, pending)), always=True)
+        places.roll_forward_forget(self.files, self.stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
@@ -242,7 +242,7 @@ class ReaderBatches(Source):
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""
-        for at in sorted(flight.at for flight in self.engine.state.flight.values()):
+        for at in sorted(flight.at for flight in self.engine.state.in_flight.values()):
             for place, (start, stop) in enumerate(ranges):
                 if start <= at and (stop is None or at < stop):
                     message = self._view.message(at)

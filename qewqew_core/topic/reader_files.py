@@ -111,11 +111,11 @@ def manifest_of(stem: str, batch: BatchState) -> Manifest:
     return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
 
 
-def settle_batches(files: Files, stem: str, state: ReaderState) -> None:
+def roll_forward_batches(files: Files, stem: str, state: ReaderState) -> None:
     """Make the files of batches agree with what is committed, wherever a process was killed."""
     for batch in state.batches.values():
         if batch.state in ("dead", "returned", "leased"):
-            places.settle_place(files, stem, batch)
+            places.roll_forward_place(files, stem, batch)
         if batch.state == "leased" and batch.attempt > 1:
             places.write_manifest(files, places.directory_of(stem, batch), manifest_of(stem, batch))
     for home in (places.BATCHES, places.DEAD):

@@ -15,7 +15,7 @@ from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_log import Seal
-from qewqew_core.topic.reader_state import HandedOut, HandOut, Range, ReaderState
+from qewqew_core.topic.reader_state import Deliver, Delivered, Range, ReaderState
 from qewqew_core.topic.view import SCAN, Position, View
 
 
@@ -51,7 +51,7 @@ def seal_of(files: Files, stem: str) -> Seal | None:
         return None
 
 
-def foresee(files: Files, view: View, name: str) -> ReaderState | None:
+def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
     """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
     removed. None: there is no such reader.
     """
@@ -70,10 +70,10 @@ def foresee(files: Files, view: View, name: str) -> ReaderState | None:
     if state is not None:
         check_rdx(state, len(found) >= zbus.READER_SIZE, stem + ".rdx")
     text = zbus.unpack_filter(data)
-    if state is None or (state.clean and (block, offset, text) != (*state.floor()[:2], state.filter)):
+    if state is None or (state.clean and (block, offset, text) != (*state.committed_position()[:2], state.filter)):
         place = Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)
         if state is None:
-            state = ReaderState(todo=[place])
+            state = ReaderState(pending=[place])
         else:
             state.move([place], 0)
         state.filter = text
@@ -127,12 +127,12 @@ def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[in
     except FileNotFoundError:
         return []
     entries = zbus.unpack_naks(data, view.dialect)
-    entered: list[HandedOut] = []
+    entered: list[Delivered] = []
     for entry in entries.values():
         place = view.by_offset(entry.offset)
-        if place is not None and place < state.todo[0].start:
+        if place is not None and place < state.pending[0].start:
             entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
-    state.apply(HandOut(0, 0, entered, state.todo))
+    state.apply(Deliver(0, 0, entered, state.pending))
     return [zbus.nak_entry_at(number, view.dialect) for number in entries]
 
 
@@ -160,20 +160,20 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
 def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
     """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
     start = view.index().start
-    if state.floor().block >= start:
+    if state.committed_position().block >= start:
         return None
     oldest = view.oldest()
-    offsets = [offset for offset, one in state.flight.items() if one.at.block < start]
-    lost, todo = len(offsets), []
-    for one in state.todo:
+    offsets = [offset for offset, one in state.in_flight.items() if one.at.block < start]
+    lost, pending = len(offsets), []
+    for one in state.pending:
         end = oldest if one.stop is None or one.stop > oldest else one.stop
         if one.start < oldest:
             lost += end.number - one.start.number
         if one.stop is None or one.stop > oldest:
-            todo.append(Range(max(one.start, oldest), one.stop))
-    if not todo:
-        todo = [Range(oldest, None)]
-    return (todo, offsets, lost) if offsets or todo != state.todo else None
+            pending.append(Range(max(one.start, oldest), one.stop))
+    if not pending:
+        pending = [Range(oldest, None)]
+    return (pending, offsets, lost) if offsets or pending != state.pending else None
 
 
 def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
@@ -182,15 +182,15 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
     latest = view.latest()
     records = size = 0
     oldest = None
-    places = [Range(one.at, None) for one in state.flight.values()] + state.todo
+    places = [Range(one.at, None) for one in state.in_flight.values()] + state.pending
     for start, stop in sorted(places, key=lambda one: one.start):
         if oldest is None:
             first = next((one for one in view.stretches(start, stop, chosen or None, most=1, cut=0) if one.places), None)
             oldest = first.messages()[0].timestamp if first else None
-    for flight in state.flight.values():
+    for flight in state.in_flight.values():
         for one in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
             records, size = records + 1, size + one.size
-    for start, stop in state.todo:
+    for start, stop in state.pending:
         if chosen:
             for one in view.stretches(start, stop, chosen, SCAN, cut=0):
                 records, size = records + len(one.places), size + one.size
@@ -199,16 +199,17 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
             count = max(0, end.number - start.number)
             records += count
             size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
+    blocks = range(state.committed_position().block, latest.block + 1)
     now = now_ms()
     kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=records,
         bytes=size,
-        chunks=max(0, latest.block - state.floor().block + 1) if records else 0,
+        chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         leased=kinds.count("leased"),
         returned=kinds.count("returned"),
         dead=kinds.count("dead"),
-        on_disk=sum(view.entry(block).end for block in range(state.floor().block, latest.block + 1)) if records else 0,
+        on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
         last_lease=last_lease(state.batches.values()),
     )

@@ -29,11 +29,10 @@ from qewqew_core.topic.reader_state import (
     LONGEST_RANGE,
     Change,
     Commit,
+    Deliver,
+    Delivered,
     Flight,
     Flights,
-    GiveBack,
-    HandedOut,
-    HandOut,
     Lease,
     Lose,
     Move,
@@ -42,6 +41,7 @@ from qewqew_core.topic.reader_state import (
     PutBack,
     Range,
     ReaderState,
+    Requeue,
     Resolve,
     SetFilter,
     Unprepare,
@@ -72,7 +72,7 @@ def _ranges(body: Any) -> list[Range]:
     return [Range(Position(*start), None if stop is None else Position(*stop)) for start, stop in body]
 
 
-def _runs(body: Any) -> list[HandedOut]:
+def _runs(body: Any) -> list[Delivered]:
     return [(base, block, attempt, number, places) for base, block, attempt, number, places in body]
 
 
@@ -89,9 +89,9 @@ _decode = json.JSONDecoder(object_hook=_to_range).decode
 
 
 _NAMES: dict[type[Operation], str] = {
-    HandOut: "hand_out",
+    Deliver: "hand_out",
     Commit: "commit",
-    GiveBack: "give_back",
+    Requeue: "give_back",
     Move: "move",
     Lose: "lose",
     SetFilter: "set_filter",
@@ -103,7 +103,7 @@ _NAMES: dict[type[Operation], str] = {
     Change: "change",
 }
 _BY_NAME = {name: kind for kind, name in _NAMES.items()}
-_FIELDS: dict[str, Callable[[Any], Any]] = {"todo": _or_none(_ranges), "ranges": _ranges, "runs": _runs}  # as JSON has them
+_FIELDS: dict[str, Callable[[Any], Any]] = {"pending": _or_none(_ranges), "ranges": _ranges, "runs": _runs}  # as JSON has them
 
 
 def pack(operation: Operation) -> bytes:
@@ -140,8 +140,8 @@ def unpack(body: bytes) -> Operation:
 
 def snapshot(state: ReaderState, generation: int) -> bytes:
     body = {
-        "todo": state.todo,
-        "flight": [[offset, *one] for offset, one in state.flight.items()],
+        "todo": state.pending,
+        "flight": [[offset, *one] for offset, one in state.in_flight.items()],
         "filter": state.filter,
         "lost": state.lost,
         "batches": [batch_fields(batch) for batch in state.batches.values()],
@@ -162,8 +162,8 @@ def unpack_snapshot(body: bytes) -> dict[str, Any]:
 def _load(body: bytes) -> ReaderState:
     data = unpack_snapshot(body)
     state = ReaderState(
-        todo=_ranges(data["todo"]),
-        flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
+        pending=_ranges(data["todo"]),
+        in_flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
         filter=data["filter"],
         lost=data["lost"],
         batches={one["id"]: checked(BatchState(**one)) for one in data["batches"]},
@@ -171,7 +171,7 @@ def _load(body: bytes) -> ReaderState:
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
     )
-    state.began = state.floor().block
+    state.began = state.committed_position().block
     return state
 
 
@@ -219,7 +219,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
     """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, None for a checkpoint."""
     try:
         if frame.kind == CHECKPOINT:
-            state.clean, state.passed, state.began = True, (0, 0), state.floor().block
+            state.clean, state.passed, state.began = True, (0, 0), state.committed_position().block
             return None
         if frame.kind != COMMIT:
             raise ValueError(f"unknown frame kind {frame.kind}")

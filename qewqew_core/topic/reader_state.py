@@ -38,7 +38,7 @@ class Flight(NamedTuple):
 
 # Messages of a block that are delivered together, and whose numbers follow each other: the offset of the block, the block,
 # which time they are delivered, the number of the first, and where in the block each begins.
-HandedOut = tuple[int, int, int, int, Sequence[int]]
+Delivered = tuple[int, int, int, int, Sequence[int]]
 
 
 def _offsets(base: int, places: Sequence[int]) -> Sequence[int]:
@@ -58,9 +58,9 @@ class Flights(MutableMapping[int, Flight]):
         self._heap = sorted(self._entered)  # offsets, also of some that were committed since
         self._highest = max(self._entered, default=-1)  # that ever was in the heap
         self._last: Sequence[int] = []  # offsets of what was handed out last, and is not entered yet …
-        self._how: tuple[int, int | None, list[HandedOut]] = (0, None, [])  # … and how
+        self._how: tuple[int, int | None, list[Delivered]] = (0, None, [])  # … and how
 
-    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut]) -> None:
+    def deliver(self, owner: int, due: int | None, runs: list[Delivered]) -> None:
         self._enter()
         if not all(run[4] for run in runs):
             raise ValueError("a run has no message")
@@ -149,67 +149,67 @@ class Flights(MutableMapping[int, Flight]):
 class ReaderState(LeaseState):
     """What a reader has still to deliver (in order), what it has delivered, and its batches."""
 
-    todo: list[Range] = field(default_factory=list)  # the last one has no stop
-    flight: Flights = field(default_factory=Flights)
+    pending: list[Range] = field(default_factory=list)  # the last one has no stop
+    in_flight: Flights = field(default_factory=Flights)
     filter: str | None = None
     lost: int = 0  # messages that were removed from the topic before they were delivered
     ranges: dict[str, list[Range]] = field(default_factory=dict)  # of batches that are not acknowledged
     clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
-    passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `floor`
+    passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `committed_position`
     began: int = 0  # the block of its floor at the checkpoint or in the snapshot, when the .rdx on disk said the same
 
     def __post_init__(self) -> None:
-        self.prepared = {one.session for one in self.flight.values() if one.session is not None}
+        self.prepared = {one.session for one in self.in_flight.values() if one.session is not None}
 
-    def floor(self) -> Position:
+    def committed_position(self) -> Position:
         """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
-        place = min(self.todo[0].start, self.flight.first() or self.todo[0].start)
+        place = min(self.pending[0].start, self.in_flight.first() or self.pending[0].start)
         for batch_id, ranges in self.ranges.items():
             if self.batches[batch_id].state in ("leased", "returned"):
                 place = min(place, min(ranges).start)
         return place
 
     def reached(self) -> tuple[int, int]:
-        """The furthest `floor` since the checkpoint: what an .rdx says that lies behind it, this log has never known."""
-        return max(self.passed, self.floor()[:2])
+        """The furthest `committed_position` since the checkpoint: this log never knew what an .rdx says that lies behind it."""
+        return max(self.passed, self.committed_position()[:2])
 
     def furthest(self) -> Position:
         """Where the messages begin that were never delivered, or the last one that was."""
-        return max((self.todo[-1].start, *(one.at for one in self.flight.values())))
+        return max((self.pending[-1].start, *(one.at for one in self.in_flight.values())))
 
     def apply(self, operation: Operation, time: int = 0) -> None:
         """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
         _METHODS[type(operation)](self, *operation)
         self.clean = False
 
-    def hand_out(self, owner: int, due: int | None, runs: list[HandedOut], todo: list[Range]) -> None:
-        self.flight.hand_out(owner, due, runs)
-        self.todo = list(todo)
+    def deliver(self, owner: int, due: int | None, runs: list[Delivered], pending: list[Range]) -> None:
+        self.in_flight.deliver(owner, due, runs)
+        self.pending = list(pending)
 
-    def commit(self, offsets: Sequence[int], todo: list[Range] | None) -> None:
-        self.flight.remove(offsets)
-        if todo is not None:
-            self.todo = list(todo)
+    def commit(self, offsets: Sequence[int], pending: list[Range] | None) -> None:
+        self.in_flight.remove(offsets)
+        if pending is not None:
+            self.pending = list(pending)
 
-    def give_back(self, offsets: list[int], due: int) -> None:
+    def requeue(self, offsets: list[int], due: int) -> None:
         """To be delivered again, from ``due`` on."""
         for offset in offsets:
-            self.flight[offset] = self.flight[offset]._replace(owner=0, due=due, session=None)
+            self.in_flight[offset] = self.in_flight[offset]._replace(owner=0, due=due, session=None)
 
-    def move(self, todo: list[Range], lost: int) -> None:
+    def move(self, pending: list[Range], lost: int) -> None:
         """Go on elsewhere: what was delivered is nobody's business any more."""
         self.passed = self.reached()
-        self.flight.clear()
+        self.in_flight.clear()
         self.prepared.clear()
-        self.todo = list(todo)
+        self.pending = list(pending)
         self.lost += lost
 
-    def lose(self, todo: list[Range], offsets: list[int], lost: int) -> None:
+    def lose(self, pending: list[Range], offsets: list[int], lost: int) -> None:
         """Messages are no more: the oldest ones, or those that a power cut took."""
         self.passed = self.reached()
-        self.flight.remove(offsets)
-        self.todo = list(todo)
+        self.in_flight.remove(offsets)
+        self.pending = list(pending)
         self.lost += lost
 
     def set_filter(self, text: str | None) -> None:
@@ -219,35 +219,35 @@ class ReaderState(LeaseState):
         """The topic's log is about to say whether these are committed."""
         self.prepared.add(session)
         for offset in offsets:
-            self.flight[offset] = self.flight[offset]._replace(session=session)
+            self.in_flight[offset] = self.in_flight[offset]._replace(session=session)
 
     def unprepare(self, session: str) -> None:
         """It was not committed, and its owner still has them."""
         self.prepared.discard(session)
-        for offset, one in self.flight.items():
+        for offset, one in self.in_flight.items():
             if one.session == session:
-                self.flight[offset] = one._replace(session=None)
+                self.in_flight[offset] = one._replace(session=None)
 
     def resolve(self, session: str, committed: bool, due: int) -> None:
         """The topic's log has said it."""
         self.prepared.discard(session)
-        for offset, one in list(self.flight.items()):
+        for offset, one in list(self.in_flight.items()):
             if one.session == session:
                 if committed:
-                    del self.flight[offset]
+                    del self.in_flight[offset]
                 else:
-                    self.give_back([offset], due)
+                    self.requeue([offset], due)
 
-    def lease(self, batch: BatchState, ranges: list[Range], offsets: Sequence[int], todo: list[Range]) -> None:
+    def lease(self, batch: BatchState, ranges: list[Range], offsets: Sequence[int], pending: list[Range]) -> None:
         self.batches[batch.id] = batch
         self.ranges[batch.id] = list(ranges)
-        self.commit(offsets, todo)
+        self.commit(offsets, pending)
 
-    def put_back(self, batch_id: str, todo: list[Range]) -> None:
+    def put_back(self, batch_id: str, pending: list[Range]) -> None:
         self.passed = self.reached()
         del self.batches[batch_id]
         del self.ranges[batch_id]
-        self.todo = list(todo)
+        self.pending = list(pending)
 
     def change(self, operation: BatchOperation, time: int) -> None:
         self.passed = self.reached()
@@ -258,15 +258,15 @@ class ReaderState(LeaseState):
 
     def check(self) -> None:
         """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
-        if self.todo[-1].stop is not None or not self.ranges.keys() <= self.batches.keys():
+        if self.pending[-1].stop is not None or not self.ranges.keys() <= self.batches.keys():
             raise ValueError("there is no end to it, or no batch")
-        ends = [end for ranges in (self.todo, *self.ranges.values()) for one in ranges for end in one if end is not None]
-        places = ends + [one.at for one in self.flight.values()]
-        if any(type(number) is not int for numbers in (*places, self.flight, (self.lost,), self.passed) for number in numbers):
+        ends = [end for ranges in (self.pending, *self.ranges.values()) for one in ranges for end in one if end is not None]
+        places = ends + [one.at for one in self.in_flight.values()]
+        if any(type(number) is not int for numbers in (*places, self.in_flight, (self.lost,), self.passed) for number in numbers):
             raise ValueError("a place is no number")
         if any(type(one) is not str for one in (*self.batches, "" if self.filter is None else self.filter)):
             raise ValueError("the filter, or the id of a batch, is no text")
-        self.floor()
+        self.committed_position()
 
 
 def evenly(numbers: list[int]) -> Sequence[int]:
@@ -280,23 +280,23 @@ def evenly(numbers: list[int]) -> Sequence[int]:
 # Operations
 
 
-class HandOut(NamedTuple):
+class Deliver(NamedTuple):
     """Messages are delivered."""
 
     owner: int
     due: int | None
-    runs: list[HandedOut]
-    todo: list[Range]
+    runs: list[Delivered]
+    pending: list[Range]
 
 
 class Commit(NamedTuple):
     """Messages that were delivered are processed."""
 
     offsets: Sequence[int]
-    todo: list[Range] | None  # None: as it was
+    pending: list[Range] | None  # None: as it was
 
 
-class GiveBack(NamedTuple):
+class Requeue(NamedTuple):
     """They are to be delivered again, from ``due`` on."""
 
     offsets: Sequence[int]
@@ -306,14 +306,14 @@ class GiveBack(NamedTuple):
 class Move(NamedTuple):
     """The reader goes on elsewhere."""
 
-    todo: list[Range]
+    pending: list[Range]
     lost: int
 
 
 class Lose(NamedTuple):
     """Messages are no more: the oldest ones, or those that a power cut took."""
 
-    todo: list[Range]
+    pending: list[Range]
     offsets: Sequence[int]
     lost: int
 
@@ -349,14 +349,14 @@ class Lease(NamedTuple):
     batch: BatchState
     ranges: list[Range]  # its messages, and others that its filter passes over
     offsets: Sequence[int]  # of messages that were in flight, for nobody
-    todo: list[Range]
+    pending: list[Range]
 
 
 class PutBack(NamedTuple):
     """Messages of a batch are to be delivered again."""
 
     batch: str
-    todo: list[Range]
+    pending: list[Range]
 
 
 class Change(NamedTuple):
@@ -366,11 +366,11 @@ class Change(NamedTuple):
     time: int
 
 
-Operation = HandOut | Commit | GiveBack | Move | Lose | SetFilter | Prepare | Unprepare | Resolve | Lease | PutBack | Change
+Operation = Deliver | Commit | Requeue | Move | Lose | SetFilter | Prepare | Unprepare | Resolve | Lease | PutBack | Change
 _METHODS: dict[type[Operation], Callable[..., None]] = {
-    HandOut: ReaderState.hand_out,
+    Deliver: ReaderState.deliver,
     Commit: ReaderState.commit,
-    GiveBack: ReaderState.give_back,
+    Requeue: ReaderState.requeue,
     Move: ReaderState.move,
     Lose: ReaderState.lose,
     SetFilter: ReaderState.set_filter,

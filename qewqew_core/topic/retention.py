@@ -55,10 +55,10 @@ def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[in
     hold = end
     committed, found = end, False
     for name in all_readers(files, view.directory):
-        state = reader_inspection.foresee(files, view, name) or reader_inspection.look(files, view.directory, name)
+        state = reader_inspection.effective_state(files, view, name) or reader_inspection.look(files, view.directory, name)
         if state is None:  # it was deleted since
             continue
-        found, (block, offset, _) = True, state.floor()
+        found, (block, offset, _) = True, state.committed_position()
         while index.start <= block < end - 1 and offset >= view.entry(block).end:  # committed, or empty
             block, offset = block + 1, 0
         committed = min(committed, block)

@@ -17,7 +17,7 @@ from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, Gate
 from qewqew_core.disk.files import Descriptors, Files, close_first, read_all
-from qewqew_core.disk.journal import Log
+from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -41,7 +41,7 @@ class Consumer:
 
     def refresh(self, state: ReaderState) -> None:
         """Forget what is with others by now."""
-        flight = state.flight
+        flight = state.in_flight
         for offset in [offset for offset in self.mine if offset not in flight or flight[offset].owner != self.owner]:
             del self.mine[offset]
 
@@ -60,7 +60,7 @@ class SharedLog(Gate):
         self.engine: Engine[ReaderState] = Engine(
             rdx, "reader", reader_log, sync=sync, log_bytes=LIMITS.reader_log_bytes, gate=self, shares_log=True
         )
-        self.is_unsettled = False  # whether files of batches may not be where the log says
+        self.files_are_behind = False  # whether files of batches may not be where the log says
         self.decided: list[str] = []  # sessions that were committed, when there was no room to note it
         self._files = files
         self._rdx = rdx
@@ -104,7 +104,7 @@ class SharedLog(Gate):
         """Those who have messages in flight and whose process has ended."""
         if clock.monotonic() >= self._looked + LIMITS.look_at_owners:
             self._looked = clock.monotonic()
-            owners = {flight.owner for flight in self.engine.state.flight.values()} - {0, self._consumer.owner}
+            owners = {flight.owner for flight in self.engine.state.in_flight.values()} - {0, self._consumer.owner}
             self._gone = {owner for owner in owners if not self.lives(owner)}
         return self._gone  # also between two looks: what they had comes before what is new
 
@@ -137,8 +137,8 @@ class SharedLog(Gate):
                 self.enter(engine)
             return
         self._catch_up(engine.log)
-        if self.is_unsettled:
-            self.settle()
+        if self.files_are_behind:
+            self.roll_forward()
         for session in list(self.decided):
             with contextlib.suppress(DiskFull):
                 self.note(session)
@@ -148,7 +148,7 @@ class SharedLog(Gate):
         if self._depth == 0 and self._lock_fds:  # else `close` was faster than what an interrupt has left
             lock.drop(self._lock_fds[-1], 0, 1)
 
-    def _catch_up(self, log: Log) -> None:
+    def _catch_up(self, log: Journal) -> None:
         try:
             inode, _ = self._files.identity(log.path)
         except FileNotFoundError:
@@ -167,7 +167,7 @@ class SharedLog(Gate):
         for frame in journal.frames(data, log.generation, 0):
             end = base + frame.end
             operation = reader_log.replay_frame(frame, self.engine.state, log.path, base)
-            self.is_unsettled |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
+            self.files_are_behind |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(log.fd, end)
@@ -177,19 +177,19 @@ class SharedLog(Gate):
         self.engine.closed_reason = Closed("the reader was deleted", path=self._rdx)
         return self.engine.closed_reason
 
-    def settle(self) -> None:
+    def roll_forward(self) -> None:
         """Make the files of batches agree with what is committed; later, if the disk is full."""
         try:
-            reader_files.settle_batches(self._files, self._stem, self.engine.state)
-            self.is_unsettled = False
+            reader_files.roll_forward_batches(self._files, self._stem, self.engine.state)
+            self.files_are_behind = False
         except OSError as error:
             if self.engine.full(error) is None:
                 raise
-            self.is_unsettled = True
+            self.files_are_behind = True
 
     def note(self, session: str) -> None:
         """The session was committed."""
-        if any(flight.session == session for flight in self.engine.state.flight.values()):
+        if any(flight.session == session for flight in self.engine.state.in_flight.values()):
             self.commit(Resolve(session, True, now_ms()))
             self._consumer.due = 0
             self._consumer.refresh(self.engine.state)
@@ -209,8 +209,8 @@ class SharedLog(Gate):
             files.truncate(fds[0], found.end)
         # Who was killed after putting this log, or a directory of batches, into place may not have done it.
         files.sync_directory(os.path.dirname(path))
-        self._attach(Log(files, path, fds, found.generation, found.end, found.snapshot_end, "reader"), found.state)
-        self.is_unsettled = True
+        self._attach(Journal(files, path, fds, found.generation, found.end, found.snapshot_end, "reader"), found.state)
+        self.files_are_behind = True
 
     def begin(self, state: ReaderState) -> None:
         """A new log, with this state, takes the place of the one that is there."""
@@ -221,7 +221,7 @@ class SharedLog(Gate):
         )
         self._tell_all()
 
-    def _attach(self, log: Log, state: ReaderState) -> None:
+    def _attach(self, log: Journal, state: ReaderState) -> None:
         self.engine.attach(log, state)
         self._inode, _ = self._files.identity(log.path)
         self._untold = []
@@ -231,9 +231,9 @@ class SharedLog(Gate):
     def commit(self, operation: Operation) -> int:
         """Append it to the log and apply it; returns the position that `durable` takes."""
         engine = self.engine
-        before = engine.state.floor()
+        before = engine.state.committed_position()
         position = engine.commit([operation])
-        floor = engine.state.floor()
+        floor = engine.state.committed_position()
         if floor[:2] != before[:2]:
             # The oldest one may be durable soon, and the newest one says the most.
             self._untold = [*self._untold[:1], (position, floor)]
@@ -321,7 +321,7 @@ class SharedLog(Gate):
         log = self.engine.log
         durable = [floor for position, floor in self._untold if position <= log.durable]
         if durable:
-            floor = min(durable[-1], self.engine.state.floor())  # somebody may have moved it back since
+            floor = min(durable[-1], self.engine.state.committed_position())  # somebody may have moved it back since
             self.write_rdx(0, zbus.pack_position(floor.block, floor.offset))
             del self._untold[: len(durable)]
         if log.synced > self._sealed:
@@ -336,7 +336,7 @@ class SharedLog(Gate):
     def _tell_all(self) -> None:
         """All of the log is durable."""
         if self._rdx_fds:
-            self._untold = [(self.engine.log.durable, self.engine.state.floor())]
+            self._untold = [(self.engine.log.durable, self.engine.state.committed_position())]
         self._tell_durable()
 
     def break_seal(self) -> None:

@@ -197,7 +197,7 @@ class Topic:
                 state = reader_inspection.look(self.files, self.path, name)
             except Corrupt:  # who opens the reader is told
                 continue
-            if state is not None and (any(one.session for one in state.flight.values()) or self._is_beyond(state)):
+            if state is not None and (any(one.session for one in state.in_flight.values()) or self._is_beyond(state)):
                 self.dialect = dialect  # which a topic that is just being opened does not know yet
                 with self.reader(name) as one:
                     one.participant.resolve_all(committed)
@@ -247,9 +247,9 @@ class Topic:
         writer = self.writer()
         with writer.engine.exclusive():
             number, blocks = writer.engine.state.number, writer.engine.state.last.block
-            if hashed is not None and hashed in writer.engine.state.put_keys:
+            if hashed is not None and hashed in writer.engine.state.idempotency_keys:
                 ready, position = [], writer.engine.log.position  # another thread may still be waiting for that commit
-                count = writer.engine.state.put_keys[hashed][1]
+                count = writer.engine.state.idempotency_keys[hashed][1]
             elif not ready and hashed is None:
                 return number, 0
             else:

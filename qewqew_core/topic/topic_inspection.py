@@ -68,10 +68,10 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
     count = index.number - oldest.number
     readers = {}
     for name in names_of_readers(files, view.directory):
-        state = reader_inspection.foresee(files, view, name)
+        state = reader_inspection.effective_state(files, view, name)
         if state is not None:  # else it was deleted since
             readers[name] = state
-    floors = {name: state.floor() for name, state in readers.items()}
+    floors = {name: state.committed_position() for name, state in readers.items()}
     on_disk = os.stat(view.path).st_blocks * 512
     for entry in entries:
         try:
@@ -134,11 +134,11 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     view = View.of(files, directory)
     try:
-        state = reader_inspection.foresee(files, view, name)
+        state = reader_inspection.effective_state(files, view, name)
         if state is None:
             if name in reader_inspection.without_rdx(files, directory):
                 raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
-            state = ReaderState(todo=[Range(view.oldest(), None)])
+            state = ReaderState(pending=[Range(view.oldest(), None)])
         return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
     finally:
         view.close()

@@ -29,7 +29,7 @@ from typing import Any
 
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.topic.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
 
 MAGIC = b"QEWQTOP1"
@@ -144,8 +144,8 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.pieces],
     }
     parts = [journal.head(MAGIC, generation), journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)]
-    if state.put_keys:
-        keys = b"".join(_KEY.pack(key, *value) for key, value in state.put_keys.items())
+    if state.idempotency_keys:
+        keys = b"".join(_KEY.pack(key, *value) for key, value in state.idempotency_keys.items())
         parts.append(journal.frame(PUT_KEYS, keys, generation))
     parts.append(journal.frame(_END, b"", generation))
     return b"".join(parts)
@@ -176,12 +176,12 @@ def replay(data: bytes, path: str) -> Replayed:
                 fields = unpack_snapshot(body)
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
-                state.last.pieces = [Piece(*piece) for piece in pieces]
+                state.last.pieces = [IndexEntry(*piece) for piece in pieces]
                 state.check()
             elif state is None:
                 raise ValueError("no snapshot comes first")
             elif kind == PUT_KEYS and result is None:
-                state.put_keys |= unpack_keys(body)
+                state.idempotency_keys |= unpack_keys(body)
             elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:
@@ -226,14 +226,14 @@ def sums_at(number: int) -> int:
     return len(SUMS_MAGIC) + number * _PIECE.size
 
 
-def pack_sums(pieces: list[Piece]) -> bytes:
+def pack_sums(pieces: list[IndexEntry]) -> bytes:
     data = SUMS_MAGIC + b"".join(_PIECE.pack(*piece) for piece in pieces)
     return data + _CRC.pack(zlib.crc32(data))
 
 
-def unpack_sums(data: bytes, path: str) -> list[Piece]:
+def unpack_sums(data: bytes, path: str) -> list[IndexEntry]:
     """Raises `Corrupt`."""
     middle = data[len(SUMS_MAGIC) : -_CRC.size]
     if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(zlib.crc32(data[:-4])) != data[-4:]:
         raise Corrupt("the checksums of a block are damaged themselves", path=path, offset=0)
-    return [Piece(*piece) for piece in _PIECE.iter_unpack(middle)]
+    return [IndexEntry(*piece) for piece in _PIECE.iter_unpack(middle)]

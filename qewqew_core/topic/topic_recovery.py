@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, read_whole, remove_if_there, write_new
-from qewqew_core.disk.journal import Log
+from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
@@ -46,7 +46,7 @@ class Recovered:
     """A topic that can be appended to."""
 
     state: TopicState
-    log: Log
+    log: Journal
 
 
 def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> Recovered:
@@ -198,7 +198,7 @@ def _adopt(blocks: Blocks, index: Index, found: Replayed | None, dialect: str | 
         # A server that came after a crash of ours may have written over what it did not know of: no key and no session may
         # say that this was appended.
         whole = _up_to(blocks, found, lambda redo: _holds(blocks, redo)).state
-        state.put_keys, state.sessions = whole.put_keys, whole.sessions
+        state.idempotency_keys, state.sessions = whole.idempotency_keys, whole.sessions
     return state
 
 
@@ -362,14 +362,14 @@ def _first_base(blocks: Blocks, state: TopicState) -> int:
 # Step 7
 
 
-def _open_log(blocks: Blocks, found: Replayed) -> Log:
+def _open_log(blocks: Blocks, found: Replayed) -> Journal:
     """The log of a topic that was closed goes on."""
     fds, path = Descriptors(), log_path_of(blocks)
     fds.append(blocks.files.open(path))
-    return Log(blocks.files, path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
+    return Journal(blocks.files, path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
 
 
-def _new_log(blocks: Blocks, state: TopicState) -> Log:
+def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     """Step 7. The files say what the state says, durably, before the log does."""
     blocks.store(state)
     # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them

@@ -118,7 +118,7 @@ class _Repair:
         found, path = self.log, log_set_aside(self.files, self.path)
         if found is None and path is not None:
             found = _beginning(read_whole(self.files, path), path)
-        return {} if found is None else found.state.put_keys
+        return {} if found is None else found.state.idempotency_keys
 
     def blocks(self) -> None:
         """Index and blocks."""
@@ -253,7 +253,7 @@ class _Repair:
 
     def _make_rdx(self, path: str, state: ReaderState) -> None:
         """As the log says."""
-        data = bytearray(zbus.new_reader(now_ms(), *state.floor()[:2]))
+        data = bytearray(zbus.new_reader(now_ms(), *state.committed_position()[:2]))
         at, patch = zbus.filter_patch(state.filter)
         data[at : at + len(patch)] = patch
         write_new(self.files, path + ".tmp", bytes(data))
@@ -312,7 +312,7 @@ class _Repair:
         with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
             writer = topic.writer()
             if keys := self._keys():
-                writer.engine.state.put_keys.update(keys)
+                writer.engine.state.idempotency_keys.update(keys)
                 writer.rotate()
 
 

@@ -111,8 +111,8 @@ class TopicSession:
         try:
             with writer.engine.exclusive():
                 blocks = writer.engine.state.last.block
-                if hashed is not None and hashed in writer.engine.state.put_keys:
-                    known, before = writer.engine.state.put_keys[hashed][1], writer.engine.log.position
+                if hashed is not None and hashed in writer.engine.state.idempotency_keys:
+                    known, before = writer.engine.state.idempotency_keys[hashed][1], writer.engine.log.position
                     self.rollback()
                 else:
                     self._commit(writer, session, read, operations)
@@ -159,13 +159,13 @@ class TopicSession:
     def rollback(self) -> None:
         """Forget what was appended since the last commit, and give back what was read: it is delivered again, first."""
         self._usable()
-        self._give_back()
+        self._requeue()
         self._forget()
 
-    def _give_back(self) -> None:
+    def _requeue(self) -> None:
         for reader, messages in self._read.items():
             if messages and reader.participant.engine.is_open:
-                reader.participant.give_back(messages)
+                reader.participant.requeue(messages)
 
     def _forget(self) -> None:
         self._appends.clear()
@@ -178,7 +178,7 @@ class TopicSession:
         """
         self._closed = True
         try:
-            self._give_back()
+            self._requeue()
             self._read = {}
         except QewQewError:
             self._read = {}

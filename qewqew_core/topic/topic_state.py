@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
 
@@ -70,18 +70,18 @@ class Block:
     messages: int = 0
     crc: int = 0
     updated: int = 0
-    pieces: list[Piece] = field(default_factory=list)  # see the module
+    pieces: list[IndexEntry] = field(default_factory=list)  # see the module
 
     def append(self, messages: int, size: int, crc: int, time: int) -> None:
         if not self.pieces or self.end - self.pieces[-1].offset >= LIMITS.piece_bytes:
-            self.pieces.append(Piece(self.end, self.messages, self.crc, time))
+            self.pieces.append(IndexEntry(self.end, self.messages, self.crc, time))
         self.end += size
         self.messages += messages
         self.crc, self.updated = crc, time
 
-    def sums(self) -> list[Piece]:
+    def sums(self) -> list[IndexEntry]:
         """The pieces, and one that says where the last one ends."""
-        return [*self.pieces, Piece(self.end, self.messages, self.crc, self.updated)] if self.pieces else []
+        return [*self.pieces, IndexEntry(self.end, self.messages, self.crc, self.updated)] if self.pieces else []
 
 
 class Redo(NamedTuple):
@@ -105,7 +105,7 @@ class TopicState:
     number: int  # of the next message
     last: Block
     full: list[Block] = field(default_factory=list)  # before the last, made since the snapshot and not trimmed
-    put_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    idempotency_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
 
     @property
@@ -125,7 +125,7 @@ class TopicState:
                 self.full.append(last)
                 self.last = Block(last.block + 1, last.base + last.end, created, updated=created)
             case PutKey(key, messages):
-                self.put_keys[key] = (time, messages)
+                self.idempotency_keys[key] = (time, messages)
             case Trim(blocks):
                 if blocks > last.block - self.start:
                     raise ValueError("more blocks are trimmed than there are")
@@ -143,7 +143,7 @@ class TopicState:
         return redo
 
     def prune_keys(self, now: int) -> None:
-        prune(self.put_keys, now)
+        prune(self.idempotency_keys, now)
 
     def check(self) -> None:
         """Raises `ValueError` for what has no place in index, blocks and .sums: nothing of ours has written that."""

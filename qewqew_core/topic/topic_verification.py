@@ -104,7 +104,7 @@ def _verify_block(
 
 def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> None:
     try:
-        state = reader_inspection.foresee(files, view, name)
+        state = reader_inspection.effective_state(files, view, name)
     except Corrupt as error:
         report.problems.append(str(error))
         return

@@ -248,9 +248,9 @@ class Writer:
 
     def close(self) -> None:
         """Leave the files as a zbus server would, and give the lock back. An interrupted call is finished by the next one."""
-        self.engine.close(self._settle, self._release)
+        self.engine.close(self._end, self._release)
 
-    def _settle(self) -> None:
+    def _end(self) -> None:
         log = self.engine.log
         if log.position == self._opened_at:
             return
@@ -258,7 +258,7 @@ class Writer:
         if log.slow_to_open:
             self.engine.rotate(self._forget)
         log.append(topic_log.CHECKPOINT, b"")
-        log.give_back()
+        log.release_reserve()
 
     def _release(self) -> None:
         """Called again after an interrupt, it does what is left."""

@@ -21,7 +21,7 @@ from qewqew_core.batch.store import Local, Read
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats.chunk import chunk_path
 from qewqew_core.formats.chunk_state import Chunk, Region
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.queue import inspection
 from qewqew_spark.options import Options
 from qewqew_spark.source import batches
@@ -68,7 +68,7 @@ class QueuePart:
     first: int  # number in the snapshot of the first record
     stop: int
     skip: tuple[Region, ...]  # of the file: what was taken before the snapshot
-    sign: Piece  # tells the chunk from a later one in the same file
+    sign: IndexEntry  # tells the chunk from a later one in the same file
 
 
 class QueueReader(DataSourceReader):
@@ -86,13 +86,13 @@ class QueueReader(DataSourceReader):
         chunks, pending = inspection.snapshot(self.path)
         whole = [_segment(self.path, one) for one in chunks]
         # Of what was taken in the middle of a chunk nobody knows how many records lay between which boundaries.
-        parts = self.split(whole, [not one.gone for one in chunks])
+        parts = self.split(whole, [not one.consumed for one in chunks])
         result: list[QueuePart] = []
         stop = 0
         for one, segment, some in zip(chunks, whole, parts, strict=True):
             files = ChunkFiles(os.path.dirname(self.path), pending.get(one.id, ()))
             front = [(segment.start, one.head)] if segment.start < one.head else []
-            skip = (*front, *((gone.start, gone.end) for gone in one.gone))
+            skip = (*front, *((gone.start, gone.end) for gone in one.consumed))
             taken = segment.records - one.records  # all of them from the first part, in which the head is
             for part in some:
                 first, stop = stop, stop + part.records - taken

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, Corrupt, MessagesLost
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic.block_sums import damaged, pieces_of
@@ -281,7 +281,7 @@ def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[Run]:
         topic.lost(what, view.block_path(one.base), one.start)
 
 
-def _verified(view: View, one: TopicRange, pieces: list[Piece]) -> Iterator[int]:
+def _verified(view: View, one: TopicRange, pieces: list[IndexEntry]) -> Iterator[int]:
     """Up to where the bytes of a range are what was committed, each time that this is 1 MiB further at least.
 
     Raises `Corrupt`. The bytes are read again afterwards: a piece may be as large as a block.

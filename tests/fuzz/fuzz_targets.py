@@ -27,7 +27,7 @@ from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
-from qewqew_core.formats.sparse_index import Piece
+from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
@@ -333,7 +333,9 @@ def _check_place(error: Corrupt, data: bytes, path: str) -> None:
 
 def scripted_topic(data: bytes) -> bytes:
     """A topic's log with right checksums whose operations are right, or nearly so."""
-    state = TopicState("B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [Piece(0, 0, 0, 1)]), put_keys={b"k" * 16: (1, 2)})
+    state = TopicState(
+        "B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [IndexEntry(0, 0, 0, 1)]), idempotency_keys={b"k" * 16: (1, 2)}
+    )
     parts, operations = [topics.snapshot(state, 7)], b""
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         if kind % 10 == 0:
@@ -393,7 +395,7 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
         assert before.start <= state.start
         assert before.last.block <= state.last.block
         assert before.number <= state.number
-        assert before.put_keys.keys() <= state.put_keys.keys()
+        assert before.idempotency_keys.keys() <= state.idempotency_keys.keys()
     # What is to be written into the index fits there.
     full = [one.sums() for one in (*state.full, state.last)]
     assert [topics.unpack_sums(topics.pack_sums(one), "sums") for one in full] == full
@@ -424,7 +426,7 @@ _BATCH |= {"created": 1, "changed": 1}
 def scripted_reader(data: bytes) -> bytes:
     """A reader's log with right checksums whose operations are right, or nearly so."""
     flight = {204 * number: Flight(Position(*_at(number)), 9, 1, 1) for number in range(3)}
-    parts = [readers.snapshot(ReaderState(todo=[Range(Position(*_at(3)), None)], flight=Flights(flight)), 7)]
+    parts = [readers.snapshot(ReaderState(pending=[Range(Position(*_at(3)), None)], in_flight=Flights(flight)), 7)]
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
         todo: list[Any] = [[_at(three % 16), None]]
         if three % 3 == 0:
@@ -464,7 +466,7 @@ def scripted_reader(data: bytes) -> bytes:
 
 def _content_of(state: ReaderState) -> str:
     """All that a snapshot holds."""
-    fields = (state.todo, state.flight, state.filter, state.lost, state.batches, state.ranges, state.expired_keys)
+    fields = (state.pending, state.in_flight, state.filter, state.lost, state.batches, state.ranges, state.expired_keys)
     return repr(fields)
 
 
@@ -485,9 +487,9 @@ def _replay_reader(data: bytes) -> readers.Replayed | None:
             readers.replay_frame(one, follower, "r.log", 0)
         assert (_content_of(follower), follower.clean) == (_content_of(state), state.clean)
     # A message that is not committed lies before no place that a zbus server is told.
-    floor = state.floor()
-    assert all(floor <= one.at for one in state.flight.values())
-    assert all(floor <= one.start for one in state.todo[:1])
+    floor = state.committed_position()
+    assert all(floor <= one.at for one in state.in_flight.values())
+    assert all(floor <= one.start for one in state.pending[:1])
     assert _content_of(readers.replay(readers.snapshot(state, 7), "r.log").state) == _content_of(state)
     return result
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import Closed, Empty, Locked, Topic, inspect_reader
-from qewqew_core.disk.journal import Log
+from qewqew_core.disk.journal import Journal
 from qewqew_core.formats.tags import Filter
 
 TIMEOUT = 300  # seconds after which something hangs
@@ -262,9 +262,9 @@ def test_a_thread_that_waits_for_its_commit_is_not_harmed_when_another_process_c
     with Topic(path) as topic, topic.reader("r") as mine, topic.reader("r") as of_another:
         topic.append_many([b"0", b"1"])
         first, second = mine.read(), of_another.read()
-        sync, calls = Log.sync, []
+        sync, calls = Journal.sync, []
 
-        def late(log: Log, position: int, refuse: bool) -> None:
+        def late(log: Journal, position: int, refuse: bool) -> None:
             calls.append(position)
             if len(calls) == 1:
                 monkeypatch.setattr(of_another._engine, "rotate_at", 0)
@@ -274,7 +274,7 @@ def test_a_thread_that_waits_for_its_commit_is_not_harmed_when_another_process_c
                 thread.join(TIMEOUT)
             sync(log, position, refuse)
 
-        monkeypatch.setattr(Log, "sync", late)
+        monkeypatch.setattr(Journal, "sync", late)
         assert mine.commit(first) == 1
         assert len(calls) > 1
         assert mine.lag() == 0

@@ -87,7 +87,7 @@ def test_all_operations_of_all_logs_are_told(busy):
     queue = {"new chunk", "append", "put key", "take", "lease", "lease again", "end lease", "forget"}
     assert names["q.log"] == queue
     assert names["t.log"] == {"append", "extent", "new block", "put key", "session"}
-    assert names["r.log"] >= {"hand out", "commit", "prepare", "lease"}
+    assert names["r.log"] >= {"deliver", "commit", "prepare", "lease"}
     dead = [one["reason"] for one in said["q.log"] if one["op"] == "end lease" and one["state"] == "dead"]
     assert "why" in dead
 

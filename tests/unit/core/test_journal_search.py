@@ -15,7 +15,7 @@ from qewqew_core.disk import checksum, journal
 from qewqew_core.disk.journal import BEGIN, Frame
 from qewqew_core.queue import log
 from qewqew_core.topic import reader_log, topic_log
-from qewqew_core.topic.reader_state import HandOut, Range
+from qewqew_core.topic.reader_state import Deliver, Range
 from qewqew_core.topic.view import Position
 
 FRAME = struct.Struct(">IIIB")  # docs/format.md: length, crc32, durable, kind
@@ -211,9 +211,9 @@ def test_no_more_messages_are_in_flight_than_a_window_can_have(tmp_path: Path) -
     path = tmp_path / "t" / "state" / "r.log"
     data = path.read_bytes().rstrip(b"\0")
     generation = journal.generation_of(data, reader_log.MAGIC, str(path))
-    todo = [Range(Position(0, 0, 0), None)]
+    pending = [Range(Position(0, 0, 0), None)]
     for number in range(4):
         run = (number << 21, 0, 0, 0, range(1 << 20))
-        data += journal.frame(reader_log.COMMIT, reader_log.pack(HandOut(1, None, [run], todo)), generation)
+        data += journal.frame(reader_log.COMMIT, reader_log.pack(Deliver(1, None, [run], pending)), generation)
     with pytest.raises(Corrupt, match="more messages are in flight"):
         reader_log.replay(data, str(path))

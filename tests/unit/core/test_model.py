@@ -45,13 +45,13 @@ class Model:
 
     records: list[bytes]
     batches: dict[str, BatchModel]
-    put_keys: dict[str, int]
+    idempotency_keys: dict[str, int]
 
     def view(self) -> tuple[list[bytes], dict[str, BatchView]]:
         return self.records, {batch_id: one.view() for batch_id, one in self.batches.items() if one.state != "acked"}
 
     def known(self) -> dict[bytes, int]:
-        return {key_hash(key): count for key, count in self.put_keys.items()}
+        return {key_hash(key): count for key, count in self.idempotency_keys.items()}
 
 
 class QueueMachine(Machine):
@@ -67,7 +67,7 @@ class QueueMachine(Machine):
         self.entries: list[Entry] = []
         self.transactions: list[Transaction] = []
         self.batches: dict[str, BatchModel] = {}
-        self.put_keys: dict[str, int] = {}
+        self.idempotency_keys: dict[str, int] = {}
 
     @property
     def records(self) -> list[bytes]:
@@ -103,12 +103,12 @@ class QueueMachine(Machine):
 
     def agrees_closed(self) -> None:
         assert inspect(self.q.path).records == len(self.records)
-        if not (self.records or self.batches or self.put_keys):
+        if not (self.records or self.batches or self.idempotency_keys):
             assert list(self.folder.iterdir()) == []
 
     def agrees(self) -> None:
         self.q._engine.state.check()
-        assert self.seen() == Model(self.records, self.batches, self.put_keys).view()
+        assert self.seen() == Model(self.records, self.batches, self.idempotency_keys).view()
         report = self.q.verify()
         assert report.problems == []
         assert report.orphans == []
@@ -120,15 +120,15 @@ class QueueMachine(Machine):
 
     def committed(self) -> Model:
         batches = {batch_id: replace(one, keys=[*one.keys]) for batch_id, one in self.batches.items()}
-        return Model([entry.record for entry in self.entries], batches, dict(self.put_keys))
+        return Model([entry.record for entry in self.entries], batches, dict(self.idempotency_keys))
 
     def go_on_from(self, before: Model, after: Model, *, returned: bool) -> None:
-        known = {key: count for key, (_, count) in self.q._engine.state.put_keys.items()}
+        known = {key: count for key, (_, count) in self.q._engine.state.idempotency_keys.items()}
         found = [one for one in (before, after) if one.view() == self.seen() and one.known() == known]
         assert found[-1:] == [after] if returned else found, f"neither {before} nor {after}, but {self.seen()}"
         now = found[-1]
         self.entries = [Entry(record) for record in now.records]
-        self.batches, self.put_keys = now.batches, now.put_keys
+        self.batches, self.idempotency_keys = now.batches, now.idempotency_keys
 
     def check_counts(self) -> None:
         states = [one.state for one in self.batches.values()]
@@ -158,10 +158,10 @@ class QueueMachine(Machine):
 
     @rule(records=batches_of_records, key=KEYS)
     def put_many_under_a_key(self, records, key):
-        if key not in self.put_keys:
-            self.put_keys[key] = len(records)
+        if key not in self.idempotency_keys:
+            self.idempotency_keys[key] = len(records)
             self.add(records)
-        assert self.q.put_many(records, key=key) == self.put_keys[key]
+        assert self.q.put_many(records, key=key) == self.idempotency_keys[key]
 
     @rule(records=batches_of_records, extra=st.integers(1, 40), place=st.integers(0, 25))
     def put_one_too_large(self, records, extra, place):
@@ -225,13 +225,13 @@ class QueueMachine(Machine):
     @rule(data=st.data(), key=st.none() | KEYS)
     def commit(self, data, key):
         one = data.draw(st.sampled_from(self.transactions))
-        if key is not None and key in self.put_keys:
-            assert one.session.commit(key=key) == self.put_keys[key]
+        if key is not None and key in self.idempotency_keys:
+            assert one.session.commit(key=key) == self.idempotency_keys[key]
             self.let_go(one)
             return
         assert one.session.commit(key=key) == len(one.puts)
         if key is not None:
-            self.put_keys[key] = len(one.puts)
+            self.idempotency_keys[key] = len(one.puts)
         self.entries = [entry for entry in self.entries if entry not in one.held]
         self.add(one.puts)
         one.held, one.puts = [], []

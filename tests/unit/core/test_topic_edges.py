@@ -132,14 +132,14 @@ def test_what_nobody_has_committed_stays_when_the_only_reader_is_deleted_meanwhi
         topic.reader("r").close()
         for _ in range(6):
             topic.append(b"x" * 600)
-        foresee = qewqew_core.topic.reader_inspection.foresee
+        effective_state = qewqew_core.topic.reader_inspection.effective_state
 
         def gone(files: Files, view: Any, name: str) -> Any:
             monkeypatch.undo()
             topic.delete_reader(name)
-            return foresee(files, view, name)
+            return effective_state(files, view, name)
 
-        monkeypatch.setattr(qewqew_core.topic.reader_inspection, "foresee", gone)
+        monkeypatch.setattr(qewqew_core.topic.reader_inspection, "effective_state", gone)
         assert topic.trim() == 0
         assert len(topic) == 6
 

@@ -27,7 +27,7 @@ def test_flights_are_those_of_a_plain_dictionary(steps: list[tuple[str, list[int
         some = sorted(plain)[:: sizes[0] % 3 + 1]
         if what == "hand out":
             places = [at + sum(sizes[:count]) for count in range(len(sizes))]
-            flights.hand_out(1, 5, [(1000, 2, 1, number, evenly(places))])
+            flights.deliver(1, 5, [(1000, 2, 1, number, evenly(places))])
             last = [1000 + place for place in places]
             for count, place in enumerate(places):
                 plain[1000 + place] = Flight(Position(2, place, number + count), 1, 5, 1)
@@ -39,7 +39,7 @@ def test_flights_are_those_of_a_plain_dictionary(steps: list[tuple[str, list[int
                 del plain[offset]
         elif what == "again" and some:
             again = [(1000, 2, plain[one].attempt + 1, plain[one].at.number, [one - 1000]) for one in some]
-            flights.hand_out(2, 9, again)
+            flights.deliver(2, 9, again)
             for one in some:
                 plain[one] = Flight(plain[one].at, 2, 9, plain[one].attempt + 1)
         elif what == "give back" and some:
@@ -53,16 +53,16 @@ def test_flights_are_those_of_a_plain_dictionary(steps: list[tuple[str, list[int
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=8))
 def test_numbers_are_the_same_as_a_range_in_the_log(numbers: list[int]) -> None:
-    state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
-    state.flight.hand_out(1, None, [(0, 0, 1, 0, sorted({*numbers, 0}))])
+    state = ReaderState(pending=[Range(Position(0, 0, 0), None)])
+    state.in_flight.deliver(1, None, [(0, 0, 1, 0, sorted({*numbers, 0}))])
     body = reader_log.pack(Commit(evenly(sorted({*numbers})), None))
     reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
-    assert [*state.flight] == ([] if 0 in numbers else [0])
+    assert [*state.in_flight] == ([] if 0 in numbers else [0])
 
 
 @pytest.mark.parametrize("text", ["[0,1152921504606846976,1]", "[0,9,0]", "7"])
 def test_a_range_that_nothing_of_ours_has_written_is_refused_in_little_memory(text: str) -> None:
-    state = ReaderState(todo=[Range(Position(0, 0, 0), None)])
+    state = ReaderState(pending=[Range(Position(0, 0, 0), None)])
     body = b'["commit",{"range":%s},null]' % text.encode()
     with pytest.raises(Corrupt, match="contradicts"):
         reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)

@@ -142,7 +142,7 @@ class TopicMachine(Machine):
         for name, one in self.model.readers.items():
             state = look(Files(), self.topic.path, name)
             # A power cut may take back deliveries, and with them how often they were tried.
-            one.flight = {flight.at.number: (None, flight.attempt) for flight in state.flight.values()}
+            one.flight = {flight.at.number: (None, flight.attempt) for flight in state.in_flight.values()}
             one.left = set(seen.readers[name].pending - one.flight.keys())
             with self.topic.reader(name) as reader:
                 one.lost = reader.lost

@@ -55,15 +55,15 @@ def view_of_queue(q: Queue) -> View:
     """Through the queue itself, which has what only the log has written out for it."""
     q._engine.state.check()
     chunks = list(q._engine.state.chain.values())
-    held = [one.busy for one in chunks]
+    held = [one.unavailable for one in chunks]
     for one in chunks:
-        one.busy = [(span.start, span.end) for span in one.gone]
+        one.unavailable = [(span.start, span.end) for span in one.consumed]
     try:
         found = {one.id: (one.state, one.attempt, one.key, tuple(one)) for one in (*q.batches(), *q.dead())}
-        return of_queue(list(q), {key: count for key, (_, count) in q._engine.state.put_keys.items()}, found)
+        return of_queue(list(q), {key: count for key, (_, count) in q._engine.state.idempotency_keys.items()}, found)
     finally:
         for one, busy in zip(chunks, held, strict=True):
-            one.busy = busy
+            one.unavailable = busy
 
 
 def view_of_topic(topic: Topic) -> View:
@@ -83,9 +83,9 @@ def view_of_topic(topic: Topic) -> View:
         for name in sorted(path.stem for path in Path(topic.path, "reader").glob("*.rdx")):
             state = look(files, topic.path, name)
             assert state is not None
-            flight = [one for one in state.flight.values() if one.session not in committed]
+            flight = [one for one in state.in_flight.values() if one.session not in committed]
             pending = {one.at.number for one in flight if one.at >= oldest}
-            for start, stop in state.todo:
+            for start, stop in state.pending:
                 for one in look_at.messages(max(start, oldest), stop, Filter(state.filter) if state.filter else None):
                     if isinstance(one, Found):
                         assert one.message.number not in pending, "a message is to be delivered twice"
@@ -99,7 +99,7 @@ def view_of_topic(topic: Topic) -> View:
                 bodies = tuple(message.body for part in records for message in part)
                 kept[one.id] = (one.state, one.attempt, one.keys[-1], bodies)
             readers[name] = ReaderView(state.filter, frozenset(pending), kept)
-        counts = {key: count for key, (_, count) in log.put_keys.items()}
+        counts = {key: count for key, (_, count) in log.idempotency_keys.items()}
         return View(latest.number, oldest.number, messages, counts, look_at.common().creator, readers)
     finally:
         look_at.close()

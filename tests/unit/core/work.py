@@ -507,7 +507,7 @@ class TopicWork(Work):
         """Read everything: each message comes to each reader once."""
         folder = Path(store.path)
         for name in seen.readers:
-            assert not any(one.session for one in look(Files(), store.path, name).flight.values()), (
+            assert not any(one.session for one in look(Files(), store.path, name).in_flight.values()), (
                 f"{what}: a session is undecided"
             )
         report = store.verify()
