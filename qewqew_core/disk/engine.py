@@ -236,9 +236,10 @@ class Engine(Generic[S]):
                 path=error.filename or self.path,
             )
         )
-        if not self.is_closed:  # else it happened in `close`, which goes on to release everything
-            self.closed_reason = broken
-        self._changed.notify_all()
+        with self.lock:  # whoever calls: a thread that waited for the disk, or a repair that has nobody beside it
+            if not self.is_closed:  # else it happened in `close`, which goes on to release everything
+                self.closed_reason = broken
+            self._changed.notify_all()
         return broken
 
     def full(self, error: OSError) -> DiskFull | None:
@@ -295,8 +296,7 @@ class Engine(Generic[S]):
             try:
                 self.log.sync(position, refuse=self._refuses)
             except Broken as error:
-                with self.lock:
-                    self.poison(error)
+                self.poison(error)
                 raise
 
     def rotate(self, checkpoint: Callable[[], None]) -> bool:
