@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from qewqew_core.disk import waker
 from qewqew_core.disk.files import close_all, close_each, open_into
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
-_LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written
-_LONGEST_PAUSE = 0.02  # seconds between two tries
+_LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written …
+_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them
+_QUICK_LOOKS = 0.005  # seconds for which who waits looks by himself: a call of a reader takes less than to wake a thread
+_LONGEST_PAUSE = 0.02  # seconds between two looks where the kernel wakes nobody
 _PATIENCE = 1.0  # seconds without moving forward
 
 
@@ -66,7 +69,8 @@ def first_locked(fd: int, start: int, length: int) -> int | None:
     """Where a lock begins that another opening has on some of these bytes (0: all from ``start`` on)."""
     from qewqew_core.disk import ofd
 
-    return ofd.locked_from(fd, start, length)
+    found = ofd.lock_on(fd, start, length)
+    return found and found[0]
 
 
 def whole(fd: int) -> bool:
@@ -135,6 +139,7 @@ class HeaderLock:
         mine = os.fstat(self.fd)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
+            take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`
             return created
         close_all(self._descriptors)
         return None
@@ -151,7 +156,7 @@ class _Line:
     def __init__(self, fd: int | None) -> None:
         self.moved = time.monotonic()  # when we were told last that fewer are before us
         self._fd = fd
-        self._place = _LINE
+        self.place = _LINE
         self._before = sys.maxsize
 
     def join(self) -> None:
@@ -162,19 +167,19 @@ class _Line:
     def _join(self, fd: int) -> None:
         free = _LINE
         while True:
-            while (taken := first_locked(fd, free, 0)) is not None:
+            while (taken := first_locked(fd, free, _OWNERS - free)) is not None:
                 if taken < _LINE:
                     return
                 free = taken + 1
             if take(fd, free, 1):
-                self._place = free
+                self.place = free
                 return
 
     def before(self) -> int:
         """How many are before us. Of several the kernel names any: if not the first one, we say fewer, but never 0."""
         found, at = 0, _LINE
-        while self._fd is not None and at < self._place:
-            taken = first_locked(self._fd, at, self._place - at)
+        while self._fd is not None and at < self.place:
+            taken = first_locked(self._fd, at, self.place - at)
             if taken is None:
                 break
             found, at = found + 1, max(taken, at) + 1
@@ -189,23 +194,33 @@ class _Line:
                 drop(self._fd, _LINE, 0)
 
 
-def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None]) -> _T | None:
-    """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock.
+def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length: int = _LINE) -> _T | None:
+    """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock on its first
+    ``length`` bytes.
 
-    It is called again as long as it gives None, for up to ``timeout`` seconds.
+    It is called again as long as it gives None, for up to ``timeout`` seconds. After a few quick looks the kernel wakes us:
+    when those before us have left the line, and then when the lock is dropped.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     waiting = _Line(fd)
     try:
         waiting.join()
         while True:
             before, now = waiting.before(), time.monotonic()
+            if fd is not None and before and first_locked(fd, 0, length) is not None:
+                waiting.moved = now  # somebody has the lock: nobody before us is late
             still = now - waiting.moved
             # Nobody waits for ever for one who is before him and was stopped.
-            taken = act() if not before or still > _PATIENCE or now >= deadline else None
+            is_turn = not before or still > _PATIENCE or now >= deadline
+            taken = act() if is_turn else None
             if taken is not None or now >= deadline:
                 waiting.leave()
                 return taken
+            if fd is not None and now - began > _QUICK_LOOKS:
+                held = (0, length) if is_turn else (_LINE, waiting.place - _LINE)
+                if waker.sleep_until_free(fd, *held, min(deadline - now, _PATIENCE)):
+                    continue
             # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
             pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
@@ -248,30 +263,28 @@ def _locked(path: str, timeout: float) -> Locked:
 
 
 def holder(path: str) -> int | None:
-    """The process that holds the header's lock, where the system tells it; never takes or drops a lock."""
+    """The process that has the header locked, where the system tells it; never takes or drops a lock."""
     try:
-        status = os.stat(path)
-        wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        with open("/proc/locks") as locks:
-            lines = [line.split() for line in locks]
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    for line in lines:  # "1: POSIX  ADVISORY  WRITE 4242 08:01:1234 0 EOF"; a waiter has "->" in second place
-        if len(line) >= 7 and line[1] in ("POSIX", "OFDLCK") and line[3] == "WRITE" and line[5:7] == [wanted, "0"]:
-            return int(line[4]) if int(line[4]) > 0 else _process_with(status)
-    return None
+    try:
+        return _holder(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
-def _process_with(header: os.stat_result) -> int | None:
-    """The process that has the header open and locked: the kernel's list names no process for OFD locks."""
-    for name in (str(os.getpid()), *filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # processes come and go, and those of other users cannot be read
-            for fd in os.listdir(f"/proc/{name}/fd"):
-                with contextlib.suppress(OSError):
-                    status = os.stat(f"/proc/{name}/fd/{fd}")
-                    if (status.st_dev, status.st_ino) == (header.st_dev, header.st_ino):
-                        with open(f"/proc/{name}/fdinfo/{fd}") as info:
-                            locks = [line.split() for line in info if "OFDLCK" in line]
-                        if any(lock[-2] == "0" for lock in locks):  # else it stands in line
-                            return int(name)
-    return None
+def _holder(fd: int) -> int | None:
+    from qewqew_core.disk import ofd
+
+    found = ofd.lock_on(fd, 0, _LINE)
+    if found is None:
+        return None
+    _, pid = found
+    if pid > 0:  # a POSIX lock, as a Java program takes
+        return pid
+    # An OFD lock has no process. Ours say it by another lock; in another container it may be nobody's number here.
+    at = first_locked(fd, _OWNERS, 0)
+    return at - _OWNERS if at is not None and os.path.exists(f"/proc/{at - _OWNERS}") else None

@@ -17,14 +17,14 @@ from portalocker import AlreadyLocked, LockException, LockFlags
 from portalocker.portalocker import PosixLocker
 from portalocker.types import HasFileno
 
-__all__ = ["NOW", "AlreadyLocked", "LockException", "RangeLocker", "locked_from"]
+__all__ = ["NOW", "AlreadyLocked", "LockException", "RangeLocker", "lock_on", "wait_until_free"]
 
 NOW = LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
 
 
 class RangeLocker(PosixLocker):
-    """Exclusive locks of the open file description (OFD) on ``length`` bytes (0: all from ``start`` on), without waiting.
+    """Locks of the open file description (OFD) on ``length`` bytes (0: all from ``start`` on).
 
     They collide with the POSIX locks of a JVM and with those of every other opening, in this process too, and go when the last
     descriptor of this opening is closed.
@@ -40,12 +40,23 @@ class RangeLocker(PosixLocker):
         return self._set
 
     def _set(self, fd: int | HasFileno, flags: int) -> None:
-        kind = fcntl.F_UNLCK if flags == LockFlags.UNBLOCK else fcntl.F_WRLCK
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, self._start, self._length, 0))
+        kinds = {LockFlags.UNBLOCK: fcntl.F_UNLCK, LockFlags.SHARED: fcntl.F_RDLCK, NOW: fcntl.F_WRLCK}
+        command = fcntl.F_OFD_SETLKW if flags == LockFlags.SHARED else fcntl.F_OFD_SETLK
+        fcntl.fcntl(fd, command, _FLOCK.pack(kinds[LockFlags(flags)], os.SEEK_SET, self._start, self._length, 0))
 
 
-def locked_from(fd: int, start: int, length: int) -> int | None:
-    """Where a lock begins that another opening has on some of these bytes. portalocker has no such question."""
+def wait_until_free(fd: int, start: int, length: int) -> None:
+    """Sleep in the kernel until no other opening has a lock on these bytes. The descriptor need only be open for reading."""
+    locker = RangeLocker(start, length)
+    locker.lock(fd, LockFlags.SHARED)  # for a moment: who locks without waiting may find it taken
+    locker.unlock(fd)
+
+
+def lock_on(fd: int, start: int, length: int) -> tuple[int, int] | None:
+    """Where a lock begins that another opening has on some of these bytes, and the process that has it: -1 for an OFD lock.
+
+    portalocker has no such question.
+    """
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-    kind, _, found, _, _ = _FLOCK.unpack(answer)
-    return None if kind == fcntl.F_UNLCK else found
+    kind, _, found, _, pid = _FLOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else (found, pid)

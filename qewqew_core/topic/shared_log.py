@@ -122,7 +122,7 @@ class SharedLog(Gate):
         self._calls += 1
         # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not for ever.
         if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
-            self._lock_fd, self._lock_timeout, self._take_lock
+            self._lock_fd, self._lock_timeout, self._take_lock, length=1
         ):
             raise Locked(
                 f"another process is in a call of the reader; gave up after {self._lock_timeout:g} s. It was stopped, or "

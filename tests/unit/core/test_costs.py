@@ -143,7 +143,7 @@ COSTS = {
             "bytes": 36,
             "close": 1,
             "exists": 2,
-            "functions": 181,
+            "functions": 186,
             "identity": 2,
             "irregular": 1,
             "is_directory": 2,

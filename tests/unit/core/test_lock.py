@@ -260,7 +260,7 @@ def test_portalocker_takes_and_releases_every_lock(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(PosixLocker, "unlock", note_unlock)
     (tmp_path / "q").touch()
     with Queue(tmp_path / "q"):
-        assert calls.count("lock") == 3  # its place among those who wait, the header, and the log
+        assert calls.count("lock") == 4  # its place among those who wait, the header, whose it is, and the log
     assert calls.count("unlock") == 3
     calls.clear()
     with Topic(tmp_path / "t") as topic, topic.reader("r") as reader:

@@ -1,0 +1,74 @@
+"""Asleep in the kernel until a lock on a file is dropped, for up to a given time.
+
+The kernel's call that waits for a lock knows no time-out, and cannot be taken back. So a thread makes it, with an opening
+of its own, gives the lock back at once, and wakes all in this process who wait for the same bytes. One whose time is over
+goes on; the thread sleeps on, for the next who waits, and ends when the lock is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from qewqew_core.disk.files import close_all, open_into
+
+_guard = threading.Lock()  # of these
+_wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and bytes
+
+
+class _Waker(threading.Thread):
+    def __init__(self, fd: int, key: tuple[int, int, int, int]) -> None:
+        super().__init__(name="qewqew-waker", daemon=True)
+        self.fds: list[int] = []
+        self.is_free = threading.Event()
+        self._key = key
+        open_into(self.fds, f"/proc/self/fd/{fd}", os.O_RDONLY)  # another open file description, of the same file
+
+    def run(self) -> None:
+        from qewqew_core.disk import ofd
+
+        try:
+            ofd.wait_until_free(self.fds[0], *self._key[2:])
+        except ofd.LockException:
+            pass  # who waits looks himself
+        finally:
+            with _guard:
+                _wakers.pop(self._key, None)
+            close_all(self.fds)
+            self.is_free.set()
+
+
+def sleep_until_free(fd: int, start: int, length: int, timeout: float) -> bool:
+    """Sleep until no other opening of the file has a lock on these bytes, for up to ``timeout`` seconds.
+
+    False at once if nobody has one, or if the kernel cannot be asked here: then who waits must look by himself.
+    """
+    from qewqew_core.disk import ofd
+
+    status = os.fstat(fd)
+    key = status.st_dev, status.st_ino, start, length
+    try:
+        if ofd.lock_on(fd, start, length) is None:
+            return False
+        with _guard:
+            waker = _wakers.get(key)
+            if waker is None:
+                waker = _Waker(fd, key)
+                waker.start()
+                _wakers[key] = waker  # it cannot end before: it needs the guard for that
+    except (OSError, RuntimeError):  # no /proc, no thread any more, no descriptor left
+        return False
+    waker.is_free.wait(timeout)
+    return True
+
+
+def _forked() -> None:
+    """The threads are the parent's; so are the locks that they ask for."""
+    global _guard
+    for waker in _wakers.values():
+        close_all(waker.fds)
+    _guard = threading.Lock()
+    _wakers.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
