@@ -30,6 +30,7 @@ from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.repairing import Damage, RepairReport, repair
 from qewqew_core.queue.session import Session
+from qewqew_core.queue.stage import Stage
 from qewqew_core.queue.verification import Report
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
@@ -68,6 +69,7 @@ __all__ = [
     "RepairReport",
     "Report",
     "Session",
+    "Stage",
     "StoreError",
     "Topic",
     "TopicRepair",

@@ -63,6 +63,13 @@ class Gate:
         """It raised something else than one of our errors: it may have been interrupted anywhere."""
 
 
+def no_room(error: OSError, path: str) -> DiskFull | None:
+    """What to raise for an error of the system before a commit, if it means that the disk is full."""
+    if error.errno not in FULL:
+        return None
+    return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or path)
+
+
 class Engine(Generic[S]):
     """A store at ``path``, which messages call a ``what``: a queue, a topic, a reader. Closed until `open`.
 
@@ -244,9 +251,7 @@ class Engine(Generic[S]):
 
     def full(self, error: OSError) -> DiskFull | None:
         """What to raise for an error of the system before a commit, if it means that the disk is full."""
-        if error.errno not in FULL:
-            return None
-        return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or self.path)
+        return no_room(error, self.path)
 
     # Waiting
 

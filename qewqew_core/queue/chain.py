@@ -59,16 +59,8 @@ class Chain:
         self.files.sync_directory(os.path.dirname(self.path))
 
     def check_free(self, size: int) -> None:
-        """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
-        if not self.min_free_bytes:
-            return
-        free = self.files.free(os.path.dirname(self.path))
-        if free - size < self.min_free_bytes:
-            raise DiskFull(
-                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
-                "was stored; make room, or take records",
-                path=self.path,
-            )
+        """As `chunk_files.check_free`."""
+        chunk_files.check_free(self.files, self.path, self.min_free_bytes, size)
 
     # Commits, and what follows them
 
@@ -111,7 +103,7 @@ class Chain:
     def _checkpoint(self) -> None:
         try:
             self.store()
-            chunk_files.sync_spill(self.files, self.path)
+            chunk_files.sync_moved(self.files, self.path)
             self.sync_names()  # chunks that were removed must not come back unknown
         except OSError as error:
             if isinstance(error, QewQewError):

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, close_each
-from qewqew_core.errors import Locked
+from qewqew_core.errors import DiskFull, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
 from qewqew_core.queue.state import State
@@ -67,11 +67,27 @@ def restore_header(files: Files, path: str, first: int) -> None:
                 files.close(fd)
 
 
-def sync_spill(files: Files, path: str) -> None:
-    """Chunks that sessions spilled have left this directory for the queue's: a move is durable when both are synced.
+def sync_moved(files: Files, path: str) -> None:
+    """Chunks that sessions spilled, or that were staged, have left their directory for the queue's: a move is durable when both
+    are synced.
 
     First that which they are in now, or a power cut could find them in neither.
     """
-    if files.is_directory(path + paths.SPILL):
+    homes = [path + suffix for suffix in (paths.SPILL, paths.STAGED) if files.is_directory(path + suffix)]
+    if homes:
         files.sync_directory(os.path.dirname(path))
-        files.sync_directory(path + paths.SPILL)
+    for home in homes:
+        files.sync_directory(home)
+
+
+def check_free(files: Files, path: str, min_free_bytes: int, size: int) -> None:
+    """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
+    if not min_free_bytes:
+        return
+    free = files.free(os.path.dirname(path))
+    if free - size < min_free_bytes:
+        raise DiskFull(
+            f"the file system has {free:,} bytes free, and min_free_bytes={min_free_bytes:,} are to stay free. Nothing "
+            "was stored; make room, or take records",
+            path=path,
+        )

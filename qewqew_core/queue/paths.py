@@ -7,6 +7,7 @@
     NAME.log           transaction log        NAME.lease/        the batch that is being made
     NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
     NAME.stamp         how often batches changed
+    NAME.staged/       what stages have put, and not committed yet
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 
-LOG, LEASE, SPILL, STAMP = ".log", ".lease", ".spill", ".stamp"
+LOG, LEASE, SPILL, STAGED, STAMP = ".log", ".lease", ".spill", ".staged", ".stamp"
 
 
 def chunk_ids(queue: str, names: list[str]) -> set[int]:
@@ -60,7 +61,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")
-    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, DAMAGED, STAMP)
+    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, STAGED, DAMAGED, STAMP)
     if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full

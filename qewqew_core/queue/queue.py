@@ -34,7 +34,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
-from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
+from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, staged_files, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
@@ -45,6 +45,7 @@ from qewqew_core.queue.records import Records
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.state import State
 from qewqew_core.queue.verification import Report, verify
+from qewqew_core.queue.writing import Spill
 
 VANISHING = 0.2  # seconds to wait for a Java program that is closing the queue
 
@@ -188,8 +189,10 @@ class Queue(HasBatches):
     def _checkpoint(self) -> None:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state, log, chain = self._files, self._engine.state, self._engine.log, self._chain
-        chunk_files.sync_spill(files, self.path)
+        if not self._engine.sync:  # else each commit that moved some has done it
+            chunk_files.sync_moved(files, self.path)
         places.remove_tree(files, self.path + paths.SPILL)
+        staged_files.remove_home(files, self.path)
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.idempotency_keys or state.expired_keys):
@@ -264,6 +267,13 @@ class Queue(HasBatches):
         ready = chunk.checked_all(records, self.chunk_size)
         with self._engine.exclusive():
             position, count = self._records.transact(ready, None, [], key, timeout)
+        self._engine.durable(position)
+        return count
+
+    def put_staged(self, spill: Spill, key: str | None = None, timeout: float | None = 0) -> int:
+        """As `put_many`, of records that lie in chunk files already, which become the queue's; for `Stage`."""
+        with self._engine.exclusive():
+            position, count = self._records.transact([], spill, [], key, timeout)
         self._engine.durable(position)
         return count
 

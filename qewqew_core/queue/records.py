@@ -128,25 +128,28 @@ class Records:
         return position
 
     def _adopt(self, spill: Spill, operations_behind: list[Operation]) -> int:
-        """Commit what a session has spilled, by moving its files into the chain, then other operations."""
+        """Commit what a session has spilled, or a stage, by moving its files into the chain, then other operations."""
         engine, chain, files = self._engine, self._chain, self._chain.files
+        try:
+            spill.finish(engine.sync)
+        except OSError as error:
+            raise engine.full(error) or error from error
+        durable = all(spilled.is_durable for spilled in spill.chunks)  # else the log may be on disk before they are
         last = engine.state.last
         ids = chain.free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
         operations: list[Operation] = []
         for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
-            operations.append(NewChunk(chunk_id, chain.chunk_size))
+            operations.append(NewChunk(chunk_id, spilled.size))
             operations += [Extent(chunk_id, *run) for run in spilled.runs]
         moved: list[tuple[str, str]] = []
         try:
             engine.log.reserve(len(operations) + len(operations_behind))
-            if engine.sync:
-                spill.sync()
             chain.flush()
             for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
                 files.rename(spilled.path, chain.path_of(chunk_id))
                 moved.append((spilled.path, chain.path_of(chunk_id)))
-            if engine.sync:
-                chunk_files.sync_spill(files, chain.path)
+            if durable:
+                chunk_files.sync_moved(files, chain.path)
             position = chain.commit(operations + operations_behind)
         except OSError as error:
             full = error if isinstance(error, DiskFull) else engine.full(error)
@@ -157,7 +160,7 @@ class Records:
             raise full from error
         spill.chunks.clear()
         chain.taken.update(ids)
-        if not engine.sync:
+        if not durable:
             chain.unsynced.update(ids)
         chain.own_ends()
         engine.notify()

@@ -41,9 +41,9 @@ from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
-from qewqew_core.queue import batch_files, java, paths, stamp
+from qewqew_core.queue import batch_files, java, paths, staged_files, stamp
 from qewqew_core.queue import log as logs
-from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointers, sync_spill
+from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointers, sync_moved
 from qewqew_core.queue.found import Found, chain_of, look
 from qewqew_core.queue.java import Believed
 from qewqew_core.queue.log import Replayed
@@ -88,7 +88,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
             if not replayed.clean:
                 log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only
                 finish_moves(files, path, state, replayed.last_rare)  # step 6
-                sync_spill(files, path)
+                sync_moved(files, path)
                 redo(files, path, state, replayed.redo)  # step 7
                 store_pointers(files, path, state, unsure=replayed.made)  # step 8
                 store_header(files, header_fd, state.first, sure=False)
@@ -344,6 +344,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
             files.unlink(temporary)
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
+    staged_files.remove_abandoned(files, path)
     removed = False
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)

@@ -65,10 +65,12 @@ def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[in
 class Spilled:
     """A chunk file that is not in the chain yet: where it is, and what it holds."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, size: int) -> None:
         self.path = path
         self.runs: list[tuple[int, int, int]] = []  # records, bytes, crc32 from the first record on
         self.tail = chunk.BEGIN
+        self.size = size  # of the file
+        self.is_durable = False  # but for its name
 
     @property
     def crc(self) -> int:
@@ -110,7 +112,7 @@ class Spill:
             written = [(target, self._write(target, first))] if target else []
             for runs in others:
                 self._made += 1
-                new.append(Spilled(os.path.join(self._directory, f"{self._prefix}{self._made}")))
+                new.append(Spilled(os.path.join(self._directory, f"{self._prefix}{self._made}"), self._chunk_size))
                 try:
                     make_chunk(self._files, new[-1].path, self._chunk_size, durable=False, owned=made, chunk_id=self._made)
                 finally:
@@ -124,6 +126,7 @@ class Spill:
         for one, described in written:
             one.runs += described
             one.tail += sum(size for _, size, _ in described)
+            one.size, one.is_durable = max(one.size, one.tail), False
 
     def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
         described = []
@@ -139,12 +142,19 @@ class Spill:
             self._files.close(fd)
         return described
 
-    def sync(self) -> None:
-        """All that was added is durable, but for the names of the files."""
-        for one in self.chunks:
-            fd = self._files.open(one.path)
+    def finish(self, durable: bool) -> None:
+        """The files are as they will be in the chain: no longer than what is in them, and ``durable`` but for their names."""
+        for spilled in self.chunks:
+            if spilled.is_durable or not (durable or spilled.size > spilled.tail):
+                continue
+            fd = self._files.open(spilled.path)
             try:
-                self._files.sync(fd)
+                if spilled is self.chunks[-1]:
+                    self._files.truncate(fd, spilled.tail)
+                    spilled.size = spilled.tail
+                if durable:
+                    self._files.sync(fd)
+                    spilled.is_durable = True
             finally:
                 self._files.close(fd)
 

@@ -14,7 +14,7 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths
 
 REMAINS = (paths.LOG, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
-_OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, places.DAMAGED)  # directories of a queue
+_OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, paths.STAGED, places.DAMAGED)  # directories of a queue
 
 
 @dataclass

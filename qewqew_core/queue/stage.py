@@ -1,0 +1,206 @@
+"""`Stage`: records on their way into a queue, written while others use it.
+
+What is put is written, checksummed and synced in chunk files of the stage's own, in ``NAME.staged/``, by as many processes
+at once as there are. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that
+takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
+
+Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Whoever opens the queue removes the files of
+claims that nobody has locked: their process has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import secrets
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Self
+
+from qewqew_core import arguments
+from qewqew_core.batch import places
+from qewqew_core.disk import lock
+from qewqew_core.disk.engine import no_room
+from qewqew_core.disk.files import Files, close_all
+from qewqew_core.errors import BadArgument, Closed, DiskFull
+from qewqew_core.formats import chunk
+from qewqew_core.formats.chunk import Record
+from qewqew_core.limits import LIMITS
+from qewqew_core.queue import chunk_files, paths, staged_files
+from qewqew_core.queue.queue import Queue
+from qewqew_core.queue.session import OBJECT_BYTES
+from qewqew_core.queue.writing import Spill
+
+PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many stages may commit at once, and in turn
+
+
+class Stage:
+    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for it before the commit.
+
+    ``settings`` are those of `Queue`, which the commit opens with them. In a ``with`` statement a stage commits at the end
+    of the block, and forgets all when the block raises. Otherwise call `commit` and, at last, `close`. It may commit several
+    times. One stage is not to be used by two threads at once, nor by a process that was forked; any number of stages of one
+    queue may be open, in any number of processes.
+
+    Raises `BadPath`, `BadArgument`.
+    """
+
+    _closed = True  # as one is that was interrupted while it was made
+
+    def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
+        try:
+            chosen = inspect.signature(Queue).bind(path, **settings)
+        except TypeError as error:
+            raise BadArgument(f"no setting of a queue: {error}") from None
+        chosen.apply_defaults()
+        self.path = paths.check_path(path)
+        self.chunk_size = arguments.check_whole(
+            "chunk_size", chosen.arguments["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE
+        )
+        arguments.check_choice("sync", chosen.arguments["sync"], ("commit", "never"))
+        self._settings = {"lock_timeout": PATIENCE, **settings}
+        self._files: Files = chosen.arguments["_files"] or Files()
+        self._min_free_bytes: int = chosen.arguments["min_free_bytes"]
+        self._puts: list[bytes] = []
+        self._put_bytes = 0
+        self._claim: list[int] = []  # its descriptor, once something is spilled
+        self._claimed = ""  # its path
+        self._spill: Spill | None = None
+        self._process = os.getpid()
+        self.stored = 0  # records that the last commit has put: none, if its key was used before
+        self._closed = False
+
+    @property
+    def records(self) -> int:
+        """How many are put, and not committed."""
+        return len(self._puts) + (self._spill.records if self._spill else 0)
+
+    def put(self, record: Record) -> None:
+        """Add one record. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        self._add(chunk.checked((record,), self.chunk_size))
+
+    def put_many(self, records: Iterable[Record]) -> int:
+        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
+        return self._add(chunk.checked_all(records, self.chunk_size))
+
+    def _add(self, records: list[bytes]) -> int:
+        self._check_open()
+        self._puts += records
+        self._put_bytes += sum(map(len, records)) + OBJECT_BYTES * len(records)
+        if self._put_bytes > LIMITS.spill_bytes:
+            try:
+                self._spill_puts()
+            except DiskFull:
+                del self._puts[len(self._puts) - len(records) :]
+                self._put_bytes -= sum(map(len, records)) + OBJECT_BYTES * len(records)
+                raise
+        return len(records)
+
+    def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
+        """Put all of it into the queue, as one; returns how many records. Durable when it returns, as `Queue.put_many` is.
+
+        Waits for the queue up to its ``lock_timeout``. With a ``key`` that was used before (within thirty days, and among the
+        last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
+        waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
+
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again.
+        """
+        self._check_open()
+        if key is not None:
+            arguments.check_key(key)
+        if self._spill is not None and self._spill.chunks:
+            if self._puts:
+                self._spill_puts()
+            with self._full_disk_named():
+                self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
+        with Queue(self.path, **self._settings) as queue:
+            before = len(queue)
+            if self._spill is not None and self._spill.chunks:
+                count = queue.put_staged(self._spill, key, timeout)
+            else:
+                count = queue.put_many(self._puts, key, timeout)
+            self.stored = len(queue) - before
+        self._forget()
+        return count
+
+    def rollback(self) -> None:
+        """Forget all that was put since the last commit."""
+        self._check_open()
+        self._forget()
+
+    def close(self) -> None:
+        """Forget what is not committed. A second call does nothing, but for what an interrupted one has not done."""
+        if self._process != os.getpid():
+            close_all(self._claim)  # the stage is the parent's: its files too
+            return
+        self._closed = True
+        self._forget()
+        if self._claim:
+            with contextlib.suppress(OSError):
+                self._files.unlink(self._claimed)
+            lock.unlock(*self._claim)
+            close_all(self._claim)
+            staged_files.remove_home(self._files, self.path)
+
+    def _spill_puts(self) -> None:
+        with self._full_disk_named():
+            if self._spill is None:
+                self._begin()
+            assert self._spill is not None
+            self._spill.add(self._puts)
+        self._puts, self._put_bytes = [], 0
+
+    @contextlib.contextmanager
+    def _full_disk_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if (full := no_room(error, self.path)) is None:
+                raise
+            raise full from error
+
+    def _begin(self) -> None:
+        """Make the claim. Another process may just remove the directory, which is empty, or the file, which is not locked."""
+        home = self.path + paths.STAGED
+        while not self._claim:
+            self._claimed = os.path.join(home, secrets.token_hex(8))
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                places.make_home(self._files, self.path, paths.STAGED)
+                self._claim.append(self._files.open(self._claimed, new=True))
+                if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
+                    close_all(self._claim)
+        check_free = partial(chunk_files.check_free, self._files, self.path, self._min_free_bytes)
+        prefix = os.path.basename(self._claimed) + "."
+        self._spill = Spill(self._files, home, prefix, self.chunk_size, check_free)
+
+    def _forget(self) -> None:
+        self._puts, self._put_bytes = [], 0
+        if self._spill is not None:
+            with contextlib.suppress(OSError):  # what is left the next opening removes, once this stage is closed
+                self._spill.remove()
+            self._spill.chunks.clear()
+
+    def _check_open(self) -> None:
+        if self._closed or self._process != os.getpid():
+            why = "the stage is closed" if self._closed else "the stage was made before this process was forked"
+            raise Closed(f"{why}; make another one", path=self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and self._process == os.getpid():
+            if self.records:
+                warnings.warn(f"a stage for queue {self.path} was not closed", ResourceWarning, stacklevel=2)
+            with contextlib.suppress(OSError):
+                self.close()

@@ -1,0 +1,41 @@
+"""The files of stages: which of them nobody will commit any more. See `Stage`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files, close_all
+from qewqew_core.queue import paths
+
+
+def remove_abandoned(files: Files, path: str) -> None:
+    """Remove what stages have left whose process has died, and the directory of all if nothing is in it."""
+    home = path + paths.STAGED
+    if not files.is_directory(home):
+        return
+    by_claim: dict[str, list[str]] = {}
+    for name in files.list(home):
+        by_claim.setdefault(name.partition(".")[0], []).append(name)
+    for claim, names in by_claim.items():
+        descriptors: list[int] = []
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                descriptors.append(files.open(os.path.join(home, claim)))
+            # Held until the claim is removed: a stage that is just making it finds it taken, or gone.
+            if not descriptors or lock.whole(descriptors[0]):
+                for name in sorted(names, reverse=True):  # the claim is the last
+                    with contextlib.suppress(FileNotFoundError):
+                        files.unlink(os.path.join(home, name))
+        finally:
+            close_all(descriptors)
+    remove_home(files, path)
+
+
+def remove_home(files: Files, path: str) -> None:
+    """Remove the directory, unless a stage has files there; one that is about to make some makes it again."""
+    home = path + paths.STAGED
+    if files.is_directory(home) and not files.list(home):
+        with contextlib.suppress(OSError):
+            files.remove_directory(home)

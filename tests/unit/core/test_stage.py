@@ -1,0 +1,293 @@
+"""`Stage`: records that are written while others use the queue, and put into it by one short commit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disk import JournalDisk, NoSync, image
+from plain import crashed, is_plain, numbers
+from stride import Every
+from test_failing_calls import NEVER, FailingDisk
+
+from qewqew_core import BadArgument, Broken, Closed, DiskFull, Full, Locked, Queue, RecordTooLarge, Stage
+from qewqew_core.limits import LIMITS
+
+KILLED = """
+import os, signal, sys
+from qewqew_core import Stage
+from qewqew_core.limits import LIMITS
+LIMITS.spill_bytes = 50
+stage = Stage(sys.argv[1], chunk_size=64)
+stage.put_many([b"never committed %d" % number for number in range(20)])
+print(flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "spill_bytes", 500)
+
+
+def staged(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("q.staged/*"))
+
+
+@pytest.mark.parametrize("sync", ["commit", "never"])
+@pytest.mark.parametrize("chunk_size", [40, 100, 4096])
+def test_what_is_staged_is_in_the_queue_after_the_commit_and_not_before(tmp_path: Path, chunk_size: int, sync: str) -> None:
+    path = tmp_path / "q"
+    with Queue(path, chunk_size=chunk_size, sync=sync) as q:
+        q.put_many(numbers(0, 5))
+        with Stage(path, chunk_size=chunk_size, sync=sync, lock_timeout=0) as stage:
+            for number in range(100, 400):
+                stage.put(b"%d" % number)
+            assert stage.records == 300
+            inodes = {file.stat().st_ino for file in tmp_path.glob("q.staged/*.*")}
+            assert inodes
+            assert list(q) == numbers(0, 5)
+            with pytest.raises(Locked):
+                stage.commit()
+            q.put(b"5")
+            q.close()
+            assert stage.commit() == stage.stored == 300
+            assert stage.records == 0
+    assert inodes <= {file.stat().st_ino for file in tmp_path.glob("q.*")}, "moved, not written again"
+    assert not (tmp_path / "q.staged").exists()
+    is_plain(path, [*numbers(0, 6), *numbers(100, 400)])
+
+
+def test_a_stage_that_stays_small_makes_no_file_of_its_own(tmp_path: Path) -> None:
+    with Stage(tmp_path / "q") as stage:
+        stage.put_many([b"1", b"2"])
+        stage.put(b"3")
+        assert list(tmp_path.iterdir()) == []
+    is_plain(tmp_path / "q", numbers(1, 4))
+
+
+@pytest.mark.parametrize("size", [1, 200])
+def test_under_one_key_records_are_stored_once(tmp_path: Path, size: int) -> None:
+    with Stage(tmp_path / "q", chunk_size=100) as stage:
+        for stored in (size, 0):
+            stage.put_many(numbers(0, size))
+            assert stage.commit("page 7") == size
+            assert stage.stored == stored
+        assert [name for name in staged(tmp_path) if "." in name] == []
+    with Queue(tmp_path / "q") as q:
+        assert list(q) == numbers(0, size)
+
+
+def test_what_does_not_fit_stays_staged_until_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    with Queue(path) as q:
+        q.put_many(numbers(0, 50))
+    with Stage(path, chunk_size=100, max_records=120) as stage:
+        stage.put_many(numbers(100, 200))
+        with pytest.raises(Full):
+            stage.commit()
+        with Queue(path) as q:
+            assert q.get_many(40) == numbers(0, 40)
+        stage.put(b"last")
+        assert stage.commit() == 101
+    is_plain(path, [*numbers(40, 50), *numbers(100, 200), b"last"])
+
+
+@pytest.mark.parametrize("end", ["rollback", "close", "raise", "forget"])
+def test_what_is_not_committed_leaves_nothing(tmp_path: Path, end: str) -> None:
+    with Queue(tmp_path / "q") as q:
+        q.put(b"first")
+    before = sorted(tmp_path.rglob("*"))
+    if end == "raise":
+        with contextlib.suppress(ZeroDivisionError), Stage(tmp_path / "q", chunk_size=64) as stage:
+            stage.put_many(numbers(0, 100))
+            assert 1 / 0
+    elif end == "forget":
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            Stage(tmp_path / "q", chunk_size=64).put_many(numbers(0, 100))
+    else:
+        stage = Stage(tmp_path / "q", chunk_size=64)
+        stage.put_many(numbers(0, 100))
+        assert staged(tmp_path)
+        getattr(stage, end)()
+        assert [name for name in staged(tmp_path) if "." in name] == []
+        if end == "rollback":
+            assert stage.commit() == 0
+        stage.close()
+        with pytest.raises(Closed):
+            stage.put(b"late")
+    assert sorted(tmp_path.rglob("*")) == before
+    is_plain(tmp_path / "q", [b"first"])
+
+
+def test_of_a_process_that_was_killed_the_next_opening_removes_what_it_has_staged_and_of_one_that_lives_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    files = staged(tmp_path)
+    assert len(files) > 2
+    with Queue(path) as q:
+        q.put(b"first")
+    assert staged(tmp_path) == files
+    process.communicate("\n")
+    assert process.returncode == -signal.SIGKILL
+    (tmp_path / "q.staged" / "0123456789abcdef.1").write_bytes(b"of one that died while it removed them")
+    with Queue(path) as q:
+        assert not (tmp_path / "q.staged").exists()
+        assert list(q) == [b"first"]
+
+
+def test_a_forked_child_leaves_its_parents_stage_alone(tmp_path: Path) -> None:
+    with Stage(tmp_path / "q", chunk_size=64) as stage:
+        stage.put_many(numbers(0, 100))
+        if not (child := os.fork()):
+            try:
+                stage.put(b"of the child")
+            except Closed:
+                stage.close()
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        with Queue(tmp_path / "q") as q:
+            q.put(b"first")
+    is_plain(tmp_path / "q", [b"first", *numbers(0, 100)])
+
+
+def test_eight_stages_at_once_each_find_their_records_together_and_in_order(tmp_path: Path) -> None:
+    program = """
+import sys
+from qewqew_core import Stage
+from qewqew_core.limits import LIMITS
+LIMITS.spill_bytes = 500
+for turn in range(5):
+    with Stage(sys.argv[1], chunk_size=400) as stage:
+        stage.put_many([f"{sys.argv[2]} {turn} {number}".encode() for number in range(100)])
+"""
+    path = tmp_path / "q"
+    running = [subprocess.Popen([sys.executable, "-c", program, path, str(number)]) for number in range(8)]
+    assert [process.wait(300) for process in running] == [0] * 8
+    with Queue(path) as q:
+        found = [record.decode().split() for record in q]
+        assert q.verify().problems == q.verify().orphans == []
+    groups = [found[at : at + 100] for at in range(0, len(found), 100)]
+    assert all(group == [[*group[0][:2], str(number)] for number in range(100)] for group in groups)
+    assert sorted((who, turn) for ((who, turn, _), *_) in groups) == [
+        (str(who), str(turn)) for who in range(8) for turn in range(5)
+    ]
+
+
+def test_wrong_settings_and_records_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="chunksize"):
+        Stage(tmp_path / "q", chunksize=100)
+    with pytest.raises(BadArgument, match="sync"):
+        Stage(tmp_path / "q", sync="always")
+    stage = Stage(tmp_path / "q", chunk_size=100)
+    with pytest.raises(RecordTooLarge):
+        stage.put_many([b"1", b"x" * 100])
+    with pytest.raises(BadArgument):
+        stage.commit(key="")
+    assert stage.records == 0
+    stage.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# Crashes
+
+
+@pytest.fixture(params=["commit", "never"])
+def done(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[JournalDisk, int]]:
+    """A commit of a stage, call by call, and where it had returned."""
+    root = tmp_path / "0"
+    root.mkdir()
+    with Queue(root / "q", chunk_size=64, _files=NoSync()) as q:
+        q.put_many(numbers(0, 9))
+    disk = JournalDisk(str(root))
+    stage = Stage(root / "q", chunk_size=64, sync=request.param, _files=disk)
+    stage.put_many(numbers(100, 150))
+    stage.put_many(numbers(150, 200))
+    assert stage.commit() == 100
+    returned = len(disk.calls)
+    stage.close()
+    yield disk, returned
+    shutil.rmtree(root)
+
+
+def opened(folder: Path) -> list[bytes]:
+    with Queue(folder / "q", _files=NoSync()) as q:
+        assert q.verify().problems == []
+        assert q.verify().orphans == []
+        return list(q)
+
+
+OLD, NEW = numbers(0, 9), [*numbers(0, 9), *numbers(100, 200)]
+
+
+def test_killed_after_any_call_all_of_it_is_there_or_nothing(tmp_path: Path, done: tuple[JournalDisk, int], every: Every) -> None:
+    disk, returned = done
+    seen = []
+    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=1):
+        image(disk.calls[:stop], disk.root, tmp_path / "image", None)
+        found = opened(tmp_path / "image")
+        assert found == NEW if stop >= returned else found in (OLD, NEW), stop
+        seen.append(found)
+        shutil.rmtree(tmp_path / "image")
+    assert seen == sorted(seen, key=len)
+    assert OLD in seen
+
+
+def test_a_power_cut_after_any_call_loses_and_tears_nothing(tmp_path: Path, done: tuple[JournalDisk, int], every: Every) -> None:
+    disk, returned = done
+    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=1):
+        for chance in range(3):
+            image(disk.calls[:stop], disk.root, tmp_path / "image", random.Random(f"{stop}.{chance}"))
+            found = opened(tmp_path / "image")
+            assert not list((tmp_path / "image").glob("q.staged/*.*"))
+            assert found == NEW if stop >= returned else found in (OLD, NEW), (stop, chance)
+            shutil.rmtree(tmp_path / "image")
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, error: int, every: Every) -> None:
+    root = tmp_path / "0"
+    root.mkdir()
+    with Queue(root / "q", chunk_size=64) as q:
+        q.put_many(OLD)
+    disk = FailingDisk(str(root), NEVER, error, False, False)
+    with Stage(root / "q", chunk_size=64, _files=disk) as stage:
+        stage.put_many(numbers(100, 200))
+    for number in every(range(1, NEVER - disk.left + 1), quick=1):
+        shutil.rmtree(root)
+        root.mkdir()
+        with Queue(root / "q", chunk_size=64) as q:
+            q.put_many(OLD)
+        failing = FailingDisk(str(root), number, error, False, False)
+        stage = Stage(root / "q", chunk_size=64, _files=failing)
+        raised: OSError | None = None
+        try:
+            stage.put_many(numbers(100, 200))
+            stage.commit()
+        except OSError as found:
+            raised = found
+        assert raised is None or error == errno.EIO or isinstance(raised, (DiskFull, Broken)), number
+        with Queue(crashed(root), _files=NoSync()) as q:
+            assert list(q) == NEW if raised is None else list(q) in (OLD, NEW), number
+        if isinstance(raised, DiskFull):  # there is room again
+            if not stage.records:
+                stage.put_many(numbers(100, 200))
+            assert stage.commit() == 100, number
+            assert opened(crashed(root).parent) == NEW, number
+        stage.close()
+        assert opened(root) in (OLD, NEW), number
