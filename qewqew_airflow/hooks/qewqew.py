@@ -13,7 +13,7 @@ from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_airflow.errors import WrongHost
-from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
+from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Stage, Topic, inspect, inspect_reader
 from qewqew_core.disk.journal import MOST_LOG_BYTES
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
@@ -204,6 +204,14 @@ class QewQewHook(BaseHook):
         `BadArgument`, `Locked` (after lock_timeout seconds) and whatever `Queue` raises.
         """
         return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
+
+    def stage(self, queue_name: str, **settings: Any) -> Stage:
+        """Records for a queue, written while others use it; the commit alone waits for the queue, for a minute unless the
+        connection or ``settings`` say otherwise (``lock_timeout``).
+
+        ``settings`` are arguments of `Queue` and win over those of the connection. Raises `BadPath` and `BadArgument`.
+        """
+        return Stage(self._path_to_open(queue_name), **{**self.settings(), **settings})
 
     def _path_to_open(self, name: str) -> str:
         """`path`, for somebody who makes what is missing: on another host he would not notice."""

@@ -17,7 +17,7 @@ from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settin
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import metrics
-from qewqew_airflow.shared.records import Spool, encode, lines, open_file, query, rows
+from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord
 
@@ -31,10 +31,10 @@ FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 class QewQewStageOperator(BaseOperator):
     """Stages records into a queue or topic: all of a task in one commit, once, however often the task is tried.
 
-    The records come from ``records``, from the file ``path`` or from the query ``sql``. They are encoded first, then the
-    queue is opened, and they are committed together under `task_key`: a task that is retried, killed
-    after the commit, or cleared finds its commit there and stores nothing more, also when its source
-    gives other records by then. Past 16 MiB the records of a task are held in a file until they are committed.
+    The records come from ``records``, from the file ``path`` or from the query ``sql``. They are written beside the queue
+    while other tasks do the same, then the queue is opened, and they are committed together under `task_key`: a task that
+    is retried, killed after the commit, or cleared finds its commit there and stores nothing more, also when its source
+    gives other records by then.
 
     Returns (XCom) ``{"queue": …, "records": n}`` or ``{"topic": …, "records": n}``, n being what the task's
     one commit holds. The same is in the ``extra`` of the events of the assets among its ``outlets``.
@@ -177,16 +177,15 @@ class QewQewStageOperator(BaseOperator):
     def _put(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
         """(records of the task's commit, how many were stored now, bytes that the source gave).
 
-        Encoded before the queue is opened: a source may be slow, and others wait for the queue.
+        A source may be slow: the queue is opened for the commit alone.
         """
+        size = 0
         encoded = (encode(record, number) for number, record in enumerate(self._read(context)))
-        with Spool(encoded) as spool, hook.queue(name) as queue, queue.session() as session:
-            before = len(queue)
-            waiting = iter(spool)
-            while some := list(islice(waiting, 1000)):
-                session.put_many(some)
-            staged = session.commit(key)
-            return staged, len(queue) - before, spool.bytes
+        with hook.stage(name) as stage:
+            while some := list(islice(encoded, 1000)):
+                stage.put_many(some)
+                size += sum(map(len, some))
+            return stage.commit(key), stage.stored, size
 
     def _append(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
         """(records of the task's commit, how many were stored now, bytes that the source gave).

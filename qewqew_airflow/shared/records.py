@@ -7,9 +7,7 @@ import csv
 import io
 import json
 import logging
-import struct
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, time
 from decimal import Decimal
 from typing import Any, BinaryIO
@@ -18,8 +16,6 @@ from uuid import UUID
 from qewqew_core import BadArgument, BadRecord
 
 FETCHED = 1000  # rows that are in memory at once
-SPOOLED = 16 << 20  # bytes that are in memory, the rest is in a file
-_length = struct.Struct("<I")
 _logger = logging.getLogger(__name__)
 
 
@@ -40,32 +36,6 @@ def encode(record: Any, number: int) -> bytes:
             f"record {number} ({type(record).__name__}) cannot be written as JSON: {error}; give bytes, text, "
             "or values that JSON has. Nothing was stored"
         ) from error
-
-
-class Spool:
-    """Records that are gathered before a queue is opened: in memory, or past `SPOOLED` bytes in a file without a name."""
-
-    def __init__(self, records: Iterable[bytes]) -> None:
-        self.bytes = 0
-        self._file = tempfile.SpooledTemporaryFile(SPOOLED)  # noqa: SIM115  (closed by __exit__)
-        try:
-            for record in records:
-                self._file.write(_length.pack(len(record)) + record)
-                self.bytes += len(record)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __iter__(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        while head := self._file.read(_length.size):
-            yield self._file.read(*_length.unpack(head))
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def open_file(path: Any, conn_id: str | None) -> BinaryIO:

@@ -111,6 +111,9 @@ class Stage:
         self._check_open()
         if key is not None:
             arguments.check_key(key)
+        elif not self.records:
+            self.stored = 0
+            return 0
         if self._spill is not None and self._spill.chunks:
             if self._puts:
                 self._spill_puts()

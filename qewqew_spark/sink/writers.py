@@ -33,7 +33,7 @@ from qewqew_core.errors import BadArgument, BadPath, Corrupt, DiskFull
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue import paths
-from qewqew_core.queue.queue import Queue
+from qewqew_core.queue.stage import Stage
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.topic import Topic
 from qewqew_spark.options import Options, local_path
@@ -130,10 +130,10 @@ class Sink:
         """
         pieces = chain.from_iterable(self._read(one) for one in messages if isinstance(one, Staged))
         if self.kind == "queue":
-            with Queue(self.path, **self.settings) as queue, closing(queue.session()) as puts:
+            with Stage(self.path, **self.settings) as stage:
                 for records in pieces:
-                    puts.put_many(records.column("value").to_pylist())
-                puts.commit(key)
+                    stage.put_many(records.column("value").to_pylist())
+                stage.commit(key)
         else:
             with Topic(self.path, **self.settings) as topic, closing(topic.session()) as appends:
                 for records in pieces:

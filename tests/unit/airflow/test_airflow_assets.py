@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -16,7 +15,7 @@ from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.operators.leases import QewQewAckOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.shared.lineage import written_output
-from qewqew_airflow.shared.records import SPOOLED, Spool, encode, plain
+from qewqew_airflow.shared.records import encode, plain
 from qewqew_core import BadArgument
 
 
@@ -93,12 +92,3 @@ def test_the_link_of_a_task_leads_to_its_queue_and_holds_behind_a_prefix() -> No
 )
 def test_what_a_database_gives_becomes_json(value: Any, record: str) -> None:
     assert encode([plain(value)], 0).decode() == f"[{record}]"
-
-
-def test_records_beyond_a_bound_are_gathered_in_a_file() -> None:
-    records = [b"", b"x" * SPOOLED, json.dumps({"id": 1}).encode(), b"\x00" * 5]
-    with Spool(records) as spool:
-        assert spool._file._rolled  # type: ignore[attr-defined]
-        assert list(spool) == records
-        assert list(spool) == records
-        assert spool.bytes == sum(map(len, records))
