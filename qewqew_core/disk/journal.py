@@ -28,13 +28,15 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
-from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, write_new
+from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, read_whole, write_new
 from qewqew_core.errors import Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
+
+T = TypeVar("T")
 
 _HEAD = struct.Struct(">8sII")
 _FRAME = struct.Struct(">IIIB")
@@ -153,6 +155,25 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 
 
 # An open log
+
+
+def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T:
+    """What ``replay`` makes of a log that somebody may be appending to while it is read.
+
+    A read that has passed a place before a frame came there may still find the frames behind it, which say that the one before
+    them was durable: that looks like damage. At the next look the frame is there; damage is the same, and is raised.
+    """
+    seen: tuple[int | None, bytes] | None = None
+    while True:
+        data = read_whole(files, path)
+        try:
+            return replay(data, path)
+        except Corrupt as error:
+            at = error.offset or 0
+            here = error.offset, data[at : at + 64]
+            if here == seen:
+                raise
+            seen = here
 
 
 def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:

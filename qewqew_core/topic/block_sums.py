@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 
+from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -26,7 +27,7 @@ def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
         except FileNotFoundError:
             pass
         try:
-            state = topic_log.replay(read_whole(files, path), path).state
+            state = journal.replay_live(files, path, topic_log.replay).state
             for one in (*state.full, state.last):
                 if one.base == base:
                     return one.sums()

@@ -7,6 +7,7 @@ import os
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
@@ -30,7 +31,7 @@ def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) 
     for attempt in range(5):
         seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
         try:
-            found = reader_log.replay(read_whole(files, stem + ".log"), stem + ".log")
+            found = journal.replay_live(files, stem + ".log", reader_log.replay)
             reader_log.check_whole(found, seal, rdx, stem + ".log")
             return found.state
         except FileNotFoundError:

@@ -17,7 +17,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from qewqew_core.batch.segments import Run, Walk
-from qewqew_core.disk.files import Descriptors, Files, close_each, read_whole
+from qewqew_core.disk import journal
+from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -92,7 +93,7 @@ class View:
         """The topic that is there. Its log says in which dialect; without one a zbus server has made it, and B is assumed."""
         log = os.path.join(directory, os.path.basename(directory) + ".log")
         try:
-            dialect = topic_log.replay(read_whole(files, log), log).state.dialect
+            dialect = journal.replay_live(files, log, topic_log.replay).state.dialect
         except FileNotFoundError:
             dialect = "B"
         return cls(files, directory, dialect)

@@ -169,7 +169,7 @@ def cut_without_fsyncs(tmp_path: Path, every: Every, seed: int) -> int:
     root, folder, checked = tmp_path / "work", tmp_path / "image", 0
     work = TopicWork.done(root, "never", seed)
     calls = work.disk.calls
-    for stop in every(range(len(calls) + 1), quick=15, full=3):
+    for stop in every(range(len(calls) + 1), quick=15, full=5):
         image(calls[:stop], str(root), folder, random.Random(f"{seed}.{stop}"))
         what = f"seed {seed}, {work.options}, cut after call {stop} of {len(calls)}"
         try:

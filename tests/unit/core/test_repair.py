@@ -560,7 +560,7 @@ def test_any_call_of_a_repair_may_fail(tmp_path, layout, wrecked, error, for_eve
     disk = FailingDisk(str(tmp_path / "good"), NEVER, error, False, False)
     repaired(layout, tmp_path / "good", disk)
     good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
-    for number in every(range(1, NEVER - disk.left + 1), quick=15, full=3):
+    for number in every(range(1, NEVER - disk.left + 1), quick=15, full=5):
         folder = tmp_path / "failing"
         shutil.copytree(made.folder, folder)
         failing = FailingDisk(str(folder), number, error, False, for_ever)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 
-from qewqew_core import Topic, inspect_reader
+from qewqew_core import Corrupt, Topic, inspect_reader
+from qewqew_core.disk.files import Files
 from qewqew_core.formats.zbus import Index
+from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.view import View
 
 
@@ -159,3 +161,39 @@ def test_nor_does_one_when_the_writer_goes_on_between_any_two_looks_at_the_index
             found += [message.body for message in reader.read_many(luck.choice([1, 1, 5]))]
             assert found == [b"%d" % number for number in range(len(found))]
         racing.busy = True
+
+
+class Late(Files):
+    """The first look at a log passes a place before the frame comes there that is to stand there, and finds those behind it."""
+
+    def __init__(self, begin: int, size: int) -> None:
+        self.begin, self.frame, self.looks = begin, size, 0
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        data = super().read(fd, size, offset)
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+            self.looks += 1
+            if self.looks == 1:
+                data = data[: self.begin - offset] + bytes(self.frame) + data[self.begin + self.frame - offset :]
+        return data
+
+
+@pytest.mark.parametrize("look", [lambda path, files: View.of(files, path), lambda path, files: pieces_of(files, path, 0)])
+def test_a_frame_that_comes_while_the_log_is_read_is_no_damage_and_one_that_is_missing_still_then_is(
+    tmp_path: Path, look: Callable[[str, Files], object]
+) -> None:
+    path = tmp_path / "events"
+    log = path / "events.log"
+    with Topic(path) as topic:
+        topic.append(b"first")
+        begin = topic.writer().engine.log.end
+        topic.append(b"second")
+        size = topic.writer().engine.log.end - begin
+        topic.append_many([b"third", b"fourth"])
+        look(str(path), late := Late(begin, size))
+        assert late.looks > 1
+        data = log.read_bytes()
+        log.write_bytes(data[:begin] + bytes(size) + data[begin + size :])
+        with pytest.raises(Corrupt, match=f"offset {begin}"):
+            look(str(path), Files())
+        log.write_bytes(data)
