@@ -58,7 +58,7 @@ def first_segment(
     after = Position(block, at, number)
     if at == begin:
         return None, 0, after
-    kept = tuple(one for one in boundaries if one[0] < last)
+    kept = tuple((offset, count) for offset, count in boundaries if offset < last)
     # Also what the filter holds back behind the last one that it lets through: a damaged tag must not hide a message.
     ends = [*(offset for offset, _ in kept), last, at]
     *inside, whole, _ = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))

@@ -28,9 +28,9 @@ def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
             pass
         try:
             state = journal.replay_live(files, path, topic_log.replay).state
-            for one in (*state.full, state.last):
-                if one.base == base:
-                    return one.sums()
+            for block in (*state.full, state.last):
+                if block.base == base:
+                    return block.sums()
             if attempt:
                 return []  # else they may have been stored between the two looks
         except FileNotFoundError:  # there is no log: a zbus server made the topic
@@ -49,12 +49,12 @@ def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
     return crc
 
 
-def damaged(path: str, one: IndexEntry, following: IndexEntry) -> Corrupt:
+def damaged(path: str, piece: IndexEntry, following: IndexEntry) -> Corrupt:
     return Corrupt(
         f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
         "damaged, or another program wrote to it",
         path=path,
-        offset=one.offset,
+        offset=piece.offset,
     )
 
 
@@ -79,19 +79,19 @@ def checked(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, end:
     not what was committed, at the latest when it has given out the last.
     """
     at = begin
-    for one, following in pairwise(pieces):
-        if following.offset <= begin or one.offset >= end:
+    for piece, following in pairwise(pieces):
+        if following.offset <= begin or piece.offset >= end:
             continue
-        if at < one.offset:
-            yield from _bytes(view, entry.base, at, one.offset)
-        crc = one.crc
-        for place in range(one.offset, following.offset, SCAN):
+        if at < piece.offset:
+            yield from _bytes(view, entry.base, at, piece.offset)
+        crc = piece.crc
+        for place in range(piece.offset, following.offset, SCAN):
             data = view.read(entry.base, place, min(SCAN, following.offset - place))
             crc = zlib.crc32(data, crc)
             yield memoryview(data)[max(0, begin - place) : max(0, end - place)]
         at = min(end, following.offset)
         if crc != following.crc:
-            raise damaged(view.block_path(entry.base), one, following)
+            raise damaged(view.block_path(entry.base), piece, following)
     yield from _bytes(view, entry.base, at, end)
 
 

@@ -13,7 +13,7 @@ from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.topic import topic_log
-from qewqew_core.topic.outgoing import pieces
+from qewqew_core.topic.outgoing import joined
 from qewqew_core.topic.topic_state import Block, TopicState
 
 
@@ -86,9 +86,9 @@ class Blocks:
     def write_ahead(self, base: int, at: int, frames: Iterable[bytes], crc: int) -> tuple[int, int]:
         """Write past the end of a block, where no reader looks; returns where that ends, and the block's checksum up to there."""
         fd = self.descriptor(base)
-        for piece in pieces(frames):
-            self.files.write(fd, piece, at)
-            at, crc = at + len(piece), zlib.crc32(piece, crc)
+        for data in joined(frames):
+            self.files.write(fd, data, at)
+            at, crc = at + len(data), zlib.crc32(data, crc)
         return at, crc
 
     def cut(self, block: Block) -> None:

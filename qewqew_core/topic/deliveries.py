@@ -68,14 +68,14 @@ class Deliveries:
         position of that commit.
         """
         self.drop_lost()
-        messages, runs, pending = self._pick(max_records, max_bytes)
+        messages, delivered, pending = self._pick(max_records, max_bytes)
         if not messages and pending == self._engine.state.pending:
             return [], None
         if self._auto_commit:
             again = list({message.offset: None for message in messages if message.offset in self._engine.state.in_flight})
             return messages, self._shared.commit(Commit(again, pending))
         due = None if self._redeliver_after is None else now_ms() + int(self._redeliver_after * 1000)
-        self._shared.commit(Deliver(self._consumer.owner, due, runs, pending))
+        self._shared.commit(Deliver(self._consumer.owner, due, delivered, pending))
         if due is not None:
             self._consumer.due = min(self._consumer.due, due)
         self._consumer.mine.update(
@@ -84,22 +84,22 @@ class Deliveries:
         return messages, None
 
     def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[Delivered], list[Range]]:
-        """The next messages, the runs that they are, and what is to be delivered after them."""
+        """The next messages, the same as `Deliver` has them, and what is to be delivered after them."""
         messages: list[Message] = []
-        runs: list[Delivered] = []
+        delivered: list[Delivered] = []
         pending = list(self._engine.state.pending)
         room = sys.maxsize if max_bytes is None else max_bytes
 
         for message, at in self.again(max_records):
             if messages and len(message.body) > room:
-                return messages, runs, pending
+                return messages, delivered, pending
             messages.append(message)
-            runs.append((message.offset - at.offset, at.block, message.attempt, at.number, [at.offset]))
+            delivered.append((message.offset - at.offset, at.block, message.attempt, at.number, [at.offset]))
             room -= len(message.body)
         in_flight = len(self._engine.state.in_flight)
         free = max_records if self._auto_commit else min(max_records, self._window - in_flight + len(messages))
         if messages and (len(messages) >= free or room <= 0):
-            return messages, runs, pending
+            return messages, delivered, pending
         chosen = self._consumer.filter or None
         window = WINDOW if max_records == 1 and chosen is None else SCAN
         while pending:
@@ -120,7 +120,7 @@ class Deliveries:
                         break
                     stretch = stretch.first(count)
                     messages += stretch.messages()
-                    runs += _runs(stretch)
+                    delivered += _delivered(stretch)
                 reached = stretch.reached
                 if len(messages) >= free or room <= 0:
                     full = True
@@ -129,23 +129,25 @@ class Deliveries:
             if full or stop is None:
                 break
             pending.pop(0)
-        return messages, runs, pending
+        return messages, delivered, pending
 
     def again(self, most: int) -> Iterator[tuple[Message, Position]]:
         """Messages in flight that are to be delivered again, the first first, and where they are; read one by one."""
-        flight, now, gone = self._engine.state.in_flight, now_ms(), self._shared.dead_owners()
-        if not flight or (now < self._consumer.due and not gone):
+        in_flight, now, dead = self._engine.state.in_flight, now_ms(), self._shared.dead_owners()
+        if not in_flight or (now < self._consumer.due and not dead):
             return
-        free = {offset: one for offset, one in flight.items() if one.session is None}
-        due = sorted(offset for offset, one in free.items() if (one.due is not None and one.due <= now) or one.owner in gone)
-        next_due = min((one.due for one in free.values() if one.due is not None), default=sys.maxsize)
+        free = {offset: flight for offset, flight in in_flight.items() if flight.session is None}
+        due = sorted(
+            offset for offset, flight in free.items() if (flight.due is not None and flight.due <= now) or flight.owner in dead
+        )
+        next_due = min((flight.due for flight in free.values() if flight.due is not None), default=sys.maxsize)
         self._consumer.due = 0 if due else next_due
         for offset in due[:most]:
-            one = flight[offset]
-            message = self._view.message(one.at)
+            flight = in_flight[offset]
+            message = self._view.message(flight.at)
             if message is None:
                 break  # it was removed from the topic since `drop_lost`
-            yield message._replace(attempt=one.attempt + 1), one.at
+            yield message._replace(attempt=flight.attempt + 1), flight.at
 
     def drop_lost(self) -> None:
         """Move on where the oldest messages were removed from the topic before they were committed."""
@@ -215,7 +217,7 @@ def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
     raise AssertionError
 
 
-def _runs(stretch: Stretch) -> list[Delivered]:
+def _delivered(stretch: Stretch) -> list[Delivered]:
     """The messages of a stretch, parted where a filter holds others back between them."""
     numbers = [head[zbus.NUMBER] for head in stretch.heads]
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:

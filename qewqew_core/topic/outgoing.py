@@ -46,10 +46,10 @@ def checked(messages: list[Message], dialect: str) -> list[Outgoing]:
     if len(messages) > 1 and (ready := _plain(messages)):
         return ready
     ready = []
-    for one in messages:
-        id, tag = zbus.check_message(one, dialect)
+    for message in messages:
+        id, tag = zbus.check_message(message, dialect)
         # What may change after this call must not change what is stored.
-        ready.append(Outgoing(bytes(one.body), id, tag, one.corr_offset, one.timestamp))
+        ready.append(Outgoing(bytes(message.body), id, tag, message.corr_offset, message.timestamp))
     return ready
 
 
@@ -72,46 +72,46 @@ def _plain(messages: list[Message]) -> list[Outgoing]:
 
 def size_of(messages: Collection[Outgoing]) -> int:
     """The bytes that they take in blocks."""
-    return HEAD * len(messages) + sum([len(one[0]) for one in messages])
+    return HEAD * len(messages) + sum([len(message[0]) for message in messages])
 
 
-def runs(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tuple[bool, list[Outgoing]]]:
-    """Messages in runs of about 64 KiB, each of which begins a piece of the checksums; and whether it begins a block.
+def portions(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tuple[bool, list[Outgoing]]]:
+    """Messages in portions of about 64 KiB, each of which begins a piece of the checksums; and whether it begins a block.
 
     ``at``: where the last block ends. All go to one block, as in the original, unless that would pass 2 GiB.
     """
     begins = at >= block_size
     at = 0 if begins else at
-    run: list[Outgoing] = []
+    portion: list[Outgoing] = []
     size = 0
-    for one in messages:
-        length = HEAD + len(one[0])
+    for message in messages:
+        length = HEAD + len(message[0])
         full = at + length > zbus.LARGEST_BLOCK
-        if run and (full or size >= LIMITS.piece_bytes):
-            yield begins, run
-            run, size, begins = [], 0, False
+        if portion and (full or size >= LIMITS.piece_bytes):
+            yield begins, portion
+            portion, size, begins = [], 0, False
         if full:
             at, begins = 0, True
-        run.append(one)
+        portion.append(message)
         size += length
         at += length
-    if run:
-        yield begins, run
+    if portion:
+        yield begins, portion
 
 
-def pieces(buffers: Iterable[bytes]) -> Iterator[bytes]:
+def joined(buffers: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes as they are best written: small buffers joined, large ones as they are."""
     small: list[bytes] = []
     size = 0
-    for one in buffers:
-        if small and size + len(one) > LIMITS.write_bytes:
+    for buffer in buffers:
+        if small and size + len(buffer) > LIMITS.write_bytes:
             yield b"".join(small)
             small, size = [], 0
-        if len(one) >= LIMITS.write_bytes:
-            yield one
+        if len(buffer) >= LIMITS.write_bytes:
+            yield buffer
         else:
-            small.append(one)
-            size += len(one)
+            small.append(buffer)
+            size += len(buffer)
     if small:
         yield b"".join(small)
 
@@ -163,7 +163,7 @@ class Appends:
                 with contextlib.suppress(FileNotFoundError):  # a writer that begins takes it for that of a killed session
                     self._files.unlink(self._path)
             end = self._spilled.end
-            for piece in pieces(_frames(self._memory)):
+            for piece in joined(_frames(self._memory)):
                 self._files.write(self._fd, piece, end)
                 end += len(piece)
         except OSError as error:

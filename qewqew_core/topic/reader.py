@@ -146,8 +146,8 @@ class Reader(HasBatches):
             files.sync(self._shared.rdx_fd)
         if has_log:
             state = self._engine.state
-            floor = state.committed_position()
-            if not state.clean or (floor.block, floor.offset, state.filter) == (block, offset, zbus.unpack_filter(data)):
+            committed = state.committed_position()
+            if not state.clean or (committed.block, committed.offset, state.filter) == (block, offset, zbus.unpack_filter(data)):
                 self._come_back()
                 return
             # A zbus server has used the reader since.

@@ -197,18 +197,18 @@ class ReaderBatches(Source):
 
     def _flights_again(self, max_records: int) -> list[tuple[Position, Position, list[int]]]:
         """Messages that are to be delivered again: those side by side, from where to where, and their offsets."""
-        runs: list[tuple[Position, Position, list[int]]] = []
+        parts: list[tuple[Position, Position, list[int]]] = []
         for message, at in self._deliveries.again(max_records):
             if not self._consumer.filter.matches(message.tag):
                 continue  # the filter was changed since: `read` delivers it
             after = behind(message, at)
-            if runs and runs[-1][1] == at:
-                start, _, those = runs.pop()
+            if parts and parts[-1][1] == at:
+                start, _, those = parts.pop()
                 those.append(message.offset)
-                runs.append((start, after, those))
+                parts.append((start, after, those))
             else:
-                runs.append((at, after, [message.offset]))
-        return runs
+                parts.append((at, after, [message.offset]))
+        return parts
 
     def _pieces(self, entry: Entry) -> list[IndexEntry]:
         pieces = self._pieces_of.get(entry.base)

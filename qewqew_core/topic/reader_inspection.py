@@ -164,14 +164,14 @@ def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int
     if state.committed_position().block >= start:
         return None
     oldest = view.oldest()
-    offsets = [offset for offset, one in state.in_flight.items() if one.at.block < start]
+    offsets = [offset for offset, flight in state.in_flight.items() if flight.at.block < start]
     lost, pending = len(offsets), []
-    for one in state.pending:
-        end = oldest if one.stop is None or one.stop > oldest else one.stop
-        if one.start < oldest:
-            lost += end.number - one.start.number
-        if one.stop is None or one.stop > oldest:
-            pending.append(Range(max(one.start, oldest), one.stop))
+    for part in state.pending:
+        end = oldest if part.stop is None or part.stop > oldest else part.stop
+        if part.start < oldest:
+            lost += end.number - part.start.number
+        if part.stop is None or part.stop > oldest:
+            pending.append(Range(max(part.start, oldest), part.stop))
     if not pending:
         pending = [Range(oldest, None)]
     return (pending, offsets, lost) if offsets or pending != state.pending else None
@@ -183,18 +183,20 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
     latest = view.latest()
     records = size = 0
     oldest = None
-    places = [Range(one.at, None) for one in state.in_flight.values()] + state.pending
-    for start, stop in sorted(places, key=lambda one: one.start):
+    places = [Range(flight.at, None) for flight in state.in_flight.values()] + state.pending
+    for start, stop in sorted(places, key=lambda part: part.start):
         if oldest is None:
-            first = next((one for one in view.stretches(start, stop, chosen or None, most=1, cut=0) if one.places), None)
+            first = next(
+                (stretch for stretch in view.stretches(start, stop, chosen or None, most=1, cut=0) if stretch.places), None
+            )
             oldest = first.messages()[0].timestamp if first else None
     for flight in state.in_flight.values():
-        for one in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
-            records, size = records + 1, size + one.size
+        for stretch in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
+            records, size = records + 1, size + stretch.size
     for start, stop in state.pending:
         if chosen:
-            for one in view.stretches(start, stop, chosen, SCAN, cut=0):
-                records, size = records + len(one.places), size + one.size
+            for stretch in view.stretches(start, stop, chosen, SCAN, cut=0):
+                records, size = records + len(stretch.places), size + stretch.size
         else:
             end = stop or latest
             count = max(0, end.number - start.number)

@@ -55,14 +55,14 @@ _SEAL = struct.Struct(">III")
 SEAL = _SEAL.size
 
 
-def _from_range(one: range) -> dict[str, Any]:
-    return {"range": [one.start, one.stop, one.step]}
+def _from_range(offsets: range) -> dict[str, Any]:
+    return {"range": [offsets.start, offsets.stop, offsets.step]}
 
 
-def _to_range(one: dict[str, Any]) -> Any:
-    if "range" not in one:
-        return one
-    result = range(*one["range"])
+def _to_range(body: dict[str, Any]) -> Any:
+    if "range" not in body:
+        return body
+    result = range(*body["range"])
     if len(result) > LONGEST_RANGE:
         raise ValueError("a range is too long")
     return result
@@ -72,7 +72,7 @@ def _ranges(body: Any) -> list[Range]:
     return [Range(Position(*start), None if stop is None else Position(*stop)) for start, stop in body]
 
 
-def _runs(body: Any) -> list[Delivered]:
+def _delivered(body: Any) -> list[Delivered]:
     return [(base, block, attempt, number, places) for base, block, attempt, number, places in body]
 
 
@@ -103,7 +103,11 @@ _NAMES: dict[type[Operation], str] = {
     Change: "change",
 }
 _BY_NAME = {name: kind for kind, name in _NAMES.items()}
-_FIELDS: dict[str, Callable[[Any], Any]] = {"pending": _or_none(_ranges), "ranges": _ranges, "runs": _runs}  # as JSON has them
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "pending": _or_none(_ranges),
+    "ranges": _ranges,
+    "delivered": _delivered,
+}  # as JSON has them
 
 
 def pack(operation: Operation) -> bytes:
@@ -141,7 +145,7 @@ def unpack(body: bytes) -> Operation:
 def snapshot(state: ReaderState, generation: int) -> bytes:
     body = {
         "todo": state.pending,
-        "flight": [[offset, *one] for offset, one in state.in_flight.items()],
+        "flight": [[offset, *flight] for offset, flight in state.in_flight.items()],
         "filter": state.filter,
         "lost": state.lost,
         "batches": [batch_fields(batch) for batch in state.batches.values()],
@@ -166,7 +170,7 @@ def _load(body: bytes) -> ReaderState:
         in_flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),
         filter=data["filter"],
         lost=data["lost"],
-        batches={one["id"]: checked(BatchState(**one)) for one in data["batches"]},
+        batches={fields["id"]: checked(BatchState(**fields)) for fields in data["batches"]},
         ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),

@@ -50,7 +50,7 @@ def _offsets(base: int, places: Sequence[int]) -> Sequence[int]:
 class Flights(MutableMapping[int, Flight]):
     """Messages in flight, by their offset in the topic.
 
-    What was handed out last stays as it came, in runs, until somebody asks for one of them: who commits all of it never does.
+    What was handed out last stays as it came until somebody asks for one of them: who commits all of it never does.
     """
 
     def __init__(self, flights: Mapping[int, Flight] | None = None) -> None:
@@ -60,15 +60,15 @@ class Flights(MutableMapping[int, Flight]):
         self._last: Sequence[int] = []  # offsets of what was handed out last, and is not entered yet …
         self._how: tuple[int, int | None, list[Delivered]] = (0, None, [])  # … and how
 
-    def deliver(self, owner: int, due: int | None, runs: list[Delivered]) -> None:
+    def deliver(self, owner: int, due: int | None, delivered: list[Delivered]) -> None:
         self._enter()
-        if not all(run[4] for run in runs):
-            raise ValueError("a run has no message")
+        if not all(together[4] for together in delivered):
+            raise ValueError("messages are delivered, and there are none")
         if len(self._entered) > LONGEST_RANGE:
             raise ValueError("more messages are in flight than fit into a window")
-        each = [_offsets(base, places) for base, _, _, _, places in runs]
+        each = [_offsets(base, places) for base, _, _, _, places in delivered]
         self._last = each[0] if len(each) == 1 else evenly([*chain.from_iterable(each)])
-        self._how = owner, due, runs
+        self._how = owner, due, delivered
         if self._entered and not self._entered.keys().isdisjoint(self._last):  # it was in flight before
             self._enter()
 
@@ -94,8 +94,8 @@ class Flights(MutableMapping[int, Flight]):
 
     def _enter(self) -> dict[int, Flight]:
         if self._last:
-            owner, due, runs = self._how
-            for base, block, attempt, number, places in runs:
+            owner, due, delivered = self._how
+            for base, block, attempt, number, places in delivered:
                 offsets = _offsets(base, places)
                 self._expect(offsets)
                 # Whole columns at a time: messages are delivered by the thousand.
@@ -123,8 +123,8 @@ class Flights(MutableMapping[int, Flight]):
     def __getitem__(self, offset: int) -> Flight:
         return self._enter()[offset]
 
-    def __setitem__(self, offset: int, one: Flight) -> None:
-        self._enter()[offset] = one  # which was there before
+    def __setitem__(self, offset: int, flight: Flight) -> None:
+        self._enter()[offset] = flight  # which was there before
 
     def __delitem__(self, offset: int) -> None:
         self.remove([offset])
@@ -157,10 +157,12 @@ class ReaderState(LeaseState):
     clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
     passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `committed_position`
-    began: int = 0  # the block of its floor at the checkpoint or in the snapshot, when the .rdx on disk said the same
+    began: int = (
+        0  # the block of its `committed_position` at the checkpoint or in the snapshot, when the .rdx on disk said the same
+    )
 
     def __post_init__(self) -> None:
-        self.prepared = {one.session for one in self.in_flight.values() if one.session is not None}
+        self.prepared = {flight.session for flight in self.in_flight.values() if flight.session is not None}
 
     def committed_position(self) -> Position:
         """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
@@ -176,15 +178,15 @@ class ReaderState(LeaseState):
 
     def furthest(self) -> Position:
         """Where the messages begin that were never delivered, or the last one that was."""
-        return max((self.pending[-1].start, *(one.at for one in self.in_flight.values())))
+        return max((self.pending[-1].start, *(flight.at for flight in self.in_flight.values())))
 
     def apply(self, operation: Operation, time: int = 0) -> None:
         """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
         _METHODS[type(operation)](self, *operation)
         self.clean = False
 
-    def deliver(self, owner: int, due: int | None, runs: list[Delivered], pending: list[Range]) -> None:
-        self.in_flight.deliver(owner, due, runs)
+    def deliver(self, owner: int, due: int | None, delivered: list[Delivered], pending: list[Range]) -> None:
+        self.in_flight.deliver(owner, due, delivered)
         self.pending = list(pending)
 
     def commit(self, offsets: Sequence[int], pending: list[Range] | None) -> None:
@@ -224,15 +226,15 @@ class ReaderState(LeaseState):
     def unprepare(self, session: str) -> None:
         """It was not committed, and its owner still has them."""
         self.prepared.discard(session)
-        for offset, one in self.in_flight.items():
-            if one.session == session:
-                self.in_flight[offset] = one._replace(session=None)
+        for offset, flight in self.in_flight.items():
+            if flight.session == session:
+                self.in_flight[offset] = flight._replace(session=None)
 
     def resolve(self, session: str, committed: bool, due: int) -> None:
         """The topic's log has said it."""
         self.prepared.discard(session)
-        for offset, one in list(self.in_flight.items()):
-            if one.session == session:
+        for offset, flight in list(self.in_flight.items()):
+            if flight.session == session:
                 if committed:
                     del self.in_flight[offset]
                 else:
@@ -260,11 +262,11 @@ class ReaderState(LeaseState):
         """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
         if self.pending[-1].stop is not None or not self.ranges.keys() <= self.batches.keys():
             raise ValueError("there is no end to it, or no batch")
-        ends = [end for ranges in (self.pending, *self.ranges.values()) for one in ranges for end in one if end is not None]
-        places = ends + [one.at for one in self.in_flight.values()]
+        ends = [end for ranges in (self.pending, *self.ranges.values()) for part in ranges for end in part if end is not None]
+        places = ends + [flight.at for flight in self.in_flight.values()]
         if any(type(number) is not int for numbers in (*places, self.in_flight, (self.lost,), self.passed) for number in numbers):
             raise ValueError("a place is no number")
-        if any(type(one) is not str for one in (*self.batches, "" if self.filter is None else self.filter)):
+        if any(type(text) is not str for text in (*self.batches, "" if self.filter is None else self.filter)):
             raise ValueError("the filter, or the id of a batch, is no text")
         self.committed_position()
 
@@ -285,7 +287,7 @@ class Deliver(NamedTuple):
 
     owner: int
     due: int | None
-    runs: list[Delivered]
+    delivered: list[Delivered]
     pending: list[Range]
 
 

@@ -33,7 +33,7 @@ def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
     held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
     blocks = messages = 0
     for place, entry in enumerate(entries[:-1]):
-        following = next((view.number_of(one) for one in entries[place + 1 :] if one.end), index.number)
+        following = next((view.number_of(later) for later in entries[place + 1 :] if later.end), index.number)
         too_much = (
             (oldest is not None and entry.updated < oldest)
             or (rules.max_bytes is not None and total - entry.end >= rules.max_bytes)

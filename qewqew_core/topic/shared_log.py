@@ -70,11 +70,11 @@ class SharedLog(Gate):
         self._lock_timeout = lock_timeout
         self._depth = 0
         self._calls = 0
-        self._untold: list[tuple[int, Position]] = []  # (position in the log, the floor there) that the .rdx is to say …
+        self._untold: list[tuple[int, Position]] = []  # (position in the log, what was committed there) that the .rdx is to say …
         self._sealed = 0  # … once durable; and up to where the seal says that the log is on disk
         self._inode = 0  # of the log
         self._looked = 0.0  # when owners were last looked at …
-        self._gone: set[int] = set()  # … and which of them had died
+        self._dead: set[int] = set()  # … and which of them had died
         self._lock_fds = Descriptors()
         self._rdx_fds = Descriptors()
         self._process = os.getpid()
@@ -105,8 +105,8 @@ class SharedLog(Gate):
         if clock.monotonic() >= self._looked + LIMITS.look_at_owners:
             self._looked = clock.monotonic()
             owners = {flight.owner for flight in self.engine.state.in_flight.values()} - {0, self._consumer.owner}
-            self._gone = {owner for owner in owners if not self.lives(owner)}
-        return self._gone  # also between two looks: what they had comes before what is new
+            self._dead = {owner for owner in owners if not self.lives(owner)}
+        return self._dead  # also between two looks: what they had comes before what is new
 
     def leave_for_good(self) -> bool:
         """Let go of our byte: of two that leave one after the other the second is alone. Whether we were the last."""
@@ -233,10 +233,10 @@ class SharedLog(Gate):
         engine = self.engine
         before = engine.state.committed_position()
         position = engine.commit([operation])
-        floor = engine.state.committed_position()
-        if floor[:2] != before[:2]:
+        committed = engine.state.committed_position()
+        if committed[:2] != before[:2]:
             # The oldest one may be durable soon, and the newest one says the most.
-            self._untold = [*self._untold[:1], (position, floor)]
+            self._untold = [*self._untold[:1], (position, committed)]
         if engine.log.end > engine.rotate_at:
             self.rotate()
             position = engine.log.position
@@ -319,10 +319,10 @@ class SharedLog(Gate):
 
     def _tell_durable(self) -> None:
         log = self.engine.log
-        durable = [floor for position, floor in self._untold if position <= log.durable]
+        durable = [committed for position, committed in self._untold if position <= log.durable]
         if durable:
-            floor = min(durable[-1], self.engine.state.committed_position())  # somebody may have moved it back since
-            self.write_rdx(0, zbus.pack_position(floor.block, floor.offset))
+            committed = min(durable[-1], self.engine.state.committed_position())  # somebody may have moved it back since
+            self.write_rdx(0, zbus.pack_position(committed.block, committed.offset))
             del self._untold[: len(durable)]
         if log.synced > self._sealed:
             seal = reader_log.pack_seal(reader_log.Seal(log.generation, log.synced))

@@ -197,10 +197,10 @@ class Topic:
                 state = reader_inspection.look(self.files, self.path, name)
             except Corrupt:  # who opens the reader is told
                 continue
-            if state is not None and (any(one.session for one in state.in_flight.values()) or self._is_beyond(state)):
+            if state is not None and (any(flight.session for flight in state.in_flight.values()) or self._is_beyond(state)):
                 self.dialect = dialect  # which a topic that is just being opened does not know yet
-                with self.reader(name) as one:
-                    one.participant.resolve_all(committed)
+                with self.reader(name) as reader:
+                    reader.participant.resolve_all(committed)
 
     def _is_beyond(self, state: ReaderState) -> bool:
         """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
@@ -268,7 +268,9 @@ class Topic:
             iterator = iter(messages)
         except TypeError as error:
             raise BadArgument(f"append_many takes an iterable of messages, not {type(messages).__name__}") from error
-        return outgoing.checked([one if isinstance(one, Message) else Message(one) for one in iterator], self.dialect)
+        return outgoing.checked(
+            [message if isinstance(message, Message) else Message(message) for message in iterator], self.dialect
+        )
 
     def session(self) -> TopicSession:
         """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
@@ -319,8 +321,8 @@ class Topic:
         """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
         if source not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
-        with self.reader(source) as one:
-            place = one.position()
+        with self.reader(source) as reader:
+            place = reader.position()
         with self.reader(target, start=place) as other:
             other.move_to(place, force=True)
 
@@ -332,8 +334,8 @@ class Topic:
             reader_files.break_seal(self.files, reader_files.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
-        with self.reader(name) as one:
-            one.delete()
+        with self.reader(name) as reader:
+            reader.delete()
 
     # What the topic says of itself
 
@@ -382,10 +384,10 @@ class Topic:
         with self._look() as view:
             place = view.oldest()
             while True:
-                for one in view.messages(place):
-                    if isinstance(one, Found):
-                        yield one.message
-                        place = one.after
+                for found in view.messages(place):
+                    if isinstance(found, Found):
+                        yield found.message
+                        place = found.after
                 if place.block >= view.index().start:
                     return
                 place = view.oldest()  # what came next was removed meanwhile

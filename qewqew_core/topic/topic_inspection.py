@@ -71,7 +71,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         state = reader_inspection.effective_state(files, view, name)
         if state is not None:  # else it was deleted since
             readers[name] = state
-    floors = {name: state.committed_position() for name, state in readers.items()}
+    committed = {name: state.committed_position() for name, state in readers.items()}
     on_disk = os.stat(view.path).st_blocks * 512
     for entry in entries:
         try:
@@ -87,7 +87,8 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         oldest=arguments.moment(first.timestamp or 0) if first else None,
         newest=arguments.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
         readers={
-            name: max(0, index.number - floor.number) if floor.block >= index.start else count for name, floor in floors.items()
+            name: max(0, index.number - position.number) if position.block >= index.start else count
+            for name, position in committed.items()
         },
         on_disk=on_disk,
     )

@@ -130,7 +130,7 @@ class TopicState:
                 if blocks > last.block - self.start:
                     raise ValueError("more blocks are trimmed than there are")
                 self.start += blocks
-                self.full = [one for one in self.full if one.block >= self.start]
+                self.full = [block for block in self.full if block.block >= self.start]
             case Session(session_id, readers):
                 self.sessions[session_id] = readers
         return None
@@ -156,11 +156,11 @@ class TopicState:
                 small += piece[:3]
                 positive.append(piece.time)
         if (
-            any(type(one) is not int or not 0 <= one < 1 << 32 for one in small)
-            or any(type(one) is not int or not -(1 << 63) <= one < 1 << 63 for one in large + positive)
+            any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
+            or any(type(number) is not int or not -(1 << 63) <= number < 1 << 63 for number in large + positive)
             or min(positive) < 0
             or self.start > self.last.block
             or self.dialect not in ("B", "C")
-            or any(type(key) is not str or any(type(one) is not str for one in names) for key, names in self.sessions.items())
+            or any(type(key) is not str or any(type(name) is not str for name in names) for key, names in self.sessions.items())
         ):
             raise ValueError("a value is out of range")

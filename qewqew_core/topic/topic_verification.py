@@ -87,11 +87,11 @@ def _verify_block(
         return number
     pieces = block_sums.pieces_of(files, view.directory, entry.base)
     at = 0
-    for one, following in pairwise(pieces):
-        if one.offset > at:
-            report.unchecked += one.offset - at
-        if block_sums.crc_of(view, entry.base, one.offset, following.offset, one.crc) != following.crc:
-            raise block_sums.damaged(view.block_path(entry.base), one, following)
+    for piece, following in pairwise(pieces):
+        if piece.offset > at:
+            report.unchecked += piece.offset - at
+        if block_sums.crc_of(view, entry.base, piece.offset, following.offset, piece.crc) != following.crc:
+            raise block_sums.damaged(view.block_path(entry.base), piece, following)
         at = following.offset
     report.unchecked += max(0, entry.end - at)
     first = view.number_of(entry)
@@ -108,10 +108,10 @@ def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> 
     except Corrupt as error:
         report.problems.append(str(error))
         return
-    for one in state.batches.values() if state is not None else ():
+    for batch in state.batches.values() if state is not None else ():
         report.batches += 1
         try:
-            for _ in read_batch(places.directory_of(os.path.join(view.directory, "state", name), one), one):
+            for _ in read_batch(places.directory_of(os.path.join(view.directory, "state", name), batch), batch):
                 pass
         except (QewQewError, OSError) as error:
             report.problems.append(str(error))

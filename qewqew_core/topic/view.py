@@ -206,7 +206,7 @@ class View:
         blocks = [
             (block, entry) for block, entry in enumerate(self.entries(index), index.start) if entry.end
         ]  # an empty block has no number
-        place = bisect_right(blocks, number, key=lambda one: self.number_of(one[1])) - 1
+        place = bisect_right(blocks, number, key=lambda known: self.number_of(known[1])) - 1
         if place < 0 or number > index.number:
             return None
         block, entry = blocks[place]
@@ -300,17 +300,17 @@ class View:
 
         With a filter, a bare position says after each window how far it came.
         """
-        for one in self.stretches(position, stop, filter, window):
-            for message, place in zip(one.messages(), one.places, strict=True):
-                at = Position(one.block, place, message.number)
+        for stretch in self.stretches(position, stop, filter, window):
+            for message, place in zip(stretch.messages(), stretch.places, strict=True):
+                at = Position(stretch.block, place, message.number)
                 yield Found(message, at, behind(message, at))
             if filter is not None:
-                yield one.reached
+                yield stretch.reached
 
     def message(self, position: Position, cut: int = sys.maxsize) -> Message | None:
         """The message at a position, its body cut as by `stretches`; None if there is none, or it was removed."""
-        one = next(self.stretches(position, most=1, cut=cut), None)
-        return None if one is None else one.messages()[0]
+        stretch = next(self.stretches(position, most=1, cut=cut), None)
+        return None if stretch is None else stretch.messages()[0]
 
     def stretches(
         self,

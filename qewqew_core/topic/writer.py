@@ -21,7 +21,7 @@ from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, topic_recovery
 from qewqew_core.topic.blocks import Blocks
-from qewqew_core.topic.outgoing import Body, Outgoing, runs
+from qewqew_core.topic.outgoing import Body, Outgoing, portions
 from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
 
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
@@ -97,7 +97,7 @@ class Writer:
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []
         try:
-            for begins, run in runs(messages, at, self.block_size):
+            for begins, portion in portions(messages, at, self.block_size):
                 if begins:
                     if state.count + len(made) >= zbus.RING:
                         raise Full(
@@ -111,17 +111,17 @@ class Writer:
                     made.append(base)
                     blocks.make(base)
                     operations.append(NewBlock(time))
-                frames = self._frames(run, base + at, number, time)
+                frames = self._frames(portion, base + at, number, time)
                 if inline:
                     data = b"".join(frames)
-                    operations.append(Append(len(run), data))
+                    operations.append(Append(len(portion), data))
                     writes.append((base, at, data))
                     at += len(data)
                 else:
                     start = at
                     at, crc = blocks.write_ahead(base, at, frames, crc)
-                    operations.append(Extent(len(run), at - start, crc, engine.sync))
-                number += len(run)
+                    operations.append(Extent(len(portion), at - start, crc, engine.sync))
+                number += len(portion)
             if not inline and at > begin:
                 self._written(base)
             if made and engine.sync:
@@ -167,10 +167,10 @@ class Writer:
             self._blocks.write_index(patch)
             patch.clear()
 
-    def _frames(self, run: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+    def _frames(self, portion: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
         """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
         dialect = self.engine.state.dialect
-        for body, id, tag, corr_offset, timestamp in run:
+        for body, id, tag, corr_offset, timestamp in portion:
             size = len(body)
             yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)
             if isinstance(body, Body):
