@@ -60,7 +60,8 @@ class Chain:
 
     def check_free(self, size: int) -> None:
         """As `chunk_files.check_free`."""
-        chunk_files.check_free(self.files, self.path, self.min_free_bytes, size)
+        if self.min_free_bytes:
+            chunk_files.check_free(self.files, self.path, self.min_free_bytes, size)
 
     # Commits, and what follows them
 

@@ -34,7 +34,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
-from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, staged_files, stamp
+from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
@@ -192,7 +192,6 @@ class Queue(HasBatches):
         if not self._engine.sync:  # else each commit that moved some has done it
             chunk_files.sync_moved(files, self.path)
         places.remove_tree(files, self.path + paths.SPILL)
-        staged_files.remove_home(files, self.path)
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.idempotency_keys or state.expired_keys):
