@@ -133,7 +133,9 @@ class Records:
         try:
             spill.finish(engine.sync)
         except OSError as error:
-            raise engine.full(error) or error from error
+            if (full := engine.full(error)) is None:
+                raise
+            raise full from error
         durable = all(spilled.is_durable for spilled in spill.chunks)  # else the log may be on disk before they are
         last = engine.state.last
         ids = chain.free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
