@@ -16,7 +16,7 @@ from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_log import Seal
-from qewqew_core.topic.reader_state import Deliver, Delivered, Range, ReaderState
+from qewqew_core.topic.reader_state import Deliver, Delivered, Lose, Move, Range, ReaderState
 from qewqew_core.topic.view import SCAN, Position, View
 
 
@@ -76,11 +76,11 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
         if state is None:
             state = ReaderState(pending=[place])
         else:
-            state.move([place], 0)
+            state.apply(Move([place], 0))
         state.filter = text
         add_naks(files, view, stem + ".nak", state)
     if (lost := lost_of(state, view)) is not None:
-        state.lose(*lost)
+        state.apply(Lose(*lost))
     return state
 
 

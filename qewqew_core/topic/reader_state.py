@@ -6,7 +6,7 @@ A call of today and the replay of the log change it by the same `ReaderState.app
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, ItemsView, Iterator, Mapping, MutableMapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from itertools import chain, count, repeat
 from typing import NamedTuple
@@ -45,6 +45,98 @@ def _offsets(base: int, places: Sequence[int]) -> Sequence[int]:
     if isinstance(places, range):
         return range(base + places.start, base + places.stop, places.step)
     return [base + place for place in places]
+
+
+# Operations
+
+
+class Deliver(NamedTuple):
+    """Messages are delivered."""
+
+    owner: int
+    due: int | None
+    delivered: list[Delivered]
+    pending: list[Range]
+
+
+class Commit(NamedTuple):
+    """Messages that were delivered are processed."""
+
+    offsets: Sequence[int]
+    pending: list[Range] | None  # None: as it was
+
+
+class Requeue(NamedTuple):
+    """They are to be delivered again, from ``due`` on."""
+
+    offsets: Sequence[int]
+    due: int
+
+
+class Move(NamedTuple):
+    """The reader goes on elsewhere."""
+
+    pending: list[Range]
+    lost: int
+
+
+class Lose(NamedTuple):
+    """Messages are no more: the oldest ones, or those that a power cut took."""
+
+    pending: list[Range]
+    offsets: Sequence[int]
+    lost: int
+
+
+class SetFilter(NamedTuple):
+    text: str | None
+
+
+class Prepare(NamedTuple):
+    """The topic's log is about to say whether these are committed."""
+
+    session: str
+    offsets: Sequence[int]
+
+
+class Unprepare(NamedTuple):
+    """It was not, and the owner of the session still has them."""
+
+    session: str
+
+
+class Resolve(NamedTuple):
+    """The topic's log has said it."""
+
+    session: str
+    committed: bool
+    due: int
+
+
+class Lease(NamedTuple):
+    """A new batch."""
+
+    batch: BatchState
+    ranges: list[Range]  # its messages, and others that its filter passes over
+    offsets: Sequence[int]  # of messages that were in flight, for nobody
+    pending: list[Range]
+
+
+class PutBack(NamedTuple):
+    """Messages of a batch are to be delivered again."""
+
+    batch: str
+    pending: list[Range]
+
+
+class Change(NamedTuple):
+    """Something else happens to a batch."""
+
+    operation: BatchOperation
+    time: int
+
+
+Operation = Deliver | Commit | Requeue | Move | Lose | SetFilter | Prepare | Unprepare | Resolve | Lease | PutBack | Change
 
 
 class Flights(MutableMapping[int, Flight]):
@@ -141,9 +233,6 @@ class Flights(MutableMapping[int, Flight]):
     def values(self) -> ValuesView[Flight]:
         return self._enter().values()
 
-    def clear(self) -> None:
-        self.remove([*self])
-
 
 @dataclass(slots=True, eq=False)
 class ReaderState(LeaseState):
@@ -182,81 +271,66 @@ class ReaderState(LeaseState):
 
     def apply(self, operation: Operation, time: int = 0) -> None:
         """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
-        _METHODS[type(operation)](self, *operation)
+        flights = self.in_flight
+        match operation:
+            case Deliver(owner, due, delivered, pending):
+                flights.deliver(owner, due, delivered)
+                self.pending = list(pending)
+            case Commit(offsets, left):
+                flights.remove(offsets)
+                if left is not None:
+                    self.pending = list(left)
+            case Requeue(offsets, due):
+                self._requeue(offsets, due)
+            case Move(pending, lost):
+                self._go_elsewhere(pending, [*flights], lost)
+                self.prepared.clear()
+            case Lose(pending, offsets, lost):
+                self._go_elsewhere(pending, offsets, lost)
+            case SetFilter(text):
+                self.filter = text
+            case Prepare(session, offsets):
+                self.prepared.add(session)
+                for offset in offsets:
+                    flights[offset] = flights[offset]._replace(session=session)
+            case Unprepare(session):
+                self.prepared.discard(session)
+                for offset in self._of_session(session):
+                    flights[offset] = flights[offset]._replace(session=None)
+            case Resolve(session, committed, due):
+                self.prepared.discard(session)
+                if committed:
+                    flights.remove(self._of_session(session))
+                else:
+                    self._requeue(self._of_session(session), due)
+            case Lease(batch, ranges, offsets, pending):
+                self.batches[batch.id], self.ranges[batch.id] = batch, list(ranges)
+                flights.remove(offsets)
+                self.pending = list(pending)
+            case PutBack(batch_id, pending):
+                self.passed = self.reached()
+                del self.batches[batch_id], self.ranges[batch_id]
+                self.pending = list(pending)
+            case Change(change, when):
+                self.passed = self.reached()
+                self.apply_to_batch(change, when)
+                for batch_id in list(self.ranges):
+                    if batch_id not in self.batches or self.batches[batch_id].state == "acked":
+                        del self.ranges[batch_id]
         self.clean = False
 
-    def deliver(self, owner: int, due: int | None, delivered: list[Delivered], pending: list[Range]) -> None:
-        self.in_flight.deliver(owner, due, delivered)
-        self.pending = list(pending)
-
-    def commit(self, offsets: Sequence[int], pending: list[Range] | None) -> None:
+    def _go_elsewhere(self, pending: list[Range], offsets: Sequence[int], lost: int) -> None:
+        self.passed = self.reached()
         self.in_flight.remove(offsets)
-        if pending is not None:
-            self.pending = list(pending)
+        self.pending = list(pending)
+        self.lost += lost
 
-    def requeue(self, offsets: list[int], due: int) -> None:
-        """To be delivered again, from ``due`` on."""
+    def _requeue(self, offsets: Sequence[int], due: int) -> None:
         for offset in offsets:
             self.in_flight[offset] = self.in_flight[offset]._replace(owner=0, due=due, session=None)
 
-    def move(self, pending: list[Range], lost: int) -> None:
-        """Go on elsewhere: what was delivered is nobody's business any more."""
-        self.passed = self.reached()
-        self.in_flight.clear()
-        self.prepared.clear()
-        self.pending = list(pending)
-        self.lost += lost
-
-    def lose(self, pending: list[Range], offsets: list[int], lost: int) -> None:
-        """Messages are no more: the oldest ones, or those that a power cut took."""
-        self.passed = self.reached()
-        self.in_flight.remove(offsets)
-        self.pending = list(pending)
-        self.lost += lost
-
-    def set_filter(self, text: str | None) -> None:
-        self.filter = text
-
-    def prepare(self, session: str, offsets: list[int]) -> None:
-        """The topic's log is about to say whether these are committed."""
-        self.prepared.add(session)
-        for offset in offsets:
-            self.in_flight[offset] = self.in_flight[offset]._replace(session=session)
-
-    def unprepare(self, session: str) -> None:
-        """It was not committed, and its owner still has them."""
-        self.prepared.discard(session)
-        for offset, flight in self.in_flight.items():
-            if flight.session == session:
-                self.in_flight[offset] = flight._replace(session=None)
-
-    def resolve(self, session: str, committed: bool, due: int) -> None:
-        """The topic's log has said it."""
-        self.prepared.discard(session)
-        for offset, flight in list(self.in_flight.items()):
-            if flight.session == session:
-                if committed:
-                    del self.in_flight[offset]
-                else:
-                    self.requeue([offset], due)
-
-    def lease(self, batch: BatchState, ranges: list[Range], offsets: Sequence[int], pending: list[Range]) -> None:
-        self.batches[batch.id] = batch
-        self.ranges[batch.id] = list(ranges)
-        self.commit(offsets, pending)
-
-    def put_back(self, batch_id: str, pending: list[Range]) -> None:
-        self.passed = self.reached()
-        del self.batches[batch_id]
-        del self.ranges[batch_id]
-        self.pending = list(pending)
-
-    def change(self, operation: BatchOperation, time: int) -> None:
-        self.passed = self.reached()
-        self.apply_to_batch(operation, time)
-        for batch_id in list(self.ranges):
-            if batch_id not in self.batches or self.batches[batch_id].state == "acked":
-                del self.ranges[batch_id]
+    def _of_session(self, session: str) -> list[int]:
+        return [offset for offset, flight in self.in_flight.items() if flight.session == session]
 
     def check(self) -> None:
         """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
@@ -277,109 +351,3 @@ def evenly(numbers: list[int]) -> Sequence[int]:
         return numbers
     even = range(numbers[0], numbers[-1] + 1, step)
     return even if len(even) == len(numbers) <= LONGEST_RANGE and [*even] == numbers else numbers
-
-
-# Operations
-
-
-class Deliver(NamedTuple):
-    """Messages are delivered."""
-
-    owner: int
-    due: int | None
-    delivered: list[Delivered]
-    pending: list[Range]
-
-
-class Commit(NamedTuple):
-    """Messages that were delivered are processed."""
-
-    offsets: Sequence[int]
-    pending: list[Range] | None  # None: as it was
-
-
-class Requeue(NamedTuple):
-    """They are to be delivered again, from ``due`` on."""
-
-    offsets: Sequence[int]
-    due: int
-
-
-class Move(NamedTuple):
-    """The reader goes on elsewhere."""
-
-    pending: list[Range]
-    lost: int
-
-
-class Lose(NamedTuple):
-    """Messages are no more: the oldest ones, or those that a power cut took."""
-
-    pending: list[Range]
-    offsets: Sequence[int]
-    lost: int
-
-
-class SetFilter(NamedTuple):
-    text: str | None
-
-
-class Prepare(NamedTuple):
-    """The topic's log is about to say whether these are committed."""
-
-    session: str
-    offsets: Sequence[int]
-
-
-class Unprepare(NamedTuple):
-    """It was not, and the owner of the session still has them."""
-
-    session: str
-
-
-class Resolve(NamedTuple):
-    """The topic's log has said it."""
-
-    session: str
-    committed: bool
-    due: int
-
-
-class Lease(NamedTuple):
-    """A new batch."""
-
-    batch: BatchState
-    ranges: list[Range]  # its messages, and others that its filter passes over
-    offsets: Sequence[int]  # of messages that were in flight, for nobody
-    pending: list[Range]
-
-
-class PutBack(NamedTuple):
-    """Messages of a batch are to be delivered again."""
-
-    batch: str
-    pending: list[Range]
-
-
-class Change(NamedTuple):
-    """Something else happens to a batch."""
-
-    operation: BatchOperation
-    time: int
-
-
-Operation = Deliver | Commit | Requeue | Move | Lose | SetFilter | Prepare | Unprepare | Resolve | Lease | PutBack | Change
-_METHODS: dict[type[Operation], Callable[..., None]] = {
-    Deliver: ReaderState.deliver,
-    Commit: ReaderState.commit,
-    Requeue: ReaderState.requeue,
-    Move: ReaderState.move,
-    Lose: ReaderState.lose,
-    SetFilter: ReaderState.set_filter,
-    Prepare: ReaderState.prepare,
-    Unprepare: ReaderState.unprepare,
-    Resolve: ReaderState.resolve,
-    Lease: ReaderState.lease,
-    PutBack: ReaderState.put_back,
-    Change: ReaderState.change,
-}
