@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from disk import JournalDisk, NoSync, image
 from plain import crashed, is_plain, numbers
-from stride import Every
 from test_failing_calls import NEVER, FailingDisk
 
 from qewqew_core import BadArgument, Broken, Closed, DiskFull, Full, Locked, Queue, RecordTooLarge, Stage
@@ -235,10 +234,10 @@ def opened(folder: Path) -> list[bytes]:
 OLD, NEW = numbers(0, 9), [*numbers(0, 9), *numbers(100, 200)]
 
 
-def test_killed_after_any_call_all_of_it_is_there_or_nothing(tmp_path: Path, done: tuple[JournalDisk, int], every: Every) -> None:
+def test_killed_after_any_call_all_of_it_is_there_or_nothing(tmp_path: Path, done: tuple[JournalDisk, int]) -> None:
     disk, returned = done
     seen = []
-    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=1):
+    for stop in range(disk.begin, len(disk.calls) + 1):
         image(disk.calls[:stop], disk.root, tmp_path / "image", None)
         found = opened(tmp_path / "image")
         assert found == NEW if stop >= returned else found in (OLD, NEW), stop
@@ -248,9 +247,9 @@ def test_killed_after_any_call_all_of_it_is_there_or_nothing(tmp_path: Path, don
     assert OLD in seen
 
 
-def test_a_power_cut_after_any_call_loses_and_tears_nothing(tmp_path: Path, done: tuple[JournalDisk, int], every: Every) -> None:
+def test_a_power_cut_after_any_call_loses_and_tears_nothing(tmp_path: Path, done: tuple[JournalDisk, int]) -> None:
     disk, returned = done
-    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=1):
+    for stop in range(disk.begin, len(disk.calls) + 1):
         for chance in range(3):
             image(disk.calls[:stop], disk.root, tmp_path / "image", random.Random(f"{stop}.{chance}"))
             found = opened(tmp_path / "image")
@@ -260,7 +259,7 @@ def test_a_power_cut_after_any_call_loses_and_tears_nothing(tmp_path: Path, done
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, error: int, every: Every) -> None:
+def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, error: int) -> None:
     root = tmp_path / "0"
     root.mkdir()
     with Queue(root / "q", chunk_size=64) as q:
@@ -268,7 +267,7 @@ def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, err
     disk = FailingDisk(str(root), NEVER, error, False, False)
     with Stage(root / "q", chunk_size=64, _files=disk) as stage:
         stage.put_many(numbers(100, 200))
-    for number in every(range(1, NEVER - disk.left + 1), quick=1):
+    for number in range(1, NEVER - disk.left + 1):
         shutil.rmtree(root)
         root.mkdir()
         with Queue(root / "q", chunk_size=64) as q:
