@@ -16,7 +16,7 @@ import threading
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.journal import FULL, Journal
@@ -68,6 +68,28 @@ def no_room(error: OSError, path: str) -> DiskFull | None:
     if error.errno not in FULL:
         return None
     return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or path)
+
+
+class Transaction:
+    """What a queue's and a topic's session and a stage are to their ``with`` statement: committed at its end, else forgotten."""
+
+    _closed = True  # as one is that was interrupted while it was made
+
+    def commit(self) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.close()
 
 
 class Engine(Generic[S]):

@@ -118,6 +118,25 @@ def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -
     return any(True for _ in find_frames(data, generation, at + 1, kinds, at + 1))
 
 
+def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T:
+    """What ``replay`` makes of a log that somebody may be appending to while it is read.
+
+    A read that has passed a place before a frame came there may still find the frames behind it, which say that the one before
+    them was durable: that looks like damage. At the next look the frame is there; damage is the same, and is raised.
+    """
+    seen: tuple[int | None, bytes] | None = None
+    while True:
+        data = read_whole(files, path)
+        try:
+            return replay(data, path)
+        except Corrupt as error:
+            at = error.offset or 0
+            here = error.offset, data[at : at + 64]
+            if here == seen:
+                raise
+            seen = here
+
+
 # A damaged log
 
 
@@ -155,25 +174,6 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 
 
 # An open log
-
-
-def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T:
-    """What ``replay`` makes of a log that somebody may be appending to while it is read.
-
-    A read that has passed a place before a frame came there may still find the frames behind it, which say that the one before
-    them was durable: that looks like damage. At the next look the frame is there; damage is the same, and is raised.
-    """
-    seen: tuple[int | None, bytes] | None = None
-    while True:
-        data = read_whole(files, path)
-        try:
-            return replay(data, path)
-        except Corrupt as error:
-            at = error.offset or 0
-            here = error.offset, data[at : at + 64]
-            if here == seen:
-                raise
-            seen = here
 
 
 def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:

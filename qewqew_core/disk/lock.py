@@ -285,6 +285,23 @@ def _holder(fd: int) -> int | None:
     _, pid = found
     if pid > 0:  # a POSIX lock, as a Java program takes
         return pid
-    # An OFD lock has no process. Ours say it by another lock; in another container it may be nobody's number here.
+    # An OFD lock has no process. Ours say it by another lock; of another container it may be somebody else's number here.
     at = first_locked(fd, _OWNERS, 0)
-    return at - _OWNERS if at is not None and os.path.exists(f"/proc/{at - _OWNERS}") else None
+    return at - _OWNERS if at is not None and _has_open(at - _OWNERS, fd) else None
+
+
+def _has_open(pid: int, fd: int) -> bool:
+    """Whether this process has the file open. What we may not look at counts as yes: it is another user's."""
+    mine = os.fstat(fd)
+    directory = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(directory)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"{directory}/{name}"), mine):
+                return True
+    return False

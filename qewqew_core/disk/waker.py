@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 
-from qewqew_core.disk.files import close_all, open_into
+from qewqew_core.disk.files import Descriptors, close_all, open_into
 
 _guard = threading.Lock()  # of these
 _wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and bytes
@@ -19,7 +19,7 @@ _wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and b
 class _Waker(threading.Thread):
     def __init__(self, fd: int, key: tuple[int, int, int, int]) -> None:
         super().__init__(name="qewqew-waker", daemon=True)
-        self.fds: list[int] = []
+        self.fds = Descriptors()
         self.is_free = threading.Event()
         self._key = key
         open_into(self.fds, f"/proc/self/fd/{fd}", os.O_RDONLY)  # another open file description, of the same file

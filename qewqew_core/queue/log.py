@@ -66,9 +66,8 @@ KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end"
 _APPENDED = (COMMIT, CHECKPOINT)
 OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
 
-_CHUNK = struct.Struct(
-    ">HIIIIIII"
-)  # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
+# id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
+_CHUNK = struct.Struct(">HIIIIIII")
 _COUNT = struct.Struct(">I")
 _SNAPSHOT_END = struct.Struct(">IQ")
 _COUNTS = struct.Struct(">II")

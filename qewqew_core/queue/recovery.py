@@ -166,9 +166,8 @@ def _believed(files: Files, found: Found) -> Believed | None:
         return java.believed(files, found)
     log_inode = files.identity(found.path + paths.LOG)[:1]
     if found.log.checkpoint_identity[:1] != log_inode:
-        files.sync_directory(
-            found.directory
-        )  # the log has no checkpoint: a killed process may have renamed it and not synced that
+        # The log has no checkpoint: a killed process may have renamed it and not synced that.
+        files.sync_directory(found.directory)
     return None
 
 

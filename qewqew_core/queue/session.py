@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Self
 
 from qewqew_core.batch import places
-from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.engine import Engine, Transaction
 from qewqew_core.errors import Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -27,7 +26,7 @@ from qewqew_core.queue.writing import Spill
 OBJECT_BYTES = 48  # that a record takes in memory beside its own
 
 
-class Session:
+class Session(Transaction):
     """Puts and gets that happen together, or not at all; from `Queue.session`.
 
     In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call
@@ -38,8 +37,6 @@ class Session:
     one for each thread; one session is not to be used by two threads at once. What is not committed is rolled back when
     the queue is closed, and when the process dies.
     """
-
-    _closed = True  # as one is that was interrupted while it was made
 
     def __init__(self, queue: object, engine: Engine[State], chain: Chain, holds: Holds, records: Records) -> None:
         self._queue = queue  # which stays open as long as the session is there
@@ -156,16 +153,6 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the session is closed; open another one with Queue.session()", path=self._engine.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.close()
 
     def __del__(self) -> None:
         if not self._closed and self._engine.is_open:

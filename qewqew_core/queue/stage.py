@@ -18,14 +18,14 @@ import secrets
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import no_room
+from qewqew_core.disk.engine import Transaction, no_room
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Closed, DiskFull
+from qewqew_core.errors import BadArgument, Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
@@ -37,18 +37,16 @@ from qewqew_core.queue.writing import Spill
 PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many stages may commit at once, and in turn
 
 
-class Stage:
+class Stage(Transaction):
     """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for it before the commit.
 
-    ``settings`` are those of `Queue`, which the commit opens with them. In a ``with`` statement a stage commits at the end
-    of the block, and forgets all when the block raises. Otherwise call `commit` and, at last, `close`. It may commit several
-    times. One stage is not to be used by two threads at once, nor by a process that was forked; any number of stages of one
-    queue may be open, in any number of processes.
+    ``settings`` are those of `Queue`, which the commit opens with them; it checks all but ``chunk_size`` and ``sync``. In a
+    ``with`` statement a stage commits at the end of the block, and forgets all when the block raises. Otherwise call `commit`
+    and, at last, `close`. It may commit several times. One stage is not to be used by two threads at once, nor by a process
+    that was forked; any number of stages of one queue may be open, in any number of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
-
-    _closed = True  # as one is that was interrupted while it was made
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
         try:
@@ -88,14 +86,15 @@ class Stage:
 
     def _add(self, records: list[bytes]) -> int:
         self._check_open()
+        before = len(self._puts), self._put_bytes
         self._puts += records
         self._put_bytes += sum(map(len, records)) + OBJECT_BYTES * len(records)
         if self._put_bytes > LIMITS.spill_bytes:
             try:
                 self._spill_puts()
-            except DiskFull:
-                del self._puts[len(self._puts) - len(records) :]
-                self._put_bytes -= sum(map(len, records)) + OBJECT_BYTES * len(records)
+            except OSError:
+                del self._puts[before[0] :]
+                self._put_bytes = before[1]
                 raise
         return len(records)
 
@@ -126,7 +125,7 @@ class Stage:
             else:
                 count = queue.put_many(self._puts, key, timeout)
             self.stored = len(queue) - before
-        self._forget()
+            self._forget()  # now: they are in the queue, whatever closing it says
         return count
 
     def rollback(self) -> None:
@@ -190,16 +189,6 @@ class Stage:
         if self._closed or self._process != os.getpid():
             why = "the stage is closed" if self._closed else "the stage was made before this process was forked"
             raise Closed(f"{why}; make another one", path=self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.close()
 
     def __del__(self) -> None:
         if not self._closed and self._process == os.getpid():

@@ -13,10 +13,12 @@ from qewqew_core.queue import paths
 def remove_abandoned(files: Files, path: str) -> None:
     """Remove what stages have left whose process has died, and the directory of all if nothing is in it."""
     home = path + paths.STAGED
-    if not files.is_directory(home):
+    try:
+        found = files.list(home)
+    except FileNotFoundError:  # a stage that has just ended removes it too
         return
     by_claim: dict[str, list[str]] = {}
-    for name in files.list(home):
+    for name in found:
         by_claim.setdefault(name.partition(".")[0], []).append(name)
     for claim, names in by_claim.items():
         descriptors: list[int] = []
@@ -35,7 +37,5 @@ def remove_abandoned(files: Files, path: str) -> None:
 
 def remove_home(files: Files, path: str) -> None:
     """Remove the directory, unless a stage has files there; one that is about to make some makes it again."""
-    home = path + paths.STAGED
-    if files.is_directory(home) and not files.list(home):
-        with contextlib.suppress(OSError):
-            files.remove_directory(home)
+    with contextlib.suppress(OSError):  # it is not empty, or gone
+        files.remove_directory(path + paths.STAGED)

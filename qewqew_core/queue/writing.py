@@ -145,11 +145,12 @@ class Spill:
     def finish(self, durable: bool) -> None:
         """The files are as they will be in the chain: no longer than what is in them, and ``durable`` but for their names."""
         for spilled in self.chunks:
-            if spilled.is_durable or not (durable or spilled.size > spilled.tail):
+            is_too_long = spilled is self.chunks[-1] and spilled.size > spilled.tail
+            if not is_too_long and (spilled.is_durable or not durable):
                 continue
             fd = self._files.open(spilled.path)
             try:
-                if spilled is self.chunks[-1]:
+                if is_too_long:
                     self._files.truncate(fd, spilled.tail)
                     spilled.size = spilled.tail
                 if durable:

@@ -103,11 +103,12 @@ _NAMES: dict[type[Operation], str] = {
     Change: "change",
 }
 _BY_NAME = {name: kind for kind, name in _NAMES.items()}
+# What JSON has otherwise than the operations.
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "pending": _or_none(_ranges),
     "ranges": _ranges,
     "delivered": _delivered,
-}  # as JSON has them
+}
 
 
 def pack(operation: Operation) -> bytes:

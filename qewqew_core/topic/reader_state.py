@@ -246,9 +246,8 @@ class ReaderState(LeaseState):
     clean: bool = False  # a checkpoint was the last that was written
     prepared: set[str] = field(default_factory=set)  # sessions that are about to be committed
     passed: tuple[int, int] = (0, 0)  # before the reader was moved back, since the checkpoint: its furthest `committed_position`
-    began: int = (
-        0  # the block of its `committed_position` at the checkpoint or in the snapshot, when the .rdx on disk said the same
-    )
+    # The block of its `committed_position` at the checkpoint or in the snapshot, when the .rdx on disk said the same.
+    began: int = 0
 
     def __post_init__(self) -> None:
         self.prepared = {flight.session for flight in self.in_flight.values() if flight.session is not None}

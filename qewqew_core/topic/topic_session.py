@@ -12,9 +12,9 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable
-from typing import Self
 
 from qewqew_core import arguments
+from qewqew_core.disk.engine import Transaction
 from qewqew_core.errors import BadArgument, Broken, Closed, QewQewError
 from qewqew_core.formats.zbus import Message
 from qewqew_core.keys import key_hash
@@ -27,15 +27,13 @@ from qewqew_core.topic.writer import Writer
 _logger = logging.getLogger(__name__)
 
 
-class TopicSession:
+class TopicSession(Transaction):
     """Appends and reads that happen together, or not at all; from `Topic.session`.
 
     In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call `commit`
     and, at last, `close`. It may commit several times. Several sessions of a topic may be open; one is not to be used by two
     threads at once. What a process has not committed when it dies is delivered again at once.
     """
-
-    _closed = True  # as one is that was interrupted while it was made
 
     def __init__(self, topic: OpenTopic, number: int) -> None:
         self._topic = topic
@@ -189,16 +187,6 @@ class TopicSession:
     def _usable(self) -> None:
         if self._closed or self._topic.is_closed:
             raise Closed("the session or its topic is closed; open another one with Topic.session()", path=self._topic.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.commit()
-        finally:
-            self.close()
 
     def __del__(self) -> None:
         if not self._closed and (self._appends or any(self._read.values())):

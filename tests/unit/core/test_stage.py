@@ -19,11 +19,13 @@ from plain import crashed, is_plain, numbers
 from test_failing_calls import NEVER, FailingDisk
 
 from qewqew_core import BadArgument, Broken, Closed, DiskFull, Full, Locked, Queue, RecordTooLarge, Stage
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
 KILLED = """
 import os, signal, sys
 from qewqew_core import Stage
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 LIMITS.spill_bytes = 50
 stage = Stage(sys.argv[1], chunk_size=64)
@@ -169,6 +171,7 @@ def test_eight_stages_at_once_each_find_their_records_together_and_in_order(tmp_
     program = """
 import sys
 from qewqew_core import Stage
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 LIMITS.spill_bytes = 500
 for turn in range(5):
@@ -290,3 +293,73 @@ def test_any_call_may_fail_and_all_of_it_is_there_or_nothing(tmp_path: Path, err
             assert opened(crashed(root).parent) == NEW, number
         stage.close()
         assert opened(root) in (OLD, NEW), number
+
+
+@pytest.mark.parametrize("vanishes", ["home", "claim"])
+def test_a_stage_begins_again_where_what_it_makes_is_removed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vanishes: str
+) -> None:
+    """An owner that opens the queue removes an empty directory, and a claim that nobody has locked."""
+    monkeypatch.setattr(LIMITS, "spill_bytes", 10)
+
+    class Removing(Files):
+        removed = 0
+
+        def open(self, path: str, *, new: bool = False) -> int:
+            is_claim = new and "." not in os.path.basename(path)
+            if is_claim and not self.removed and vanishes == "home":
+                self.removed += 1
+                os.rmdir(os.path.dirname(path))
+            fd = super().open(path, new=new)
+            if is_claim and not self.removed:
+                self.removed += 1
+                os.unlink(path)
+            return fd
+
+    files = Removing()
+    with Stage(tmp_path / "q", _files=files) as stage:
+        stage.put(b"more than ten bytes")
+    assert files.removed == 1
+    with Queue(tmp_path / "q") as queue:
+        assert queue.get_many(10) == [b"more than ten bytes"]
+    assert not (tmp_path / "q.staged").exists()
+
+
+def test_a_commit_whose_closing_fails_has_happened_and_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Queue) -> None:
+        closed(self)
+        raise OSError(errno.EIO, "the disk failed")
+
+    closed = Queue.close
+    stage = Stage(tmp_path / "q")
+    stage.put(b"once")
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "close", failing)
+        with pytest.raises(OSError, match="the disk failed"):
+            stage.commit()
+    assert stage.commit() == 0
+    stage.close()
+    with Queue(tmp_path / "q") as queue:
+        assert queue.get_many(10) == [b"once"]
+
+
+def test_an_error_of_the_disk_adds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "spill_bytes", 60)  # a record takes 48 beside its bytes
+
+    class Failing(Files):
+        fails = True
+
+        def write(self, fd: int, data: bytes, offset: int) -> None:
+            if self.fails:
+                raise OSError(errno.EIO, "the disk failed")
+            super().write(fd, data, offset)
+
+    files = Failing()
+    with Stage(tmp_path / "q", _files=files) as stage:
+        stage.put(b"first")
+        with pytest.raises(OSError, match="the disk failed"):
+            stage.put(b"more than ten bytes")
+        assert stage.records == 1
+        files.fails = False
+    with Queue(tmp_path / "q") as queue:
+        assert queue.get_many(10) == [b"first"]

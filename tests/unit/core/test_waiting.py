@@ -116,18 +116,19 @@ def test_a_process_that_was_forked_while_its_parent_waits_waits_by_itself(header
 def test_many_who_come_at_once_get_through_although_one_in_the_line_is_stopped(tmp_path: Path) -> None:
     path = str(tmp_path / "q")
     holder = started(HOLD, path)
-    putters = [subprocess.Popen([sys.executable, "-c", PUT, path, str(number)]) for number in range(12)]
+    stopped = subprocess.Popen([sys.executable, "-c", PUT, path, "0"])
     fd, until = os.open(path, os.O_RDWR), time.monotonic() + 120
-    while lock._Line(fd).before() or lock.first_locked(fd, lock._LINE, 1) is None:  # the first place in the line is taken
+    while lock.first_locked(fd, lock._LINE, 1) is None:  # it does not stand in the line yet
         assert time.monotonic() < until
         time.sleep(0.01)
     os.close(fd)
-    os.kill(putters[0].pid, signal.SIGSTOP)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    putters = [subprocess.Popen([sys.executable, "-c", PUT, path, str(number)]) for number in range(1, 12)]
     holder.communicate("\n", timeout=120)
-    for process in putters[1:]:
+    for process in putters:
         assert process.wait(120) == 0
-    os.kill(putters[0].pid, signal.SIGCONT)
-    assert putters[0].wait(120) == 0
+    os.kill(stopped.pid, signal.SIGCONT)
+    assert stopped.wait(120) == 0
     with Queue(path) as queue:
         assert sorted(queue.get_many(100)) == sorted([b"first", *(str(number).encode() for number in range(12))])
 
@@ -146,3 +147,17 @@ def test_who_is_locked_out_is_told_by_whom(tmp_path: Path, program: str) -> None
     assert lock.holder(str(path)) is None
     with Queue(path), pytest.raises(Locked, match="this process has the queue open"):
         Queue(path, lock_timeout=0)
+
+
+def test_nobody_is_named_where_the_number_is_that_of_a_process_without_the_file(tmp_path: Path) -> None:
+    """As of an owner in another container: its process id is somebody else's here."""
+    path = tmp_path / "q"
+    path.write_bytes(bytes(2))
+    fd = os.open(path, os.O_RDWR)
+    assert lock.whole(fd)
+    assert lock.take(fd, lock._OWNERS + os.getppid(), 1)
+    assert lock.holder(str(path)) is None
+    lock.drop(fd, lock._OWNERS, 0)
+    assert lock.take(fd, lock._OWNERS + os.getpid(), 1)
+    assert lock.holder(str(path)) == os.getpid()
+    os.close(fd)
