@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
 from qewqew_core.batch.segments import SegmentFile, open_file
 from qewqew_core.batch.store import Local, Store, local_path, store_of
+from qewqew_core.crc import crc32
 from qewqew_core.errors import BadManifest, BadPath, StoreError
 
 _STEP = 4 << 20  # bytes that are in memory, beside what a store's client keeps
@@ -100,7 +100,7 @@ def _verified(file: SegmentFile, segments: Iterable[Segment]) -> Iterator[bytes]
             crc = int(part.seed, 16)
             for start in range(part.start, part.end, _STEP):
                 data = file.read(start, min(start + _STEP, part.end))
-                crc = zlib.crc32(data, crc)
+                crc = crc32(data, crc)
                 yield data[max(0, done - start) :]
                 done = max(done, start + len(data))
             file.check(part.start, part.end, crc, part.crc32)
@@ -114,10 +114,10 @@ def _is_there(target: Store, name: str, size: int, parts: Iterable[bytes]) -> bo
         return False
     wanted = found = 0
     for part in parts:
-        wanted = zlib.crc32(part, wanted)
+        wanted = crc32(part, wanted)
     with target.open(name) as read:
         for start in range(0, size, _STEP):
-            found = zlib.crc32(read(start, min(start + _STEP, size)), found)
+            found = crc32(read(start, min(start + _STEP, size)), found)
     return found == wanted
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
+from qewqew_core.crc import crc32
 from qewqew_core.errors import BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -55,11 +55,11 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
     """
     with _opened(store, segment) as file:
         crc = int(segment.seed, 16)
-        for start, end, records, crc32 in _spans(segment, run_bytes):
+        for start, end, records, expected in _spans(segment, run_bytes):
             data = file.read(start, end)
-            if crc32 is not None:
-                crc = zlib.crc32(data, crc)
-                file.check(start, end, crc, crc32)
+            if expected is not None:
+                crc = crc32(data, crc)
+                file.check(start, end, crc, expected)
             yield records, data
 
 
@@ -163,29 +163,29 @@ class SegmentFile(NamedTuple):
             raise Corrupt(f"the file ends before offset {end}", path=self.path, offset=start + len(data))
         return data
 
-    def check(self, start: int, end: int, crc: int, crc32: str) -> None:
+    def check(self, start: int, end: int, crc: int, expected: str) -> None:
         """Raise `Corrupt`, which names the bytes, if their checksum is not the one that was recorded."""
-        if f"{crc:08x}" != crc32:
+        if f"{crc:08x}" != expected:
             raise Corrupt(
-                f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {crc32}: "
+                f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {expected}: "
                 "the file was damaged after it was written",
                 path=self.path,
                 offset=start,
             )
 
-    def verified(self, start: int, end: int, crc: int, crc32: str) -> tuple[Read, int]:
+    def verified(self, start: int, end: int, crc: int, expected: str) -> tuple[Read, int]:
         """What reads parts of start..end, now that it has the right checksum, which goes on from ``crc``; and that checksum."""
         if end - start <= _AT_ONCE:
             data = self.read(start, end)
-            crc = zlib.crc32(data, crc)
-            self.check(start, end, crc, crc32)
+            crc = crc32(data, crc)
+            self.check(start, end, crc, expected)
             return lambda first, last: data[first - start : last - start], crc
-        return self.read, self.verify(start, end, crc, crc32)
+        return self.read, self.verify(start, end, crc, expected)
 
-    def verify(self, start: int, end: int, crc: int, crc32: str) -> int:
+    def verify(self, start: int, end: int, crc: int, expected: str) -> int:
         for at in range(start, end, _STEP):
-            crc = zlib.crc32(self.read(at, min(at + _STEP, end)), crc)
-        self.check(start, end, crc, crc32)
+            crc = crc32(self.read(at, min(at + _STEP, end)), crc)
+        self.check(start, end, crc, expected)
         return crc
 
 
@@ -219,9 +219,9 @@ def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | N
     places = (*segment.boundaries, (segment.end, segment.records))
     known = (*segment.checksums, segment.crc32) if segment.splittable else (None,) * len(places)
     start, before = segment.start, 0
-    for (end, records), crc32 in zip(places, known, strict=True):
+    for (end, records), expected in zip(places, known, strict=True):
         if end - start >= size or (end == segment.end and end > start):
-            yield start, end, records - before, crc32
+            yield start, end, records - before, expected
             start, before = end, records
 
 

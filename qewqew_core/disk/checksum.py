@@ -6,10 +6,11 @@ crc(A+B) = crc(A)·x^(8·len B) + crc(B), over GF(2): the identity behind zlib's
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from collections.abc import Iterable
 from functools import cache
+
+from qewqew_core.crc import crc32
 
 _POLYNOMIAL = 0xEDB88320  # of zlib.crc32, bits reversed: the highest bit stands for x^0, and 1 << 30 for x^1
 _PERIOD = 2**32 - 1  # x^(2^32 - 1) is 1
@@ -88,15 +89,15 @@ class Parts:
         self._data = memoryview(data)
         self._before = array("I", [crc := 0])  # crc32 of all before each multiple of `_STEP`
         for at in range(0, len(data) - _STEP + 1, _STEP):
-            crc = zlib.crc32(self._data[at : at + _STEP], crc)
+            crc = crc32(self._data[at : at + _STEP], crc)
             self._before.append(crc)
 
     def crc(self, start: int, end: int, begun: int) -> int:
         """Of the bytes from ``start`` to ``end``, begun with this one."""
         if end - start <= 4 * _STEP:
-            return zlib.crc32(self._data[start:end], begun)
+            return crc32(self._data[start:end], begun)
         return self._front(end) ^ _shifted(self._front(start) ^ begun, end - start)
 
     def _front(self, end: int) -> int:
         step = end // _STEP
-        return zlib.crc32(self._data[step * _STEP : end], self._before[step])
+        return crc32(self._data[step * _STEP : end], self._before[step])

@@ -26,10 +26,10 @@ import re
 import struct
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, NoReturn, TypeVar
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, read_whole, write_new
@@ -60,12 +60,12 @@ def new_generation() -> int:
 def head(magic: bytes, generation: int) -> bytes:
     """What a log begins with; ``magic`` has eight bytes, and tells one kind of log from another."""
     begin = _HEAD.pack(magic, generation, 0)[:-4]
-    return begin + zlib.crc32(begin).to_bytes(4)
+    return begin + crc32(begin).to_bytes(4)
 
 
 def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
     checked = _CHECKED_HEAD.pack(durable, kind) + body
-    return _UNCHECKED.pack(len(body), zlib.crc32(checked, generation)) + checked
+    return _UNCHECKED.pack(len(body), crc32(checked, generation)) + checked
 
 
 # Reading
@@ -87,7 +87,7 @@ def generation_of(data: bytes, magic: bytes, path: str) -> int:
     found, generation, crc = _HEAD.unpack_from(data)
     if found != magic:
         raise Corrupt("this is not a transaction log of version 1", path=path, offset=0)
-    if crc != zlib.crc32(data[: _HEAD.size - 4]):
+    if crc != crc32(data[: _HEAD.size - 4]):
         raise Corrupt("the head of the transaction log is damaged", path=path, offset=0)
     return int(generation)
 
@@ -105,7 +105,7 @@ def _frame_end(data: bytes, generation: int, at: int) -> int | None:
         return None
     length, crc, _, kind = _FRAME.unpack_from(data, at)
     end = at + _FRAME.size + int(length)
-    if not kind or end > len(data) or zlib.crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
+    if not kind or end > len(data) or crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
         return None
     return end
 
@@ -170,7 +170,7 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
     first = data[_HEAD.size + _CHECKED : _HEAD.size + _FRAME.size + length]
     if kind not in kinds or len(first) < length + _FRAME.size - _CHECKED:
         return None
-    return crc_of_front(crc, zlib.crc32(first), len(first))
+    return crc_of_front(crc, crc32(first), len(first))
 
 
 # An open log

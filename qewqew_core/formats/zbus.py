@@ -29,11 +29,11 @@ not believed. The files do not say which dialect they are in.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from qewqew_core.crc import crc32
 from qewqew_core.errors import BadArgument, BadRecord, Corrupt, RecordTooLarge
 
 VERSION = 1
@@ -267,12 +267,12 @@ def pack_head(
     if dialect != "C":
         return _HEAD_B.pack(offset, timestamp, id_slot, corr_offset, number, tag_slot, length)
     head = _HEAD_C.pack(offset, 0, id_slot, timestamp, number, tag_slot, length)
-    return head[:8] + zlib.crc32(head[16:LENGTH_AT]).to_bytes(8) + head[16:]
+    return head[:8] + crc32(head[16:LENGTH_AT]).to_bytes(8) + head[16:]
 
 
 def crc_is_right(data: bytes, at: int) -> bool:
     """Whether the head at ``at`` is one of dialect C."""
-    return int.from_bytes(data[at + 8 : at + 16]) == zlib.crc32(data[at + 16 : at + LENGTH_AT])
+    return int.from_bytes(data[at + 8 : at + 16]) == crc32(data[at + 16 : at + LENGTH_AT])
 
 
 def check_head(data: bytes, start: int, at: int, end: int, number: int | None, dialect: str, path: str) -> tuple[int, int]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from qewqew_core.batch import places
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files, close_each
@@ -333,7 +333,7 @@ class Chain:
                 used = sizes[fit - 1] + 2 * fit if fit else 0
             if fit:
                 self.files.write(fd, data[:used], copy.tail)
-                copy.append(used, fit, zlib.crc32(data[:used], copy.crc), source.pieces[index].time)
+                copy.append(used, fit, crc32(data[:used], copy.crc), source.pieces[index].time)
             at += used
             if used < len(data):
                 break

@@ -20,10 +20,10 @@ that the log knows could be meant to be gone, or could have been lost, it is not
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
@@ -289,7 +289,7 @@ class _Successor:
     def _grow(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> None:
         path, time, something = self._chunk(one.id), self._files.modified(self._chunk(one.id)), False
         for frames, records in step_over(self._files, path, one.tail, disk.tail):
-            self._state.append(one.id, len(frames), records, zlib.crc32(frames, one.crc), time)
+            self._state.append(one.id, len(frames), records, crc32(frames, one.crc), time)
             something = something or any(frames)
         if not something and (pointers[1] ^ disk.tail).bit_count() == 1:  # zeros are empty records, or space that nobody has used
             raise self._pointers(one, pointers, disk)

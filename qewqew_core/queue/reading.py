@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk.checksum import crcs_of_rest
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
@@ -58,7 +58,7 @@ def read_piece(files: Files, fd: int, path: str, one: Chunk, index: int, after: 
     data = files.read(fd, end - start, start)
     if len(data) < end - start:
         raise Corrupt(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
-    if zlib.crc32(data, crc) != end_crc:
+    if crc32(data, crc) != end_crc:
         raise Corrupt(
             f"the bytes up to {end} do not have the checksum with which they were committed: the file was damaged, "
             "or another program wrote to it. Nothing was changed",
@@ -93,7 +93,7 @@ def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
         run = read_piece(files, fd, path, one, index)
     finally:
         files.close(fd)
-    front = zlib.crc32(run.data[: one.head - run.start], one.pieces[index].crc)
+    front = crc32(run.data[: one.head - run.start], one.pieces[index].crc)
     return crcs_of_rest(front, one.head, [*((piece.offset, piece.crc) for piece in inside), (one.tail, one.crc)])
 
 
@@ -105,7 +105,7 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
     time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
     one = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
     for frames, records in step_over(files, path, found.head, found.tail):
-        one.append(len(frames), records, zlib.crc32(frames, one.crc), time)
+        one.append(len(frames), records, crc32(frames, one.crc), time)
     return one
 
 

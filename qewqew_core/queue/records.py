@@ -7,11 +7,11 @@ first written to the chunk files, past the tail, and made durable there; then th
 from __future__ import annotations
 
 import sys
-import zlib
 from bisect import bisect_right
 from itertools import accumulate
 
 from qewqew_core import arguments
+from qewqew_core.crc import crc32
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import DiskFull, Empty, Full
 from qewqew_core.formats import chunk
@@ -59,7 +59,7 @@ class Records:
         engine.log.reserve(len(operation))
         engine.committed = True
         position = engine.log.append(logs.COMMIT, now.to_bytes(8) + operation)
-        engine.state.append(last.id, size, 1, zlib.crc32(frames, last.crc), now)  # as `State.apply` does
+        engine.state.append(last.id, size, 1, crc32(frames, last.crc), now)  # as `State.apply` does
         chain.pend(last.id, at, frames)
         if engine.waiting:
             engine.notify()
@@ -97,7 +97,7 @@ class Records:
                         operations.append(Append(chunk_id, len(run), frames))
                         writes.append((chunk_id, at, frames))
                     else:
-                        crc = zlib.crc32(frames, crc)
+                        crc = crc32(frames, crc)
                         operations.append(Extent(chunk_id, len(run), size, crc))
                         ahead.append((at, frames))
                     at += size

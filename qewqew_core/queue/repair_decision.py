@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Iterator
 from datetime import datetime
 
 from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
+from qewqew_core.crc import crc32
 from qewqew_core.disk.files import read_whole
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
@@ -380,7 +380,7 @@ class _Behind(State):
     def apply(self, operation: Operation, time: int) -> None:
         match operation:
             case Append(chunk_id, records, frames):
-                self._put(Rescued(chunk_id, records, len(frames), zlib.crc32(frames), time, frames, None))
+                self._put(Rescued(chunk_id, records, len(frames), crc32(frames), time, frames, None))
             case Extent(chunk_id, records, size, crc):
                 self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
             case NewChunk() | Take():
@@ -425,7 +425,7 @@ def _find_extents(data: bytes, base: int, wanted: dict[int, Rescued]) -> dict[in
     starts = {base: 0}  # offset of each record → how many are before it
     at, crc = base, 0
     while at + 2 <= len(data) and (end := chunk.record_end(data, at)) <= len(data) and len(found) < len(wanted):
-        crc, at = zlib.crc32(view[at:end], crc), end
+        crc, at = crc32(view[at:end], crc), end
         starts[at] = len(starts)
         one = wanted.get(crc)
         if one is not None and starts[at] - starts.get(at - one.size, -1) == one.records:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from qewqew_core.batch import manifest, places, segments
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.crc import crc32
 from qewqew_core.errors import BadManifest, Corrupt, Full
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -126,7 +126,7 @@ class Pieces:
                     if low < high:
                         filled[low - start : high - start] = frames[low - at : high - at]
                 data = bytes(filled)
-            if len(data) == end - start and zlib.crc32(data, crc) == end_crc and _records(data) == records - before:
+            if len(data) == end - start and crc32(data, crc) == end_crc and _records(data) == records - before:
                 return data, from_log
         return None, None
 
@@ -148,7 +148,7 @@ class Pieces:
                     self._plan.made.append(path)
                     files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
                 files.write(fd, frames, one.tail)
-                one.append(len(frames), records, zlib.crc32(frames, one.crc), when)
+                one.append(len(frames), records, crc32(frames, one.crc), when)
             if fd < 0:
                 return None
             if segment:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import zlib
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.queue import paths
@@ -37,7 +37,7 @@ def write(files: Files, queue: str, changes: int) -> None:
     with contextlib.suppress(OSError):
         fd = files.open(path, new=not files.exists(path))
         try:
-            files.write(fd, body + CRC.pack(zlib.crc32(body)), 0)
+            files.write(fd, body + CRC.pack(crc32(body)), 0)
         finally:
             files.close(fd)
 
@@ -55,7 +55,7 @@ def read(files: Files, queue: str) -> int:
 
 def unpack(data: bytes) -> int:
     """The count; 0 if these bytes are no whole stamp."""
-    if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != zlib.crc32(data[: BODY.size]):
+    if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != crc32(data[: BODY.size]):
         return 0
     magic, changes = BODY.unpack_from(data)
     return int(changes) if magic == _MAGIC else 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, close_each
 from qewqew_core.formats import chunk
@@ -136,7 +136,7 @@ class Spill:
             for run, size in runs:
                 frames = chunk.frame(run)
                 self._files.write(fd, frames, tail)
-                tail, crc = tail + size, zlib.crc32(frames, crc)
+                tail, crc = tail + size, crc32(frames, crc)
                 described.append((len(run), size, crc))
         finally:
             self._files.close(fd)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
@@ -45,7 +45,7 @@ def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
 
 def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
     for place in range(at, end, SCAN):
-        crc = zlib.crc32(view.read(base, place, min(SCAN, end - place)), crc)
+        crc = crc32(view.read(base, place, min(SCAN, end - place)), crc)
     return crc
 
 
@@ -68,9 +68,9 @@ def crcs(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, ends: l
         done = 0
         while len(result) < len(ends) and ends[len(result)] <= at + len(data):
             stop = ends[len(result)] - at
-            crc, done = zlib.crc32(data[done:stop], crc), stop
+            crc, done = crc32(data[done:stop], crc), stop
             result.append(crc)
-        crc, at = zlib.crc32(data[done:], crc), at + len(data)
+        crc, at = crc32(data[done:], crc), at + len(data)
     return result
 
 
@@ -87,7 +87,7 @@ def checked(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, end:
         crc = piece.crc
         for place in range(piece.offset, following.offset, SCAN):
             data = view.read(entry.base, place, min(SCAN, following.offset - place))
-            crc = zlib.crc32(data, crc)
+            crc = crc32(data, crc)
             yield memoryview(data)[max(0, begin - place) : max(0, end - place)]
         at = min(end, following.offset)
         if crc != following.crc:

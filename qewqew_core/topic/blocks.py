@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Iterable
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
 from qewqew_core.errors import Corrupt
@@ -88,7 +88,7 @@ class Blocks:
         fd = self.descriptor(base)
         for data in joined(frames):
             self.files.write(fd, data, at)
-            at, crc = at + len(data), zlib.crc32(data, crc)
+            at, crc = at + len(data), crc32(data, crc)
         return at, crc
 
     def cut(self, block: Block) -> None:

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qewqew_core.batch.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
 from qewqew_core.topic.reader_state import (
@@ -248,14 +248,14 @@ class Seal(NamedTuple):
 
 def pack_seal(seal: Seal) -> bytes:
     data = _SEAL.pack(*seal, 0)[:-4]
-    return data + zlib.crc32(data).to_bytes(4)
+    return data + crc32(data).to_bytes(4)
 
 
 def unpack_seal(data: bytes) -> Seal | None:
     if len(data) < SEAL:
         return None
     generation, end, crc = _SEAL.unpack_from(data)
-    return Seal(generation, end) if crc == zlib.crc32(data[: SEAL - 4]) else None
+    return Seal(generation, end) if crc == crc32(data[: SEAL - 4]) else None
 
 
 _WAY_OUT = "or `qewqew topic repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -228,12 +228,12 @@ def sums_at(number: int) -> int:
 
 def pack_sums(pieces: list[IndexEntry]) -> bytes:
     data = SUMS_MAGIC + b"".join(_PIECE.pack(*piece) for piece in pieces)
-    return data + _CRC.pack(zlib.crc32(data))
+    return data + _CRC.pack(crc32(data))
 
 
 def unpack_sums(data: bytes, path: str) -> list[IndexEntry]:
     """Raises `Corrupt`."""
     middle = data[len(SUMS_MAGIC) : -_CRC.size]
-    if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(zlib.crc32(data[:-4])) != data[-4:]:
+    if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(crc32(data[:-4])) != data[-4:]:
         raise Corrupt("the checksums of a block are damaged themselves", path=path, offset=0)
     return [IndexEntry(*piece) for piece in _PIECE.iter_unpack(middle)]

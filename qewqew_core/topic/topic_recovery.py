@@ -20,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, read_whole, remove_if_there, write_new
 from qewqew_core.disk.journal import Journal
@@ -309,7 +309,7 @@ def _holds(blocks: Blocks, redo: Redo) -> bool:
         data = blocks.files.read(fd, min(LIMITS.write_bytes, redo.offset + redo.size - at), at)
         if not data:
             return False
-        crc, at = zlib.crc32(data, crc), at + len(data)
+        crc, at = crc32(data, crc), at + len(data)
     return crc == redo.crc
 
 

@@ -5,10 +5,10 @@ A call of today and the replay of the log change it by the same `TopicState.appl
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qewqew_core.crc import crc32
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
@@ -118,7 +118,7 @@ class TopicState:
         match operation:
             case Append():  # taken apart like this, it takes half the time
                 messages, data = operation
-                return self._append(messages, len(data), data, zlib.crc32(data, last.crc), False, time)
+                return self._append(messages, len(data), data, crc32(data, last.crc), False, time)
             case Extent(messages, size, crc, synced):
                 return self._append(messages, size, None, crc, synced, time)
             case NewBlock(created):

@@ -46,6 +46,7 @@ def test_every_flight_of_the_csv_is_in_the_parquet_once(airflow: LocalAirflow, f
     nothing_left(queues / "flights", batch["batch_id"])
 
 
+@pytest.mark.quick("twelve tasks of an Airflow stage into one queue at the same time")
 def test_the_twelve_months_are_staged_at_the_same_time(airflow: LocalAirflow, finished: Run) -> None:
     stages = [each for each in airflow.task_instances(finished) if each.task_id == "stage"]
     assert [(each.state, each.try_number) for each in stages] == [("success", 1)] * 12

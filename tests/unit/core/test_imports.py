@@ -58,10 +58,33 @@ def test_to_read_a_batch_needs_no_package_of_others(tmp_path: Path) -> None:
         assert batch is not None
     code = f"""
 import sys
-sys.modules |= dict.fromkeys(["portalocker", "pendulum", "fsspec"])  # cannot be imported
+sys.modules |= dict.fromkeys(["portalocker", "pendulum", "isal", "fsspec"])  # cannot be imported
 from qewqew_core.batch import manifest, segments
 body = manifest.load({batch.manifest_path!r})
 print(*segments.read_records({str(Path(batch.manifest_path).parent)!r}, body, body.segments[0]))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "[b'one']\n"
+
+
+def test_a_queue_and_a_topic_are_the_same_with_and_without_isal(tmp_path: Path) -> None:
+    """As bytes: what one has written, with its checksums, the other reads, verifies, and goes on with."""
+    code = """
+import sys
+without, path, record = sys.argv[1:]
+if without == "without":
+    sys.modules["isal"] = None  # cannot be imported
+from qewqew_core import Queue, Topic
+from qewqew_core.crc import crc32
+assert crc32.__module__ == ("zlib" if without == "without" else "isal.isal_zlib")
+with Queue(path) as queue, Topic(path + ".topic") as topic:
+    for store in (queue, topic):
+        assert store.verify().ok
+    queue.put_many([record.encode() * 100] * 1000)
+    topic.append_many([record.encode() * 100] * 1000)
+    print(len(queue), *sorted({bytes(each[:1]).decode() for each in queue}))
+"""
+    for how, shown in (("without", "1000 a"), ("with", "2000 a b"), ("without", "3000 a b c")):
+        command = [sys.executable, "-c", code, how, str(tmp_path / "queue"), shown[-1]]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.stdout == f"{shown}\n", done.stderr
