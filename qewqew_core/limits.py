@@ -24,6 +24,8 @@ class Limits:
     write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it
     log_bytes_at_close: int = 256 << 10  # behind the snapshot: the next opening reads them …
     log_frames_at_close: int = 64  # … and applies them
+    log_bytes_at_handover: int = 1 << 20  # the same where another process waits: cutting the log back costs it more …
+    log_frames_at_handover: int = 128  # … than to read so much
     reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
     reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
     look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody

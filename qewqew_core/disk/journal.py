@@ -241,6 +241,10 @@ class Journal:
         """The position up to which this process knows the log to be on disk."""
         return self._base + self.synced
 
+    def reserved(self, size: int) -> None:
+        """The file has this size, and nothing but zeros behind the end."""
+        self._allocated = size
+
     def follow(self, end: int) -> None:
         """Another process has appended, up to this offset."""
         self.end = end

@@ -145,6 +145,11 @@ class HeaderLock:
         return None
 
 
+def is_awaited(fd: int) -> bool:
+    """Whether another process of ours, or another opening in this one, stands in line for a lock on the file."""
+    return first_locked(fd, _LINE, _OWNERS - _LINE) is not None
+
+
 class _Line:
     """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, the
     next one behind all that are held.

@@ -25,7 +25,8 @@ from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.queue import chunk_files, writing
+from qewqew_core.queue import chunk_files, java, writing
+from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Operation, Replace
 from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
@@ -165,6 +166,19 @@ class Chain:
         chunk_files.store_pointers(self.files, self.path, engine.state)
         self.unsynced.clear()
         self.store_header()
+
+    def hand_over(self) -> None:
+        """As `store`, for another process of ours that waits to go on: what is written here it syncs, when nobody waits for it.
+
+        The log is durable, so a power cut loses nothing: who opens the queue after one redoes from the log what this has written.
+        """
+        engine, files = self._engine, self.files
+        engine.durable(engine.log.position, always=True)
+        self.flush()
+        self.unsynced.update(chunk_files.store_pointers(files, self.path, engine.state, durable=False))
+        self.store_header()
+        stored = [(each.id, *pointers) for each, pointers in engine.state.pointers() if each.id in self.unsynced]
+        engine.log.append(logs.HANDOVER, logs.handover(java.checkpoint_identity(files, self.path), files.boot(), stored))
 
     def store_header(self) -> None:
         """Make the header say which chunk is the first, durably."""

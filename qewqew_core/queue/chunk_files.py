@@ -27,20 +27,24 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
         raise Locked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
 
 
-def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = ()) -> None:
-    """Make head, tail and next in each chunk file say what the log says, durably.
+def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = (), durable: bool = True) -> list[int]:
+    """Make head, tail and next in each chunk file say what the log says, durably; returns of which chunks they had changed.
 
     ``unsure``: chunks that a killed process may have made, and not synced.
     """
+    changed = []
     for one, pointers in state.pointers():
         if one.stored != pointers or one.id in unsure:
             fd = files.open(chunk.chunk_path(path, one.id))
             try:
                 files.write(fd, chunk.POINTERS.pack(*pointers), 0)
-                files.sync(fd)
+                if durable:
+                    files.sync(fd)
             finally:
                 files.close(fd)
             one.stored = pointers
+            changed.append(one.id)
+    return changed
 
 
 def store_header(files: Files, header_fd: int, first: int, sure: bool = True) -> None:

@@ -23,6 +23,17 @@ class Found:
     header: int  # id of the first chunk; 0 also where there is no header
     ids: set[int]  # of chunk files
     log: Replayed | None
+    boot: bytes = b""  # which run of the machine this is
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether header and pointers say what the log says, unless a Java program has used the queue since."""
+        return self.log is not None and (self.log.clean or self.is_handed_over)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether a process of ours has closed the queue for the next one, and not synced all; see `Chain.hand_over`."""
+        return self.log is not None and self.log.handed_over == self.boot != b""
 
     @property
     def directory(self) -> str:
@@ -42,7 +53,7 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
     if longer and first not in ids and replayed is None:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)
-    return Found(path, first, ids, replayed)
+    return Found(path, first, ids, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
 
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:

@@ -133,7 +133,7 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
     found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
     if found.log is None:
         return State.of(chain_of(files, found)[0]), {}
-    if not found.log.clean or java.is_as_closed(files, found):
+    if not found.is_closed or java.is_as_closed(files, found):
         return found.log.state, found.log.redo
     generation, end = found.log.generation, found.log.end
     if _header(files, path) != header or _changed_since(files, path, generation, end):

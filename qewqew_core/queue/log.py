@@ -13,6 +13,8 @@ kind            body
 5 end           u32 number of frames before it, u64 number of operations J so far: the snapshot is whole; never torn
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
+8 handover      as a checkpoint; u32 number of chunks of which something was written, and not synced, and chunk, head, tail, next
+                of each; then what `Files.boot` says. The same is true as of a checkpoint, until there is a power cut
 =============== ==============================================================================================================
 """
 
@@ -22,7 +24,7 @@ import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -60,10 +62,13 @@ from qewqew_core.queue.operations import (
 )
 from qewqew_core.queue.state import State
 
+Pointers = tuple[int, int, int]  # head, tail, next
+Stored = tuple[int, int, int, int]  # the chunk, and these
+
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
-KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
-_APPENDED = (COMMIT, CHECKPOINT)
+_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER = range(1, 9)
+KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover"), 1))
+_APPENDED = (COMMIT, CHECKPOINT, HANDOVER)
 OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
 
 # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
@@ -76,6 +81,7 @@ _SPAN = struct.Struct(">III")  # start end records
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
 _SEAL = struct.Struct(">QQQ")
+_STORED = struct.Struct(">HIIH")  # chunk, head, tail, next
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
@@ -134,6 +140,22 @@ def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
 
 
 unpack_checkpoint = _SEAL.unpack  # inode of the log, inode and time of the header
+
+
+def handover(identity: bytes, boot: bytes, stored: Sequence[Stored]) -> bytes:
+    """``identity``: the body of a checkpoint; ``boot``: of `Files.boot`; ``stored``: pointers that were written, not synced."""
+    return identity + _COUNT.pack(len(stored)) + b"".join(_STORED.pack(*each) for each in stored) + boot
+
+
+def unpack_handover(body: bytes) -> tuple[bytes, tuple[int, ...], list[Stored]]:
+    """``boot``, ``identity`` as `unpack_checkpoint` gives it, ``stored``."""
+    (count,) = _COUNT.unpack_from(body, _SEAL.size)
+    at = _SEAL.size + _COUNT.size
+    end = at + count * _STORED.size
+    stored = [(chunk_id, head, tail, following) for chunk_id, head, tail, following in _STORED.iter_unpack(body[at:end])]
+    return body[end:], _SEAL.unpack_from(body), stored
+
+
 unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
 
 
@@ -192,6 +214,8 @@ class Replayed:
     snapshot_end: int
     frames: int  # behind the snapshot
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
+    handed_over: bytes  # the last frame is a handover: in this run of the machine (`Files.boot`); else empty
+    handed: dict[int, list[Pointers]]  # chunk id: what handovers since the last checkpoint have stored in its file, unsynced
     redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
@@ -199,6 +223,15 @@ class Replayed:
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
+
+    def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
+        """Whether a crash may have left these pointers in the file of a chunk whose pointers are to be ``pointers``: each of the
+        three has been stored at some time since the last checkpoint.
+        """
+        if found.stored is None:
+            return True
+        ours = found.stored, pointers, *self.handed.get(found.id, ())
+        return all(now in those for now, *those in zip(on_disk, *ours, strict=True))
 
 
 # What a body that is not as it was written raises while it is read and applied.
@@ -209,23 +242,29 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, b"", {}, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
-    marks = [one.start for one in journal.frames(data, generation) if one.kind in (END, CHECKPOINT)]
-    for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
+    frames = list(journal.frames(data, generation))
+    marks = [each.start for each in frames if each.kind in (END, CHECKPOINT)]
+    for number, (at, kind, body, end) in enumerate(frames):
         result.frames += not snapshot
         try:
             if kind == COMMIT:
                 if snapshot:
                     raise ValueError("a commit inside the snapshot")
-                result.clean = False
+                result.clean, result.handed_over = False, b""
                 _apply(body, result)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
                 result.checkpoint_identity = unpack_checkpoint(body)
+            elif kind == HANDOVER and not snapshot:
+                result.handed_over, result.checkpoint_identity, stored = unpack_handover(body)
+                result.last_rare = None
+                for chunk_id, head, tail, following in stored:
+                    result.handed.setdefault(chunk_id, []).append((head, tail, following))
             elif kind == END:
-                frames, state.changes = unpack_end(body)
-                if frames != number or not snapshot:
+                before, state.changes = unpack_end(body)
+                if before != number or not snapshot:
                     raise ValueError("the snapshot is not whole")
                 snapshot, result.snapshot_end = False, end
                 _checkpoint(result, at == marks[-1])
@@ -235,13 +274,15 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         result.end = end
-    if snapshot or journal.was_durable(data, generation, result.end, _APPENDED):
+    reserved = data[result.end :] == bytes(len(data) - result.end)  # zeros hide no frame
+    if snapshot or (not reserved and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
     return result
 
 
 def _checkpoint(result: Replayed, last: bool) -> None:
-    result.clean = True
+    result.clean, result.handed_over = True, b""
+    result.handed.clear()
     if not result.keep_redo:
         result.redo.clear()
     result.dropped.clear()

@@ -34,6 +34,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
+from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
@@ -129,7 +130,8 @@ class Queue(HasBatches):
             try:
                 found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
                 self._engine.attach(found.log, found.state)
-                self._chain.taken, self._chain.begin = found.taken, found.begin
+                self._chain.taken, self._chain.begin, self._chain.unsynced = found.taken, found.begin, found.unsynced
+                self._is_handed_over = found.handed_over
                 self._chain.close_others()
                 self._chain.store_header()
                 if header.is_still_at(self.path):
@@ -149,7 +151,7 @@ class Queue(HasBatches):
                 raise
         for note in found.notes:
             _logger.warning("%s", note)
-        self._opened_at = self._engine.log.position
+        self._opened_at, self._changes_at_opening = self._engine.log.position, self._engine.state.changes
         self._engine.open()
         _open_queues.add(self)
 
@@ -192,6 +194,9 @@ class Queue(HasBatches):
         if not self._engine.sync:  # else each commit that moved some has done it
             chunk_files.sync_moved(files, self.path)
         places.remove_tree(files, self.path + paths.SPILL)
+        if self._is_to_hand_over():
+            chain.hand_over()
+            return
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.idempotency_keys or state.expired_keys):
@@ -207,7 +212,7 @@ class Queue(HasBatches):
                 chain.compact()
             if log.slow_to_open:
                 chain.rotate()
-            if log.position > self._opened_at:
+            if log.position > self._opened_at or self._is_handed_over:
                 chain.store()
                 chunk_files.restore_header(files, self.path, state.first)
                 chain.sync_names()
@@ -217,6 +222,22 @@ class Queue(HasBatches):
         if not state.chain and chain.header.is_still_at(self.path):
             files.unlink(self.path)
             chain.sync_names()
+
+    def _is_to_hand_over(self) -> bool:
+        """Whether closing leaves what it costs to another process of ours, which waits for the queue."""
+        engine, chain = self._engine, self._chain
+        state, log = engine.state, engine.log
+        return (
+            engine.sync
+            and state.records > 0
+            and state.changes == self._changes_at_opening
+            and not any(each.consumed for each in state.chain.values())  # a Java program knows no gaps
+            and log.end - log.snapshot_end < LIMITS.log_bytes_at_handover
+            and log.frames < LIMITS.log_frames_at_handover
+            and self._files.boot() != b""
+            and chain.header.is_still_at(self.path)
+            and lock.is_awaited(chain.header.fd)
+        )
 
     def _release(self) -> None:
         """Release everything. It may be called again, and goes on where it was interrupted: each step is one line."""

@@ -4,12 +4,13 @@
 
 1. Look, and change nothing: header, names, transaction log. What contradicts itself is `Corrupt`.
 2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
-3. A clean log (its last frame is a checkpoint): the header must say the same, and the pointers of the first and the last
-   chunk. If they do not, a Java program may have used the queue since; `java` has the ways in which one changes a queue.
-   What has come about so is believed, and batches and keys are those of the log; everything else is `Corrupt`.
+3. A clean log (its last frame is a checkpoint, or a handover since which the machine has run on): the header must say the
+   same, and the pointers of the first and the last chunk. If they do not, a Java program may have used the queue since;
+   `java` has the ways in which one changes a queue. What has come about so is believed, and batches and keys are those of
+   the log; everything else is `Corrupt`.
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
-   the last checkpoint, or of the end of the log. Otherwise another program has used the queue after our crash,
-   and nobody can say which records are meant: `Corrupt`. (A header that names no chunk, or the chunk of another
+   the last checkpoint, of a handover since, or of the end of the log. Otherwise another program has used the queue after our
+   crash, and nobody can say which records are meant: `Corrupt`. (A header that names no chunk, or the chunk of another
    queue, is stored anew: a Java program that closed an empty queue just before ours was opened removes its header.)
 5. The log: a torn frame is cut off, and what is left is made durable. After 2, and where 3 has believed a Java program, a new
    log is put into its place.
@@ -59,6 +60,8 @@ class Recovered:
     state: State
     log: Journal
     taken: set[int]  # ids that must not be given to new chunks
+    handed_over: bool  # the last owner has left the checkpoint to this one
+    unsynced: set[int]  # chunks that it has written to, and not synced
     begin: int  # the id of the first chunk of an empty queue
     notes: list[str]  # what a person should know
 
@@ -75,6 +78,8 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
         believed, replayed = _believed(files, found), found.log  # steps 2 to 4
         if believed is not None:
             state = believed.state
+            if found.is_handed_over and replayed is not None:
+                _sync_chunks(files, path, replayed.handed.keys() & found.ids)  # the log that says the same is replaced
             log = _begin_log(files, found, believed, owned)  # step 5
             store_pointers(files, path, state)  # step 8
             store_header(files, header_fd, state.first)
@@ -85,12 +90,12 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
         else:
             assert replayed is not None
             state, log = replayed.state, open_log(files, replayed, path, log_fd)  # step 5
-            if not replayed.clean:
+            if not found.is_closed:
                 log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only
                 finish_moves(files, path, state, replayed.last_rare)  # step 6
                 sync_moved(files, path)
                 redo(files, path, state, replayed.redo)  # step 7
-                store_pointers(files, path, state, unsure=replayed.made)  # step 8
+                store_pointers(files, path, state, unsure=replayed.made | replayed.handed.keys())  # step 8
                 store_header(files, header_fd, state.first, sure=False)
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
@@ -109,7 +114,9 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
             # with the ids that it had then: ours are not to be the same.
             begin = random.SystemRandom().randrange(1 << 10, chunk.MAX_ID)
     # A Java program that has closed an empty queue just before we opened it is about to remove the file of its last chunk.
-    return Recovered(state, log, taken | {found.header}, begin, notes)
+    handed_over = found.is_handed_over and believed is None
+    unsynced = state.chain.keys() & replayed.handed.keys() if handed_over and replayed else set[int]()
+    return Recovered(state, log, taken | {found.header}, handed_over, unsynced, begin, notes)
 
 
 # Step 1
@@ -159,9 +166,11 @@ def _believed(files: Files, found: Found) -> Believed | None:
     """What is to be believed of the files; None: the log. After it nothing that is on disk is doubted any more."""
     if found.log is None:
         return Believed(*_without_log(files, found))
-    if not found.log.clean:
+    if not found.is_closed:
         must_be_ours(files, found)
         return None
+    for handed, pointers in found.log.state.pointers() if found.is_handed_over else ():
+        handed.stored = pointers
     if not java.is_as_closed(files, found):
         return java.believed(files, found)
     log_inode = files.identity(found.path + paths.LOG)[:1]
@@ -203,9 +212,7 @@ def must_be_ours(files: Files, found: Found) -> None:
             raise Corrupt(
                 f"the chunk file has {on_disk.size} bytes, its records end at {one.tail}. Nothing was changed", path=path
             )
-        if one.stored is not None and any(
-            found_one not in (old, new) for found_one, old, new in zip(on_disk[1:], one.stored, pointers, strict=True)
-        ):
+        if not found.log.may_be_ours(one, pointers, on_disk[1:]):
             raise Corrupt(f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0)
 
 
@@ -224,13 +231,23 @@ def _coming_files(found: Found) -> set[int]:
 # Step 5
 
 
+def _sync_chunks(files: Files, path: str, chunk_ids: Iterable[int]) -> None:
+    for chunk_id in chunk_ids:
+        with Descriptors() as fds:
+            fds.append(files.open(chunk.chunk_path(path, chunk_id)))
+            files.sync(fds[0])
+
+
 def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int]) -> Journal:
     """A process of ours has left this log, whose last frame may be torn. After it the log ends with a whole frame."""
     (fd,) = descriptor
-    if files.size(fd) > replayed.end:
-        files.truncate(fd, replayed.end)
+    size = files.size(fd)
+    if size > replayed.end and not replayed.handed_over:
+        files.truncate(fd, size := replayed.end)
     ends = replayed.end, replayed.snapshot_end
-    return Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
+    log = Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
+    log.reserved(size)
+    return log
 
 
 def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, int]) -> Journal:

@@ -39,7 +39,8 @@ class Decision:
     def decide(self) -> State:
         header = self._plan.files.read(self._plan.header_fd, 64, 0)
         self._plan.look_again()
-        found = Found(self._plan.path, chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0, self._plan.ids, None)
+        first = chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0
+        found = Found(self._plan.path, first, self._plan.ids, None, self._plan.files.boot())
         log_path = self._plan.path + paths.LOG
         if not self._plan.files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
@@ -76,7 +77,7 @@ class Decision:
         """Whether the pointers of a chunk are wrong that opening does not look at."""
         assert found.log is not None
         return (
-            found.log.clean
+            found.is_closed
             and java.is_as_closed(self._plan.files, found)
             and not java.is_as_closed(self._plan.files, found, all_chunks=True)
         )
@@ -86,7 +87,7 @@ class Decision:
         self._plan.refused = None
         owned: dict[int, int] = {}
         before = (
-            found.log.state.records if found.log and found.log.clean and not java.is_as_closed(self._plan.files, found) else None
+            found.log.state.records if found.log and found.is_closed and not java.is_as_closed(self._plan.files, found) else None
         )
         try:
             opened = recovery.recover(self._plan.files, self._plan.path, self._plan.header_fd, owned)
@@ -132,9 +133,9 @@ class Decision:
             self._plan.damaged(self._plan.path, 0, chunk.FIRST.size, 0, what)
         ours = set(self._plan.ids)
         for one, pointers in state.pointers():
-            if one.id in self._plan.ids and one.stored is not None:
+            if one.id in self._plan.ids:
                 on_disk = read_pointers(files, self._plan.chunk_path(one.id))[1:]
-                if any(now not in either for now, *either in zip(on_disk, one.stored, pointers, strict=True)):
+                if not replayed.may_be_ours(one, pointers, on_disk):
                     what = f"head, tail, next were {on_disk}; they are {pointers} again"
                     self._plan.damaged(self._plan.chunk_path(one.id), 0, chunk.BEGIN, 0, what)
                     ours.remove(one.id)  # somebody else may have written there: what only the log has goes to a new file

@@ -20,7 +20,7 @@ from disk import JournalDisk, NoSync
 from plain import crashed, is_plain, numbers
 from stride import LEVEL
 from views import View
-from work import Action, Drawn, QueueWork, SessionWork, TopicSessionWork, TopicWork, Work
+from work import Action, Drawn, HandedOverWork, QueueWork, SessionWork, TopicSessionWork, TopicWork, Work
 from work import kind as kind  # a fixture
 
 from qewqew_core import BadPath, Broken, Closed, DiskFull, QewQewError, Queue
@@ -133,6 +133,10 @@ class FailingQueue(Failing, QueueWork):
     pass
 
 
+class FailingHandedOver(Failing, HandedOverWork):
+    pass
+
+
 class FailingSessions(Failing, SessionWork):
     pass
 
@@ -169,6 +173,7 @@ class FailingTopicSessions(FailingTopic, TopicSessionWork):
 
 FAILING: dict[type[Work], type[Failing]] = {
     QueueWork: FailingQueue,
+    HandedOverWork: FailingHandedOver,
     SessionWork: FailingSessions,
     TopicWork: FailingTopic,
     TopicSessionWork: FailingTopicSessions,

@@ -1,7 +1,7 @@
 """Random work on a queue or a topic, what either has to be after each operation, and how that is held against what is there.
 
-`Work` is what both have; `QueueWork`, `SessionWork` (three sessions on a queue), `TopicWork` and `TopicSessionWork` say what they
-do and how often.
+`Work` is what both have; `QueueWork`, `HandedOverWork`, `SessionWork` (three sessions on a queue), `TopicWork` and
+`TopicSessionWork` say what they do and how often.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
+from unittest.mock import patch
 
 import pytest
 from disk import JournalDisk, NoSync
@@ -26,6 +27,7 @@ import qewqew_core.topic.deliveries
 import qewqew_core.topic.outgoing
 import qewqew_core.topic.view
 from qewqew_core import BatchConflict, Closed, CommitConflict, Empty, Full, Message, Queue, Topic
+from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader import Reader
@@ -87,6 +89,7 @@ class Work:
     closed: list[int] = field(default_factory=list)  # the steps before which it was closed
     store: Any = None
     sessions: list[Any] = field(default_factory=list)
+    after_power: bool = False  # whether the machine was started anew before what is left is looked at
 
     name: ClassVar[str]  # of the file or directory
     operations: ClassVar[dict[str, int]]  # names of methods that are called in turn, and how often that is done, in percent
@@ -320,6 +323,22 @@ class QueueWork(Work):
 
 
 @dataclass
+class HandedOverWork(QueueWork):
+    """Whenever it is closed, somebody waits for the queue: it is handed over, and the files follow the log without fsyncs."""
+
+    operations: ClassVar = QueueWork.operations | {"put": 20, "put_many": 15, "clear": 0, "lease": 6, "end": 6, "reopen": 30}
+
+    def opened(self, folder: Path, files: Files) -> Queue:
+        run = b"after the power cut" if self.after_power else b"before the power cut"
+        files.boot = lambda: run  # type: ignore[method-assign]
+        return super().opened(folder, files)
+
+    def close(self) -> None:
+        with patch.object(lock, "is_awaited", lambda fd: True):
+            super().close()
+
+
+@dataclass
 class SessionWork(QueueWork):
     """Three sessions, whose commits cross each other. The queue is asked nothing meanwhile: what only the log has stays there."""
 
@@ -547,6 +566,7 @@ class TopicSessionWork(TopicWork):
 KINDS: dict[str, tuple[type[Work], int]] = {
     "queue, log carries": (QueueWork, 10_000),
     "queue, chunks carry": (QueueWork, 30),
+    "queue, handed over": (HandedOverWork, 10_000),
     "sessions": (SessionWork, 70),
     "sessions of a topic": (TopicSessionWork, 300),
     "topic, log carries": (TopicWork, 100_000),
