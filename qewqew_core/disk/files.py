@@ -103,6 +103,10 @@ class Files:
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path) and not os.path.islink(path)
 
+    def status(self, file: str | int) -> os.stat_result:
+        """What the system knows of a file, by its path (links are followed) or by its descriptor."""
+        return os.stat(file)
+
     def free(self, path: str) -> int:
         """Bytes that an ordinary user can still write to the file system of this directory."""
         status = os.statvfs(path)

@@ -48,12 +48,12 @@ from qewqew_core.queue.operations import (
     Believe,
     Clear,
     Extent,
+    JsonOperation,
     Lease,
     NewChunk,
     Operation,
     PutBack,
     PutKey,
-    Rare,
     Repair,
     Replace,
     Take,
@@ -61,10 +61,10 @@ from qewqew_core.queue.operations import (
 from qewqew_core.queue.state import State
 
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
+_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT = range(1, 8)
 KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint"), 1))
 _APPENDED = (COMMIT, CHECKPOINT)
-OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END)
 
 # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
 _CHUNK = struct.Struct(">HIIIIIII")
@@ -75,7 +75,7 @@ _PIECE = struct.Struct(">IIIQ")
 _SPAN = struct.Struct(">III")  # start end records
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
-_SEAL = struct.Struct(">QQQ")
+_CHECKPOINT_IDENTITY = struct.Struct(">QQQ")
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
@@ -83,11 +83,11 @@ _EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to t
 _TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
 _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
-_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name, …}, see `_RARE` and `batch_state`
+_JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `_JSON_OPERATIONS` and `batch_state`
 
 
-# How JSON calls the rare ones
-_RARE: dict[str, type[Rare]] = {
+# How JSON calls them
+_JSON_OPERATIONS: dict[str, type[JsonOperation]] = {
     "believe": Believe,
     "clear": Clear,
     "lease": Lease,
@@ -95,7 +95,7 @@ _RARE: dict[str, type[Rare]] = {
     "repair": Repair,
     "replace": Replace,
 }
-_NAMES: dict[type[Rare], str] = {kind: name for name, kind in _RARE.items()} | BATCH_NAMES
+_NAMES: dict[type[JsonOperation], str] = {kind: name for name, kind in _JSON_OPERATIONS.items()} | BATCH_NAMES
 
 
 def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
@@ -130,10 +130,10 @@ def commit(time: int, operations: Iterable[Operation]) -> bytes:
 
 
 def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
-    return _SEAL.pack(log_inode, header_inode, header_time)
+    return _CHECKPOINT_IDENTITY.pack(log_inode, header_inode, header_time)
 
 
-unpack_checkpoint = _SEAL.unpack  # inode of the log, inode and time of the header
+unpack_checkpoint = _CHECKPOINT_IDENTITY.unpack  # inode of the log, inode and time of the header
 unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
 
 
@@ -174,12 +174,12 @@ def unpack(body: bytes) -> Iterator[Operation]:
             raise ValueError(f"unknown operation {letter!r}")
 
 
-def _from_json(body: bytes) -> Rare:
+def _from_json(body: bytes) -> JsonOperation:
     fields = json.loads(body)
     name = fields.pop("op")
     if name in BATCH_OPERATIONS:
         return batch_operation(name, fields)
-    return _RARE[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
+    return _JSON_OPERATIONS[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Replayed:
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
-    last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
+    last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
 
@@ -246,7 +246,7 @@ def _checkpoint(result: Replayed, last: bool) -> None:
         result.redo.clear()
     result.dropped.clear()
     result.made.clear()
-    result.last_rare = None
+    result.last_json_operation = None
     result.firsts = {result.state.first}
     if last:  # there may be as many checkpoints as chunks
         for one, pointers in result.state.pointers():
@@ -255,7 +255,7 @@ def _checkpoint(result: Replayed, last: bool) -> None:
 
 def _apply(body: bytes, result: Replayed) -> None:
     state, time = result.state, time_of(body)
-    result.last_rare = None
+    result.last_json_operation = None
     for operation in unpack(body):
         match operation:
             case Append(chunk_id, _, frames):
@@ -276,8 +276,8 @@ def _apply(body: bytes, result: Replayed) -> None:
                 for chunk_id, head, tail, following in stored:
                     state.chain[chunk_id].stored = head, tail, following
         state.apply(operation, time)
-        if isinstance(operation, Rare):
-            result.last_rare = operation
+        if isinstance(operation, JsonOperation):
+            result.last_json_operation = operation
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
@@ -385,7 +385,7 @@ def snapshot(state: State, generation: int) -> bytes:
         body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
         parts.append(frame(_BATCH, body, generation))
-    for kind, keys in ((_PUT_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
+    for kind, keys in ((_IDEMPOTENCY_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
     parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
@@ -403,8 +403,8 @@ def load(kind: int, body: bytes, state: State) -> None:
         (size,) = _COUNT.unpack_from(body)
         batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
-    elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
-        keys = state.idempotency_keys if kind == _PUT_KEYS else state.expired_keys
+    elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
+        keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
     else:
         raise ValueError(f"unknown frame kind {kind}")

@@ -372,8 +372,8 @@ class Queue(HasBatches):
                     if self._holds.disturbed != before:
                         raise RuntimeError("records were taken from the queue during the iteration")
                     self._chain.flush()
-                    run = self._chain.read(chunk_state, chunk_state.piece_of(at))
-                    data = run.data[at - run.start : end - run.start]
+                    piece = self._chain.read(chunk_state, chunk_state.piece_of(at))
+                    data = piece.data[at - piece.start : end - piece.start]
                 at += len(data)
                 yield from chunk.split(data)[0]
 

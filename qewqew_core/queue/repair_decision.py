@@ -124,7 +124,7 @@ class Decision:
                 files.close(fd)
         self._stand_in(replayed)
         with contextlib.suppress(*_UNFIT):
-            recovery.finish_moves(files, self._plan.path, state, replayed.last_rare)
+            recovery.finish_moves(files, self._plan.path, state, replayed.last_json_operation)
         self._plan.look_again()
         self._fetch_from_lease(state)
         if len(header) not in (0, chunk.FIRST.size) or found.header not in replayed.firsts | {state.first}:
@@ -174,7 +174,7 @@ class Decision:
 
     def _stand_in(self, replayed: Replayed) -> None:
         """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
-        files, last, making = self._plan.files, replayed.last_rare, self._plan.path + paths.LEASE
+        files, last, making = self._plan.files, replayed.last_json_operation, self._plan.path + paths.LEASE
         batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
         if batch is None or files.is_directory(os.path.join(self._plan.path + places.BATCHES, batch.id)):
             return

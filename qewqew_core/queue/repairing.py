@@ -83,8 +83,8 @@ class _Repair:
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, Corrupt):
             replayed = logs.replay(read_whole(self._plan.files, self._plan.path + paths.LOG), self._plan.path + paths.LOG)
-            if isinstance(replayed.last_rare, Repair):
-                self._finish(replayed, replayed.last_rare)
+            if isinstance(replayed.last_json_operation, Repair):
+                self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
         self._decision.look_into_batches(state)
         try:
@@ -148,8 +148,8 @@ class _Repair:
         files.rename(log_path + ".tmp", log_path)
         files.sync_directory(self._plan.parent)
         replayed = logs.replay(data, log_path)
-        assert isinstance(replayed.last_rare, Repair)
-        return replayed, replayed.last_rare
+        assert isinstance(replayed.last_json_operation, Repair)
+        return replayed, replayed.last_json_operation
 
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. Done again from the beginning after an interruption."""

@@ -18,12 +18,12 @@ from qewqew_core.queue.operations import (
     Believe,
     Clear,
     Extent,
+    JsonOperation,
     Lease,
     NewChunk,
     Operation,
     PutBack,
     PutKey,
-    Rare,
     Repair,
     Replace,
     Take,
@@ -98,7 +98,7 @@ class State(LeaseState):
                 pass  # they tell of files
             case _:
                 self.apply_to_batch(operation, time)
-        if isinstance(operation, Rare):
+        if isinstance(operation, JsonOperation):
             self.changes += 1
 
     def check(self) -> None:

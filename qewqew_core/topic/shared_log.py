@@ -312,7 +312,7 @@ class SharedLog(Gate):
             except Closed:
                 pass  # the reader was deleted meanwhile
             except BaseException as error:
-                engine.judge(error)
+                engine.poison_after(error)
                 raise
             finally:
                 self.leave()

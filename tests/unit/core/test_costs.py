@@ -143,7 +143,7 @@ COSTS = {
             "bytes": 36,
             "close": 1,
             "exists": 2,
-            "functions": 188,
+            "functions": 190,
             "identity": 2,
             "irregular": 1,
             "is_directory": 2,
@@ -152,6 +152,7 @@ COSTS = {
             "open_to_read": 2,
             "read": 5,
             "size": 3,
+            "status": 1,
             "sync": 1,
             "write": 1,
         }
