@@ -64,15 +64,15 @@ class Batch:
 
         Raises `Corrupt`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
-        for one in self._records():
-            yield one.body if isinstance(one, Message) else one
+        for record in self._records():
+            yield record.body if isinstance(record, Message) else record
 
     def messages(self) -> Iterator[Message]:
         """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
-        for one in self._records():
-            if not isinstance(one, Message):
+        for record in self._records():
+            if not isinstance(record, Message):
                 raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
-            yield one
+            yield record
 
     def _records(self) -> Iterator[bytes | Message]:
         directory = self._directory()

@@ -32,15 +32,15 @@ def store_pointers(files: Files, path: str, state: State, unsure: Collection[int
 
     ``unsure``: chunks that a killed process may have made, and not synced.
     """
-    for one, pointers in state.pointers():
-        if one.stored != pointers or one.id in unsure:
-            fd = files.open(chunk.chunk_path(path, one.id))
+    for chunk_state, pointers in state.pointers():
+        if chunk_state.stored != pointers or chunk_state.id in unsure:
+            fd = files.open(chunk.chunk_path(path, chunk_state.id))
             try:
                 files.write(fd, chunk.POINTERS.pack(*pointers), 0)
                 files.sync(fd)
             finally:
                 files.close(fd)
-            one.stored = pointers
+            chunk_state.stored = pointers
 
 
 def store_header(files: Files, header_fd: int, first: int, sure: bool = True) -> None:

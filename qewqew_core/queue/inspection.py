@@ -67,8 +67,15 @@ def snapshot(path: str) -> Snapshot:
 
 def _snapshot(path: str) -> Snapshot:
     state, redo = _look(path)
-    chunks = [one for one in state.chain.values() if one.records]
-    return Snapshot(chunks, {one.id: _missing(chunk.chunk_path(path, one.id), redo[one.id]) for one in chunks if one.id in redo})
+    chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
+    return Snapshot(
+        chunks,
+        {
+            chunk_state.id: _missing(chunk.chunk_path(path, chunk_state.id), redo[chunk_state.id])
+            for chunk_state in chunks
+            if chunk_state.id in redo
+        },
+    )
 
 
 def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
@@ -154,7 +161,7 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 
 def stats_of(path: str, state: State) -> QueueStats:
-    chunks = [one for one in state.chain.values() if one.records]
+    chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
     now = now_ms()
     kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(

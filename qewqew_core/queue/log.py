@@ -211,7 +211,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
-    marks = [one.start for one in journal.frames(data, generation) if one.kind in (END, CHECKPOINT)]
+    marks = [found.start for found in journal.frames(data, generation) if found.kind in (END, CHECKPOINT)]
     for number, (at, kind, body, end) in enumerate(journal.frames(data, generation)):
         result.frames += not snapshot
         try:
@@ -249,8 +249,8 @@ def _checkpoint(result: Replayed, last: bool) -> None:
     result.last_json_operation = None
     result.firsts = {result.state.first}
     if last:  # there may be as many checkpoints as chunks
-        for one, pointers in result.state.pointers():
-            one.stored = pointers
+        for chunk_state, pointers in result.state.pointers():
+            chunk_state.stored = pointers
 
 
 def _apply(body: bytes, result: Replayed) -> None:
@@ -370,7 +370,7 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     with contextlib.suppress(Corrupt):
         prefix = replay(data[:damaged], path, keep_redo)
     frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, KIND_NAMES))
-    behind = [one.start for one in frames if one.start > damaged]
+    behind = [found.start for found in frames if found.start > damaged]
     return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
 
 
@@ -380,7 +380,7 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
 def snapshot(state: State, generation: int) -> bytes:
     """A whole log that says nothing but this state. It counts as a checkpoint."""
     parts = [journal.head(MAGIC, generation)]
-    parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
+    parts += [frame(_CHUNK_KIND, _pack_chunk(chunk_state), generation) for chunk_state in state.chain.values()]
     for batch in state.batches.values():
         body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
@@ -395,10 +395,10 @@ def snapshot(state: State, generation: int) -> bytes:
 def load(kind: int, body: bytes, state: State) -> None:
     """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
     if kind == _CHUNK_KIND:
-        (one,) = _unpack_chunks(body)
-        state.chain[one.id] = one
-        state.records += one.records
-        state.bytes += one.bytes
+        (chunk_state,) = _unpack_chunks(body)
+        state.chain[chunk_state.id] = chunk_state
+        state.records += chunk_state.records
+        state.bytes += chunk_state.bytes
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
         batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
@@ -410,10 +410,19 @@ def load(kind: int, body: bytes, state: State) -> None:
         raise ValueError(f"unknown frame kind {kind}")
 
 
-def _pack_chunk(one: Chunk) -> bytes:
-    head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
-    lists = [*(_PIECE.pack(*piece) for piece in one.pieces), *(_SPAN.pack(*span) for span in one.consumed)]
-    return head + _COUNTS.pack(len(one.pieces), len(one.consumed)) + b"".join(lists)
+def _pack_chunk(chunk_state: Chunk) -> bytes:
+    head = _CHUNK.pack(
+        chunk_state.id,
+        chunk_state.size,
+        chunk_state.base,
+        chunk_state.head,
+        chunk_state.tail,
+        chunk_state.taken,
+        chunk_state.total,
+        chunk_state.crc,
+    )
+    lists = [*(_PIECE.pack(*piece) for piece in chunk_state.pieces), *(_SPAN.pack(*span) for span in chunk_state.consumed)]
+    return head + _COUNTS.pack(len(chunk_state.pieces), len(chunk_state.consumed)) + b"".join(lists)
 
 
 def _unpack_pieces(packed: bytes) -> list[IndexEntry]:

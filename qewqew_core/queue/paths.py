@@ -30,7 +30,7 @@ def chunk_ids(queue: str, names: list[str]) -> set[int]:
         suffix = name[len(prefix) :]
         if name.startswith(prefix) and suffix.isdecimal() and suffix.isascii() and suffix[0] != "0" and len(suffix) < 6:
             ids.add(int(suffix))
-    return {one for one in ids if one <= chunk.MAX_ID}
+    return {chunk_id for chunk_id in ids if chunk_id <= chunk.MAX_ID}
 
 
 def check_path(path: str | os.PathLike[str]) -> str:

@@ -106,11 +106,13 @@ class _Repair:
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
         files, log_path = self._plan.files, self._plan.path + paths.LOG
-        new = State.of({one.id: one for one in chain})
+        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
         new.with_batches_of(state)
         new.changes = max(new.changes, stamp.read(files, self._plan.path))
-        for one in chain:
-            one.size = max(one.tail, min(one.size, read_pointers(files, self._plan.chunk_path(one.id)).size))
+        for chunk_state in chain:
+            chunk_state.size = max(
+                chunk_state.tail, min(chunk_state.size, read_pointers(files, self._plan.chunk_path(chunk_state.id)).size)
+            )
         if files.is_directory(self._plan.path + paths.LEASE):
             self._plan.moves.append(self._plan.path + paths.LEASE)
         for chunk_id in sorted(self._plan.ids - new.chain.keys()):
@@ -138,7 +140,7 @@ class _Repair:
         self._plan.report.set_aside, self._plan.report.changed = directory, True
         self._plan.report.records, self._plan.report.batches = new.records, len(new.batches)
         body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
-        body["damage"] = [one | {"path": os.path.relpath(one["path"], self._plan.parent)} for one in body["damage"]]
+        body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
         data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
@@ -160,9 +162,9 @@ class _Repair:
             self._plan.report = self._absolute(body)
         except logs.NONSENSE as error:
             raise Corrupt(f"an unfinished repair makes no sense: {error!r}", path=self._plan.path + paths.LOG) from error
-        for one, pointers in state.pointers():
-            on_disk = read_pointers(files, self._plan.chunk_path(one.id))[1:]
-            one.stored = on_disk if on_disk == pointers else None
+        for chunk_state, pointers in state.pointers():
+            on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
+            chunk_state.stored = on_disk if on_disk == pointers else None
         chunk_files.store_pointers(files, self._plan.path, state)
         chunk_files.store_header(files, self._plan.header_fd, state.first)
         parents = set()
@@ -179,7 +181,8 @@ class _Repair:
                 if not files.is_directory(directory):
                     places.roll_forward_place(files, self._plan.path, batch)
                 segment_paths = [
-                    os.path.join(directory, batch_files.segment_file(self._plan.path, one.id)) for one in batch.chunks
+                    os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id))
+                    for chunk_state in batch.chunks
                 ]
                 if not self._pieces.has_manifest(batch, directory, segment_paths):
                     batch_files.roll_forward_manifest(files, self._plan.path, batch)
@@ -196,7 +199,7 @@ class _Repair:
             log.close()
 
     def _absolute(self, body: dict[str, Any]) -> RepairReport:
-        damage = [Damage(**one | {"path": self._beside(one["path"])}) for one in body["damage"]]
+        damage = [Damage(**entry | {"path": self._beside(entry["path"])}) for entry in body["damage"]]
         return RepairReport(**body | {"damage": damage, "set_aside": self._beside(body["set_aside"])})
 
     def _beside(self, name: str) -> str:
