@@ -118,7 +118,7 @@ class Queue(HasBatches):
         deadline = clock.monotonic() + lock_timeout
         for attempt in count():
             try:
-                header, created = lock.acquire(self.path, max(0.0, deadline - clock.monotonic()))
+                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()))
             except PermissionError as error:
                 raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
             except OSError as error:
@@ -380,7 +380,7 @@ class Queue(HasBatches):
     def stats(self) -> QueueStats:
         """Counts and sizes, as `inspect` gives them."""
         with self._engine.exclusive():
-            return stats_of(self.path, self._engine.state)
+            return stats_of(self._files, self.path, self._engine.state)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
         """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.

@@ -55,7 +55,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
         return RepairReport()
     try:
-        header, created = lock.acquire(full, lock_timeout)
+        header, created = lock.acquire(files, full, lock_timeout)
     except OSError as error:
         if isinstance(error, QewQewError):
             raise
@@ -68,7 +68,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
         kind = DiskFull if error.errno in journal.FULL else Broken
         raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
     finally:
-        if created and not any(os.pread(header.fd, 2, 0)):
+        if created and not any(files.read(header.fd, 2, 0)):
             with contextlib.suppress(OSError):
                 files.unlink(full)
         header.release()
@@ -205,9 +205,9 @@ class _Repair:
     def _beside(self, name: str) -> str:
         """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
         path = os.path.normpath(os.path.join(self._plan.parent, name))
-        inside = os.path.realpath(os.path.dirname(path)) + "/"
+        inside = self._plan.files.resolved(os.path.dirname(path)) + "/"
         first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._plan.path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
-        if not ours or not inside.startswith(os.path.realpath(self._plan.parent) + "/"):
+        if not ours or not inside.startswith(self._plan.files.resolved(self._plan.parent) + "/"):
             raise ValueError(f"{name!r:.120} is not the queue's")
         return path
