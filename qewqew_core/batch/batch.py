@@ -14,6 +14,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument, BatchExpired
 from qewqew_core.formats.zbus import Message
 
@@ -64,15 +65,15 @@ class Batch:
 
         Raises `Corrupt`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
-        for one in self._records():
-            yield one.body if isinstance(one, Message) else one
+        for record in self._records():
+            yield record.body if isinstance(record, Message) else record
 
     def messages(self) -> Iterator[Message]:
         """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
-        for one in self._records():
-            if not isinstance(one, Message):
+        for record in self._records():
+            if not isinstance(record, Message):
                 raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
-            yield one
+            yield record
 
     def _records(self) -> Iterator[bytes | Message]:
         directory = self._directory()
@@ -83,7 +84,7 @@ class Batch:
 
     def _directory(self) -> str:
         directory = os.path.dirname(self.manifest_path)
-        if not os.path.isdir(directory) or (self.records and os.listdir(directory) == [manifest.MANIFEST]):
+        if not DISK.is_directory(directory, follow=True) or (self.records and DISK.list(directory) == [manifest.MANIFEST]):
             raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
         return directory
 

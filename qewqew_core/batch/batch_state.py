@@ -64,7 +64,7 @@ def checked(batch: BatchState) -> BatchState:
     return batch
 
 
-_FIELDS = [one.name for one in fields(BatchState) if one.name != "chunks"]
+_FIELDS = [attribute.name for attribute in fields(BatchState) if attribute.name != "chunks"]
 
 
 def batch_fields(batch: BatchState) -> dict[str, Any]:

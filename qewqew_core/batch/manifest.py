@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from qewqew_core.batch.store import Store, local_path, store_of
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -134,7 +135,7 @@ def manifest_path(path: str | os.PathLike[str]) -> str:
     local = local_path(path)
     if local is None:
         return path if path.endswith(".json") else f"{path.rstrip('/')}/{MANIFEST}"
-    return os.path.join(local, MANIFEST) if os.path.isdir(local) else local
+    return os.path.join(local, MANIFEST) if DISK.is_directory(local, follow=True) else local
 
 
 def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:
@@ -205,9 +206,9 @@ def parse(body: Any, path: str) -> Manifest:
         )
         _check_segment(segment, layout, partial, where, path)
         segments.append(segment)
-    for one, other in pairwise(sorted(segments, key=lambda segment: (segment.file, segment.start, segment.end))):
-        if one.file == other.file and other.start < one.end:
-            raise BadManifest(f"two segments have bytes {other.start} of file {one.file!r}", path=path)
+    for segment, other in pairwise(sorted(segments, key=lambda segment: (segment.file, segment.start, segment.end))):
+        if segment.file == other.file and other.start < segment.end:
+            raise BadManifest(f"two segments have bytes {other.start} of file {segment.file!r}", path=path)
     manifest = Manifest(
         field(body, "id", str),
         field(body, "key", str),
@@ -269,9 +270,9 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
         raise BadManifest(
             f"{where}there are {len(segment.checksums)} checksums for {len(segment.boundaries)} boundaries", path=path
         )
-    for one in segment.checksums:
-        if not isinstance(one, str) or _CRC.fullmatch(one) is None:
-            raise BadManifest(f"{where}checksum {one!r:.80} is not eight hex digits", path=path)
+    for checksum in segment.checksums:
+        if not isinstance(checksum, str) or _CRC.fullmatch(checksum) is None:
+            raise BadManifest(f"{where}checksum {checksum!r:.80} is not eight hex digits", path=path)
     before, counted = segment.start, 0
     for offset, records in segment.boundaries:
         rises = counted <= records <= segment.records if partial else counted < records < segment.records

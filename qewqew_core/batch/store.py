@@ -10,7 +10,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,13 +19,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import DISK, read_whole
 from qewqew_core.disk.journal import FULL
 from qewqew_core.errors import BadArgument, DiskFull, StoreError
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
-_FILES = Files()
 _TEMPORARY = ".tmp"
 _BLOCK = 8 << 20  # bytes that are sent at a time
 
@@ -76,41 +74,41 @@ class Local(Store):
     """A directory of a mounted file system. Its files are never links."""
 
     def read(self, name: str) -> bytes:
-        return read_whole(_FILES, self.locate(name), follow=True)
+        return read_whole(DISK, self.locate(name), follow=True)
 
     def size(self, name: str) -> int:
         path = self.locate(name)
-        status = os.lstat(path)
+        status = DISK.status(path, follow=False)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         return status.st_size
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
-        fd = _FILES.open_to_read(self.locate(name))
+        fd = DISK.open_to_read(self.locate(name))
         try:
-            yield lambda start, end: _FILES.read(fd, end - start, start)
+            yield lambda start, end: DISK.read(fd, end - start, start)
         finally:
-            _FILES.close(fd)
+            DISK.close(fd)
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         temporary = os.path.join(self.path, f".{secrets.token_hex(8)}{_TEMPORARY}")
         try:
             self._make_directory(self.path)
-            fd = _FILES.open(temporary, new=True)
+            fd = DISK.open(temporary, new=True)
             try:
                 at = 0
                 for part in parts:
-                    _FILES.write(fd, part, at)
+                    DISK.write(fd, part, at)
                     at += len(part)
-                _FILES.sync(fd)
+                DISK.sync(fd)
             finally:
-                _FILES.close(fd)
-            _FILES.rename(temporary, self.locate(name))
-            _FILES.sync_directory(self.path)
+                DISK.close(fd)
+            DISK.rename(temporary, self.locate(name))
+            DISK.sync_directory(self.path)
         except BaseException as error:
             with suppress(FileNotFoundError, NotADirectoryError):
-                _FILES.unlink(temporary)
+                DISK.unlink(temporary)
             if isinstance(error, OSError) and error.errno in FULL:
                 raise DiskFull(f"no room on the file system: {error.strerror}", path=self.locate(name)) from error
             raise
@@ -118,9 +116,9 @@ class Local(Store):
     def remove(self) -> None:
         for attempt in range(5):
             try:
-                return shutil.rmtree(self.path)
+                return DISK.remove_tree(self.path)
             except FileNotFoundError:
-                if not os.path.exists(self.path):
+                if not DISK.exists(self.path):
                     return  # else somebody else removes it too
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY or attempt == 4:  # somebody still writes there
@@ -128,18 +126,18 @@ class Local(Store):
 
     def clean(self) -> None:
         """Remove what a killed `write` has left. Another that goes on just now fails."""
-        if os.path.isdir(self.path):
-            for name in _FILES.list(self.path):
+        if DISK.is_directory(self.path, follow=True):
+            for name in DISK.list(self.path):
                 if name.startswith(".") and name.endswith(_TEMPORARY):
-                    _FILES.unlink(os.path.join(self.path, name))
+                    DISK.unlink(os.path.join(self.path, name))
 
     def _make_directory(self, path: str) -> None:
         above = os.path.dirname(path)
-        if not os.path.isdir(path):
+        if not DISK.is_directory(path, follow=True):
             self._make_directory(above)
             with suppress(FileExistsError):
-                _FILES.make_directory(path)
-            _FILES.sync_directory(above)
+                DISK.make_directory(path)
+            DISK.sync_directory(above)
 
 
 @dataclass(frozen=True)
@@ -284,7 +282,7 @@ def local_path(path: str) -> str | None:
         if host not in ("", "localhost") or not rest:
             raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, as file:///PATH")
     # Hadoop takes what follows file: literally, a proper URI escapes it.
-    return rest if os.path.exists(rest) else unquote(rest)
+    return rest if DISK.exists(rest) else unquote(rest)
 
 
 def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:

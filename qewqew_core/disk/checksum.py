@@ -49,7 +49,7 @@ def _products(level: int, digit: int) -> tuple[array[int], ...]:
         table = array("I", [0])
         for bit in range(8):
             product = bits[31 - 8 * byte - bit]
-            table.extend([one ^ product for one in table])
+            table.extend([crc ^ product for crc in table])
         tables.append(table)
     return tuple(tables)
 

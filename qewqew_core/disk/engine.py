@@ -220,7 +220,7 @@ class Engine(Generic[S]):
                 self._gate.enter(self)
                 yield
             except BaseException as error:
-                self.judge(error)
+                self.poison_after(error)
                 raise
             finally:
                 self.committed = outer or self.committed
@@ -235,13 +235,13 @@ class Engine(Generic[S]):
                 self._gate.enter(self)
                 return act(*arguments, **named)
             except BaseException as error:
-                self.judge(error)
+                self.poison_after(error)
                 raise
             finally:
                 self.committed = outer or self.committed
                 self._gate.leave()
 
-    def judge(self, error: BaseException) -> None:
+    def poison_after(self, error: BaseException) -> None:
         """A call has raised: poison the store if that has left the disk unknown."""
         if isinstance(error, QewQewError):
             if isinstance(error, Broken):

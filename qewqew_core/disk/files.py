@@ -1,14 +1,17 @@
 """The file-system calls that everything above goes through, so that tests can crash, tear and fill the disk.
 
 `Files` is the real disk and holds no policy: who calls decides what must be durable, and in which order.
-Errors are those of the operating system.
+Errors are those of the operating system. Questions change nothing; what changes something is durable only where it says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import stat
+from collections.abc import MutableSequence
 from typing import Self
 
 from qewqew_core.errors import Corrupt
@@ -19,9 +22,7 @@ _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewe
 class Files:
     """The real file system. What each call guarantees is what the tests' simulated disk takes away."""
 
-    def open(self, path: str, *, new: bool = False) -> int:
-        """A descriptor for reading and writing. ``new`` makes the file, and fails if it exists; links are not followed."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
+    # Questions. The answer may be out of date at once, where other processes change the same files.
 
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
         """A descriptor of a regular file; anything else is an error, and a pipe is not waited for."""
@@ -34,17 +35,86 @@ class Files:
             raise
         return fd
 
-    close = staticmethod(os.close)  # itself, so that no interrupt comes between the call and it
-
-    def size(self, fd: int) -> int:
-        return os.fstat(fd).st_size
-
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer only where the file ends."""
+        """Up to ``size`` bytes from ``offset``; fewer only where the file ends. What was written is read, synced or not."""
         data = os.pread(fd, size, offset)
         while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         return data
+
+    def size(self, fd: int) -> int:
+        """Bytes of an open file."""
+        return os.fstat(fd).st_size
+
+    def status(self, file: str | int, *, follow: bool = True) -> os.stat_result:
+        """What the system knows of a file, by its path or its descriptor. Without ``follow`` a link is itself the file."""
+        return os.stat(file, follow_symlinks=follow)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
+        status = os.stat(path)
+        return status.st_ino, status.st_mtime_ns
+
+    def modified(self, path: str) -> int:
+        """When the file was last changed, milliseconds since the epoch."""
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def exists(self, path: str) -> bool:
+        """Whether the name is there, be it of a link that leads nowhere."""
+        return os.path.lexists(path)
+
+    def is_directory(self, path: str, *, follow: bool = False) -> bool:
+        """Whether a directory is there; a link to one is none unless ``follow``."""
+        return os.path.isdir(path) and (follow or not os.path.islink(path))
+
+    def is_link(self, path: str) -> bool:
+        """Whether a symbolic link is there, wherever it leads."""
+        return os.path.islink(path)
+
+    def resolved(self, path: str) -> str:
+        """The path without links, as far as it exists."""
+        return os.path.realpath(path)
+
+    def irregular(self, path: str) -> list[str]:
+        """The names in a directory of what is no regular file: links, directories, pipes."""
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+
+    def list(self, path: str) -> list[str]:
+        """The names in a directory, in no order."""
+        return os.listdir(path)
+
+    def free(self, path: str) -> int:
+        """Bytes that an ordinary user can still write to the file system of this directory."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def boot(self) -> bytes:
+        """Tells one run of the machine from another, between which there may have been a power cut; empty where nothing does."""
+        try:
+            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+                return file.read().strip()
+        except OSError:
+            return b""
+
+    # Changes
+
+    def open(self, path: str, *, new: bool = False) -> int:
+        """A descriptor for reading and writing; links are not followed. ``new`` makes the file, empty, and fails if it exists;
+        its name is durable after `sync_directory` of its parent.
+        """
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
+
+    def open_into(
+        self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
+    ) -> None:
+        """The same, put into a list: an interrupt finds the file opened and in the list, or neither. With ``make`` it need not
+        exist, but may.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW) | (os.O_CREAT if make or new else 0)
+        descriptors.extend(map(os.open, (path,), (flags | (os.O_EXCL if new else 0),), (0o600,)))
+
+    close = staticmethod(os.close)  # itself, so that no interrupt comes between the call and it. What was written is not synced
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
@@ -53,10 +123,13 @@ class Files:
             written += os.pwrite(fd, data[written:], offset + written)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Make the file ``size`` bytes long and really reserve them, so that writing there cannot meet a full disk."""
+        """Make the file ``size`` bytes long and really reserve them, so that writing there cannot meet a full disk. Durable only
+        after `sync`.
+        """
         os.posix_fallocate(fd, 0, size)
 
     def truncate(self, fd: int, size: int) -> None:
+        """Cut the file off, or fill it up with zeros, which take no room. Durable only after `sync`."""
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
@@ -80,57 +153,48 @@ class Files:
         os.link(source, target)
 
     def unlink(self, path: str) -> None:
+        """The name goes, and with its last name and last descriptor the file. Durable after `sync_directory` of its parent."""
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
+        """An empty directory, for its owner alone. Durable after `sync_directory` of its parent."""
         os.mkdir(path, 0o700)
 
     def remove_directory(self, path: str) -> None:
-        """Remove an empty directory."""
+        """Remove an empty directory. Durable after `sync_directory` of its parent."""
         os.rmdir(path)
 
-    def irregular(self, path: str) -> list[str]:
-        """The names in a directory of what is no regular file: links, directories, pipes."""
-        with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all that is in it, in no order; an error or a crash leaves any part of it."""
+        shutil.rmtree(path)
 
-    def list(self, path: str) -> list[str]:
-        return os.listdir(path)
 
-    def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+DISK = Files()  # for those to whom nobody gives another
 
-    def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path) and not os.path.islink(path)
 
-    def free(self, path: str) -> int:
-        """Bytes that an ordinary user can still write to the file system of this directory."""
-        status = os.statvfs(path)
-        return status.f_bavail * status.f_frsize
+def open_again(descriptors: list[int], fd: int) -> None:
+    """Another opening of the same file, for reading, put into a list: locks tell it from the first one."""
+    descriptors.extend(map(os.open, (f"/proc/self/fd/{fd}",), (os.O_RDONLY | os.O_CLOEXEC,)))
 
-    def modified(self, path: str) -> int:
-        """When the file was last changed, milliseconds since the epoch."""
-        return os.stat(path).st_mtime_ns // 1_000_000
 
-    def boot(self) -> bytes:
-        """Tells one run of the machine from another, between which there may have been a power cut; empty where nothing does."""
-        try:
-            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-                return file.read().strip()
-        except OSError:
-            return b""
-
-    def identity(self, path: str) -> tuple[int, int]:
-        """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
-        status = os.stat(path)
-        return status.st_ino, status.st_mtime_ns
+def has_open(pid: int, fd: int) -> bool:
+    """Whether this process has the file open, too. What we may not look at counts as yes: it is another user's."""
+    mine = os.fstat(fd)
+    directory = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(directory)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"{directory}/{name}"), mine):
+                return True
+    return False
 
 
 # Descriptors in a list, which an interrupt finds opened and in the list or neither: what runs in C is not interrupted
-
-
-def open_into(descriptors: list[int], path: str, flags: int) -> None:
-    descriptors.extend(map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o600,)))
 
 
 def close_all(descriptors: list[int]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import close_all, close_each, open_into
+from qewqew_core.disk.files import DISK, Descriptors, Files, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
@@ -94,8 +94,9 @@ def release_each(descriptors: dict[int, int], *which: int) -> None:
 class HeaderLock:
     """The lock on one header file; `fd` is its descriptor, open for reading and writing. From `acquire`."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Files) -> None:
         self._descriptors: list[int] = []  # at most one
+        self._files = files
         self._identity: tuple[int, int] | None = None
 
     @property
@@ -118,25 +119,26 @@ class HeaderLock:
     def is_still_at(self, path: str) -> bool:
         """Whether the locked file is the one at ``path``: its last owner deletes the header of an empty queue."""
         try:
-            now = os.stat(path)
+            now = self._files.status(path)
         except FileNotFoundError:
             return False
         return (now.st_dev, now.st_ino) == self._identity
 
     def _try(self, path: str, follow: bool) -> bool | None:
         """Lock the file without waiting. Whether it was made; None if somebody else has it."""
-        flags, created = os.O_RDWR | (0 if follow else os.O_NOFOLLOW), False
+        created = False
         try:
-            open_into(self._descriptors, path, flags)
+            self._files.open_into(self._descriptors, path, follow=follow)
         except FileNotFoundError:
             try:
-                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+                self._files.open_into(self._descriptors, path, new=True)
             except FileExistsError:
-                if not follow or not os.path.islink(path):
+                if not follow or not self._files.is_link(path):
                     return None
-                open_into(self._descriptors, path, os.O_RDWR | os.O_CREAT)  # a link to nothing: the header is written through it
+                # A link to nothing: the header is written through it.
+                self._files.open_into(self._descriptors, path, make=True, follow=True)
             created = True
-        mine = os.fstat(self.fd)
+        mine = self._files.status(self.fd)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
             take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`
@@ -234,17 +236,17 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
         raise
 
 
-def acquire(path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
+def acquire(files: Files, path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
     Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Errors of opening the file pass
     through. Whatever is raised, nothing stays open or locked.
     """
     check_system(path)
-    header, line = HeaderLock(), list[int]()
+    header, line = HeaderLock(files), list[int]()
     try:
         with contextlib.suppress(OSError):
-            open_into(line, path, os.O_RDWR | (0 if follow else os.O_NOFOLLOW))
+            files.open_into(line, path, follow=follow)
         created = in_turn(line[0] if line else None, timeout, lambda: header._try(path, follow))
         close_all(line)
         if created is None:
@@ -269,16 +271,9 @@ def _locked(path: str, timeout: float) -> Locked:
 
 def holder(path: str) -> int | None:
     """The process that has the header locked, where the system tells it; never takes or drops a lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
+    with contextlib.suppress(OSError), Descriptors([DISK.open_to_read(path, follow=True)]) as (fd,):
         return _holder(fd)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    return None
 
 
 def _holder(fd: int) -> int | None:
@@ -292,21 +287,4 @@ def _holder(fd: int) -> int | None:
         return pid
     # An OFD lock has no process. Ours say it by another lock; of another container it may be somebody else's number here.
     at = first_locked(fd, _OWNERS, 0)
-    return at - _OWNERS if at is not None and _has_open(at - _OWNERS, fd) else None
-
-
-def _has_open(pid: int, fd: int) -> bool:
-    """Whether this process has the file open. What we may not look at counts as yes: it is another user's."""
-    mine = os.fstat(fd)
-    directory = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(directory)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    for name in names:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(f"{directory}/{name}"), mine):
-                return True
-    return False
+    return at - _OWNERS if at is not None and has_open(at - _OWNERS, fd) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 
-from qewqew_core.disk.files import Descriptors, close_all, open_into
+from qewqew_core.disk.files import DISK, Descriptors, close_all, open_again
 
 _guard = threading.Lock()  # of these
 _wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and bytes
@@ -22,7 +22,7 @@ class _Waker(threading.Thread):
         self.fds = Descriptors()
         self.is_free = threading.Event()
         self._key = key
-        open_into(self.fds, f"/proc/self/fd/{fd}", os.O_RDONLY)  # another open file description, of the same file
+        open_again(self.fds, fd)
 
     def run(self) -> None:
         from qewqew_core.disk import ofd
@@ -45,7 +45,7 @@ def sleep_until_free(fd: int, start: int, length: int, timeout: float) -> bool:
     """
     from qewqew_core.disk import ofd
 
-    status = os.fstat(fd)
+    status = DISK.status(fd)
     key = status.st_dev, status.st_ino, start, length
     try:
         if ofd.lock_on(fd, start, length) is None:

@@ -80,9 +80,11 @@ class Chunk:
         assert chunk.BEGIN <= self.base <= self.head <= self.tail <= self.size, self
         assert 0 <= self.taken <= self.total, self
         ends = [self.head, *(offset for span in self.consumed for offset in span[:2])]
-        assert all(one < other for one, other in pairwise(ends)), f"what is taken behind the head overlaps, or touches: {self}"
+        assert all(before < after for before, after in pairwise(ends)), (
+            f"what is taken behind the head overlaps, or touches: {self}"
+        )
         assert ends[-1] <= self.tail, self
-        assert all(one.offset < other.offset <= self.tail for one, other in pairwise(self.pieces)), self
+        assert all(before.offset < after.offset <= self.tail for before, after in pairwise(self.pieces)), self
 
     def free(self, at: int) -> Region | None:
         """The first region at or behind ``at`` (head <= at <= tail) that can be taken."""
@@ -111,8 +113,8 @@ class Chunk:
         self.consumed.insert(number, Span(start, end, records))
         for left in (number, number - 1):
             if 0 <= left < len(self.consumed) - 1 and self.consumed[left].end == self.consumed[left + 1].start:
-                one, other = self.consumed[left : left + 2]
-                self.consumed[left : left + 2] = [Span(one.start, other.end, one.records + other.records)]
+                left_span, right_span = self.consumed[left : left + 2]
+                self.consumed[left : left + 2] = [Span(left_span.start, right_span.end, left_span.records + right_span.records)]
         add_region(self.unavailable, start, end)
 
     def hold(self, start: int, end: int) -> None:

@@ -18,7 +18,7 @@ class Filter:
     def __init__(self, text: str | None) -> None:
         zbus.filter_patch(text)
         self.text = text if text and text.strip() else None
-        self._patterns = [_split(one, ".") for one in _split(self.text or "", ";") if one.strip()]
+        self._patterns = [_split(pattern, ".") for pattern in _split(self.text or "", ";") if pattern.strip()]
         self._known: dict[bytes, bool] = {}
 
     def __bool__(self) -> bool:
@@ -31,7 +31,7 @@ class Filter:
         if not tag:
             return False
         levels = _split(tag, ".")
-        return any(_matches(one, levels) for one in self._patterns)
+        return any(_matches(pattern, levels) for pattern in self._patterns)
 
     def matches_slot(self, slot: bytes) -> bool:
         """The same for the 128 bytes of the tag in a message; quick for those that were asked for before."""

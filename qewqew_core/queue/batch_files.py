@@ -26,11 +26,13 @@ def segment_file(path: str, chunk_id: int) -> str:
 def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
     """The manifest of a batch whose segments lie at these paths now; raises `Corrupt` as a reader does."""
     segments = []
-    for one, where in zip(batch.chunks, segment_paths, strict=True):
-        *inside, whole = manifest.checksums(crcs_of_unread(files, where, one))
-        boundaries = tuple((piece.offset, piece.records - one.taken) for piece in one.pieces if piece.offset > one.head)
-        name = segment_file(path, one.id)
-        segments.append(Segment(name, one.head, one.tail, one.records, whole, boundaries, tuple(inside)))
+    for chunk_state, where in zip(batch.chunks, segment_paths, strict=True):
+        *inside, whole = manifest.checksums(crcs_of_unread(files, where, chunk_state))
+        boundaries = tuple(
+            (entry.offset, entry.records - chunk_state.taken) for entry in chunk_state.pieces if entry.offset > chunk_state.head
+        )
+        name = segment_file(path, chunk_state.id)
+        segments.append(Segment(name, chunk_state.head, chunk_state.tail, chunk_state.records, whole, boundaries, tuple(inside)))
     return Manifest(
         batch.id,
         batch.keys[-1],
@@ -47,14 +49,14 @@ def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
     """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
     making, home = path + paths.LEASE, make_home(files, path, places.BATCHES)
     if not files.is_directory(os.path.join(home, batch.id)):  # else NAME.lease is the beginning of the next batch
-        for one in batch.chunks:
-            source, target = chunk.chunk_path(path, one.id), os.path.join(making, segment_file(path, one.id))
+        for chunk_state in batch.chunks:
+            source, target = chunk.chunk_path(path, chunk_state.id), os.path.join(making, segment_file(path, chunk_state.id))
             if not files.exists(target):  # the copy of a cut chunk was made there
                 files.rename(source, target)
                 fd = files.open(target)
                 try:
-                    if files.size(fd) > one.size:
-                        files.truncate(fd, one.size)
+                    if files.size(fd) > chunk_state.size:
+                        files.truncate(fd, chunk_state.size)
                 finally:
                     files.close(fd)
         # The queue's directory must have lost the names before its ids are used again.
@@ -69,7 +71,9 @@ def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
 def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
     """The manifest of a batch that lies in its directory."""
     directory = directory_of(path, batch)
-    return manifest_of(files, path, batch, [os.path.join(directory, segment_file(path, one.id)) for one in batch.chunks])
+    return manifest_of(
+        files, path, batch, [os.path.join(directory, segment_file(path, chunk_state.id)) for chunk_state in batch.chunks]
+    )
 
 
 def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:

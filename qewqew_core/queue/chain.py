@@ -50,7 +50,7 @@ class Chain:
         self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
         self._pending_in = chunk.NONE  # … that chunk …
         self._pending_at = 0  # … and where they begin there
-        self._run: tuple[Chunk, Piece] | None = None  # the piece of the first chunk that is being read
+        self._piece: tuple[Chunk, Piece] | None = None  # the piece of the first chunk that is being read
 
     def path_of(self, chunk_id: int) -> str:
         return chunk.chunk_path(self.path, chunk_id)
@@ -115,8 +115,8 @@ class Chain:
     def forget_emptied(self) -> None:
         """What is kept of the records of chunks that the commit has emptied is stale."""
         emptied = self._engine.state.emptied
-        if self._run is not None and self._run[0].id in emptied:
-            self._run = None
+        if self._piece is not None and self._piece[0].id in emptied:
+            self._piece = None
         if self._pending_in in emptied:  # what was still to be written to its file is not needed
             self._pending.clear()
         emptied.clear()
@@ -222,8 +222,8 @@ class Chain:
             lock.release_each(self.descriptors, chunk_id)
         self.unsynced.discard(chunk_id)
         self.taken.discard(chunk_id)
-        if self._run is not None and self._run[0].id == chunk_id:
-            self._run = None
+        if self._piece is not None and self._piece[0].id == chunk_id:
+            self._piece = None
 
     # New chunks
 
@@ -274,26 +274,26 @@ class Chain:
     def load(self, chunk_state: Chunk, offset: int) -> Piece:
         """Verified records around ``offset`` (head <= offset < tail); keeps the last ones read."""
         after = None
-        if self._run is not None and self._run[0] is chunk_state:
-            run = self._run[1]
-            if run.start <= offset < run.start + len(run.data):
-                return run
-            if offset == run.start + len(run.data):
-                after = run
+        if self._piece is not None and self._piece[0] is chunk_state:
+            piece = self._piece[1]
+            if piece.start <= offset < piece.start + len(piece.data):
+                return piece
+            if offset == piece.start + len(piece.data):
+                after = piece
         if chunk_state.id == self._pending_in:
             self.flush()
-        run = self.read(chunk_state, chunk_state.piece_of(offset), after)
-        self._run = (chunk_state, run)
-        return run
+        piece = self.read(chunk_state, chunk_state.piece_of(offset), after)
+        self._piece = (chunk_state, piece)
+        return piece
 
-    def read(self, chunk_state: Chunk, piece: int, after: Piece | None = None) -> Piece:
+    def read(self, chunk_state: Chunk, index: int, after: Piece | None = None) -> Piece:
         """A piece of the chunk's file, verified; see `read_piece`."""
         path = self.path_of(chunk_state.id)
-        return read_piece(self.files, self.descriptor(chunk_state.id), path, chunk_state, piece, after)
+        return read_piece(self.files, self.descriptor(chunk_state.id), path, chunk_state, index, after)
 
-    def forget_run(self) -> None:
+    def forget_piece(self) -> None:
         """The first chunk is another one."""
-        self._run = None
+        self._piece = None
 
     # Copies of what can be taken from a chunk
 
@@ -338,8 +338,8 @@ class Chain:
         at, end = region
         while at < end:
             index = source.piece_of(at)
-            run = self.read(source, index)
-            data = run.data[at - run.start : end - run.start]
+            piece = self.read(source, index)
+            data = piece.data[at - piece.start : end - piece.start]
             records, used = chunk.split(data, max_records - copy.total)
             sizes = list(accumulate(map(len, records)))
             fit = max(bisect_right(sizes, max_bytes - copy.bytes), min(at_least - copy.total, len(records)))

@@ -33,17 +33,17 @@ def store_pointers(files: Files, path: str, state: State, unsure: Collection[int
     ``unsure``: chunks that a killed process may have made, and not synced.
     """
     changed = []
-    for one, pointers in state.pointers():
-        if one.stored != pointers or one.id in unsure:
-            fd = files.open(chunk.chunk_path(path, one.id))
+    for chunk_state, pointers in state.pointers():
+        if chunk_state.stored != pointers or chunk_state.id in unsure:
+            fd = files.open(chunk.chunk_path(path, chunk_state.id))
             try:
                 files.write(fd, chunk.POINTERS.pack(*pointers), 0)
                 if durable:
                     files.sync(fd)
             finally:
                 files.close(fd)
-            one.stored = pointers
-            changed.append(one.id)
+            chunk_state.stored = pointers
+            changed.append(chunk_state.id)
     return changed
 
 

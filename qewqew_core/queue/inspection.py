@@ -12,7 +12,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, last_lease
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -33,7 +33,7 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     queue must the records be counted. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
-    return steady(full, lambda: stats_of(full, _look(full)[0]))
+    return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
 
 
 def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
@@ -44,7 +44,7 @@ def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[Batc
 
 def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
     state, _ = _look(path)
-    return stats_of(path, state), state.unfinished()
+    return stats_of(DISK, path, state), state.unfinished()
 
 
 class Snapshot(NamedTuple):
@@ -67,8 +67,15 @@ def snapshot(path: str) -> Snapshot:
 
 def _snapshot(path: str) -> Snapshot:
     state, redo = _look(path)
-    chunks = [one for one in state.chain.values() if one.records]
-    return Snapshot(chunks, {one.id: _missing(chunk.chunk_path(path, one.id), redo[one.id]) for one in chunks if one.id in redo})
+    chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
+    return Snapshot(
+        chunks,
+        {
+            chunk_state.id: _missing(chunk.chunk_path(path, chunk_state.id), redo[chunk_state.id])
+            for chunk_state in chunks
+            if chunk_state.id in redo
+        },
+    )
 
 
 def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
@@ -96,15 +103,9 @@ class WithPending(Files):
 
 def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
-    files = Files()
-    try:
-        fd = files.open_to_read(path)
-    except FileNotFoundError:
-        return runs
-    try:
-        return [(offset, frames) for offset, frames in runs if files.read(fd, len(frames), offset) != frames]
-    finally:
-        files.close(fd)
+    with contextlib.suppress(FileNotFoundError), Descriptors([DISK.open_to_read(path)]) as (fd,):
+        return [(offset, frames) for offset, frames in runs if DISK.read(fd, len(frames), offset) != frames]
+    return runs
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
@@ -127,7 +128,7 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
 
 def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
-    files = Files()
+    files = DISK
     header = _header(files, path)
     log = path + paths.LOG
     found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
@@ -153,8 +154,8 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
     return (now.generation, now.end) != (generation, end)
 
 
-def stats_of(path: str, state: State) -> QueueStats:
-    chunks = [one for one in state.chain.values() if one.records]
+def stats_of(files: Files, path: str, state: State) -> QueueStats:
+    chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
     now = now_ms()
     kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
@@ -165,19 +166,20 @@ def stats_of(path: str, state: State) -> QueueStats:
         leased=kinds.count("leased"),
         returned=kinds.count("returned"),
         dead=kinds.count("dead"),
-        on_disk=_on_disk(path, state),
+        on_disk=_on_disk(files, path, state),
         last_lease=last_lease(state.batches.values()),
     )
 
 
-def _on_disk(path: str, state: State) -> int:
-    files = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
+def _on_disk(files: Files, path: str, state: State) -> int:
+    found = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
     for home in (path + places.BATCHES, path + places.DEAD):
         for batch_id in state.batches:
             with contextlib.suppress(FileNotFoundError):
-                files += [entry.path for entry in os.scandir(os.path.join(home, batch_id))]
+                directory = os.path.join(home, batch_id)
+                found += [os.path.join(directory, name) for name in files.list(directory)]
     total = 0
-    for file in files:
+    for file in found:
         with contextlib.suppress(FileNotFoundError):
-            total += os.stat(file).st_blocks * 512
+            total += files.status(file).st_blocks * 512
     return total

@@ -60,12 +60,12 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
     if found.header != state.first or not state.chain.keys() <= found.ids:
         return False
     expected = state.pointers()
-    looked_at = {one.id for one, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
+    looked_at = {chunk_state.id for chunk_state, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
     looked_at.update(paths.chunk_ids(found.path, files.irregular(found.directory)))  # that is refused
-    for one, pointers in expected:
-        if one.id in looked_at:
-            on_disk = read_pointers(files, chunk.chunk_path(found.path, one.id))
-            if on_disk[1:] != pointers or on_disk.size < one.tail:
+    for chunk_state, pointers in expected:
+        if chunk_state.id in looked_at:
+            on_disk = read_pointers(files, chunk.chunk_path(found.path, chunk_state.id))
+            if on_disk[1:] != pointers or on_disk.size < chunk_state.tail:
                 return False
     return not may_be_made_anew(files, found) or all_as_committed(files, found.path, state)
 
@@ -89,14 +89,14 @@ def may_be_made_anew(files: Files, found: Found) -> bool:
 
 
 def all_as_committed(files: Files, path: str, state: State) -> bool:
-    return all(as_committed(files, chunk.chunk_path(path, one.id), one) for one in state.chain.values())
+    return all(as_committed(files, chunk.chunk_path(path, chunk_state.id), chunk_state) for chunk_state in state.chain.values())
 
 
-def as_committed(files: Files, path: str, one: Chunk) -> bool:
+def as_committed(files: Files, path: str, chunk_state: Chunk) -> bool:
     """Whether the records of a chunk have the checksums of the log."""
     fd = files.open_to_read(path)
     try:
-        for _ in unread(files, fd, path, one):
+        for _ in unread(files, fd, path, chunk_state):
             pass
     except Corrupt:
         return False
@@ -105,18 +105,18 @@ def as_committed(files: Files, path: str, one: Chunk) -> bool:
     return True
 
 
-def _written_over(files: Files, path: str, one: Chunk, end: int) -> bool:
+def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool:
     """Whether some of the bytes before ``end`` are no longer those that the log knows."""
     fd = files.open_to_read(path)
     try:
-        for index, piece in enumerate(one.pieces):
+        for index, piece in enumerate(chunk_state.pieces):
             if piece.offset < end:
-                read_piece(files, fd, path, one, index)
+                read_piece(files, fd, path, chunk_state, index)
     except Corrupt:
         return True
     finally:
         files.close(fd)
-    return end <= one.base  # of those nothing is known
+    return end <= chunk_state.base  # of those nothing is known
 
 
 def believed(files: Files, found: Found) -> Believed:
@@ -157,34 +157,37 @@ class _Successor:
 
     def believed(self) -> Believed:
         state, ids = self._state, self._found.ids
-        removed = [one for one, _ in takewhile(lambda pair: pair[0].id not in ids, self._expected)]
+        removed = [chunk_state for chunk_state, _ in takewhile(lambda pair: pair[0].id not in ids, self._expected)]
         left = self._expected[len(removed) :]
         if not left:
             return self._all_removed()
-        for one, _ in left:
-            if one.id not in ids:
+        for chunk_state, _ in left:
+            if chunk_state.id not in ids:
                 if not removed and self._was_cleared(*left[0]):
                     return self._nothing()
                 raise self._refused(
-                    one.id, "the chunk file is missing; the log says that it holds records, and others before it are there"
+                    chunk_state.id,
+                    "the chunk file is missing; the log says that it holds records, and others before it are there",
                 )
         self._check_header(removed, left)
-        for one in removed:  # a Java program has read them to their end
-            state.take(one.id, one.head, one.tail, one.records)
+        for chunk_state in removed:  # a Java program has read them to their end
+            state.take(chunk_state.id, chunk_state.head, chunk_state.tail, chunk_state.records)
         state.dropped.clear()
         state.emptied.clear()
-        for number, (one, pointers) in enumerate(left):
-            disk = read_pointers(self._files, self._chunk(one.id))
-            if disk.size < one.tail:
-                raise self._refused(one.id, f"the chunk file has {disk.size} bytes, its records end at {one.tail}: it was cut")
+        for number, (chunk_state, pointers) in enumerate(left):
+            disk = read_pointers(self._files, self._chunk(chunk_state.id))
+            if disk.size < chunk_state.tail:
+                raise self._refused(
+                    chunk_state.id, f"the chunk file has {disk.size} bytes, its records end at {chunk_state.tail}: it was cut"
+                )
             first, last = number == 0, number == len(left) - 1
             if last:
-                self._last_chunk(one, pointers, disk, alone=first)
+                self._last_chunk(chunk_state, pointers, disk, alone=first)
             elif disk[2:] != pointers[1:] or (not first and disk.head != pointers[0]):
-                raise self._pointers(one, pointers, disk)
+                raise self._pointers(chunk_state, pointers, disk)
             elif first:
-                self._move_head(one, pointers, disk)
-                one.stored = disk[1:]
+                self._move_head(chunk_state, pointers, disk)
+                chunk_state.stored = disk[1:]
         return self._result
 
     # The header
@@ -217,7 +220,7 @@ class _Successor:
             )
 
     def _is_untouched(self, left: list[tuple[Chunk, Pointers]]) -> bool:
-        return all(read_pointers(self._files, self._chunk(one.id))[1:] == pointers for one, pointers in left)
+        return all(read_pointers(self._files, self._chunk(chunk_state.id))[1:] == pointers for chunk_state, pointers in left)
 
     # Chunks that are gone
 
@@ -232,11 +235,13 @@ class _Successor:
         chain, empty = chain_of(self._files, self._found)
         return Believed(State.of(chain).with_batches_of(self._state), empty)
 
-    def _was_cleared(self, one: Chunk, pointers: Pointers) -> bool:
+    def _was_cleared(self, chunk_state: Chunk, pointers: Pointers) -> bool:
         """Whether nothing but the first chunk is left, and that is no longer part of the queue: what `clear` leaves."""
-        if self._found.header != chunk.NONE or any(other in self._found.ids for other in self._state.chain if other != one.id):
+        if self._found.header != chunk.NONE or any(
+            other in self._found.ids for other in self._state.chain if other != chunk_state.id
+        ):
             return False
-        disk = read_pointers(self._files, self._chunk(one.id))
+        disk = read_pointers(self._files, self._chunk(chunk_state.id))
         return disk.head == chunk.BEGIN and disk.next == chunk.NONE and disk[1:] != pointers
 
     def _nothing(self) -> Believed:
@@ -245,74 +250,74 @@ class _Successor:
 
     # Chunks that are there
 
-    def _move_head(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> None:
+    def _move_head(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> None:
         """Records of the chunk were taken. (It is set to 10 just before a chunk that was read begins anew.)"""
         head = pointers[0] if disk.head == chunk.BEGIN else disk.head
-        if not pointers[0] <= head < one.tail:
-            raise self._pointers(one, pointers, disk)
-        if head > one.head:
-            before = records_before(self._files, self._chunk(one.id), one, head)
-            self._state.take(one.id, one.head, head, before - one.taken)
+        if not pointers[0] <= head < chunk_state.tail:
+            raise self._pointers(chunk_state, pointers, disk)
+        if head > chunk_state.head:
+            before = records_before(self._files, self._chunk(chunk_state.id), chunk_state, head)
+            self._state.take(chunk_state.id, chunk_state.head, head, before - chunk_state.taken)
 
-    def _last_chunk(self, one: Chunk, pointers: Pointers, disk: OnDisk, alone: bool) -> None:
+    def _last_chunk(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk, alone: bool) -> None:
         following = disk.next
-        if following not in (chunk.NONE, chunk.successor(one.id)) or following in self._state.chain:
-            raise self._pointers(one, pointers, disk)
+        if following not in (chunk.NONE, chunk.successor(chunk_state.id)) or following in self._state.chain:
+            raise self._pointers(chunk_state, pointers, disk)
         if not chunk.BEGIN <= disk.head <= disk.tail <= disk.size:
-            raise self._pointers(one, pointers, disk)
-        path = self._chunk(one.id)
-        kept = disk.tail >= one.tail and (not alone or as_committed(self._files, path, one))
+            raise self._pointers(chunk_state, pointers, disk)
+        path = self._chunk(chunk_state.id)
+        kept = disk.tail >= chunk_state.tail and (not alone or as_committed(self._files, path, chunk_state))
         if alone and (disk.head, disk.tail) == (chunk.BEGIN, chunk.BEGIN):
-            self._begun_anew(one, None)
+            self._begun_anew(chunk_state, None)
         elif kept and (alone or disk.head == pointers[0]):
-            self._grow(one, pointers, disk)
-            self._move_head(one, pointers, disk)
-        elif alone and not kept and _written_over(self._files, path, one, min(disk.tail, one.tail)):
+            self._grow(chunk_state, pointers, disk)
+            self._move_head(chunk_state, pointers, disk)
+        elif alone and not kept and _written_over(self._files, path, chunk_state, min(disk.tail, chunk_state.tail)):
             # Something was written over the records that the log knows. It is no damage if records begin where they must.
-            begun = scan(self._files, path, one.id, disk._replace(head=chunk.BEGIN))
+            begun = scan(self._files, path, chunk_state.id, disk._replace(head=chunk.BEGIN))
             taken = 0
             if disk.head > chunk.BEGIN:
                 taken = records_before(self._files, path, begun, disk.head) if disk.head < disk.tail else -1
             if taken < 0:
-                raise self._pointers(one, pointers, disk)
-            self._begun_anew(one, begun)
+                raise self._pointers(chunk_state, pointers, disk)
+            self._begun_anew(chunk_state, begun)
             if taken:
-                self._state.take(one.id, chunk.BEGIN, disk.head, taken)
+                self._state.take(chunk_state.id, chunk.BEGIN, disk.head, taken)
         else:
-            raise self._pointers(one, pointers, disk)
-        one.size = disk.size  # with a larger chunk size it makes files longer
-        if one.id in self._state.chain:
-            self._state.chain[one.id].stored = disk[1:]
+            raise self._pointers(chunk_state, pointers, disk)
+        chunk_state.size = disk.size  # with a larger chunk size it makes files longer
+        if chunk_state.id in self._state.chain:
+            self._state.chain[chunk_state.id].stored = disk[1:]
         if following in self._found.ids:
-            self._add(*follow(self._files, self._found, following, one.id))
+            self._add(*follow(self._files, self._found, following, chunk_state.id))
 
-    def _grow(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> None:
-        path, time, something = self._chunk(one.id), self._files.modified(self._chunk(one.id)), False
-        for frames, records in step_over(self._files, path, one.tail, disk.tail):
-            self._state.append(one.id, len(frames), records, crc32(frames, one.crc), time)
+    def _grow(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> None:
+        path, time, something = self._chunk(chunk_state.id), self._files.modified(self._chunk(chunk_state.id)), False
+        for frames, records in step_over(self._files, path, chunk_state.tail, disk.tail):
+            self._state.append(chunk_state.id, len(frames), records, crc32(frames, chunk_state.crc), time)
             something = something or any(frames)
         if not something and (pointers[1] ^ disk.tail).bit_count() == 1:  # zeros are empty records, or space that nobody has used
-            raise self._pointers(one, pointers, disk)
+            raise self._pointers(chunk_state, pointers, disk)
 
-    def _begun_anew(self, one: Chunk, content: Chunk | None) -> None:
+    def _begun_anew(self, chunk_state: Chunk, content: Chunk | None) -> None:
         """All that the log knows of the chunk was taken. If nothing came after it, the file goes."""
         state = self._state
-        state.records -= one.records
-        state.bytes -= one.bytes
+        state.records -= chunk_state.records
+        state.bytes -= chunk_state.bytes
         if self._found.header == chunk.NONE:  # by `clear`, whose chunk no longer belongs to the queue
             content = None
         elif content is None:
-            self._result.empty.append(one.id)
+            self._result.empty.append(chunk_state.id)
         if content is None:
-            del state.chain[one.id]
+            del state.chain[chunk_state.id]
         else:
-            self._add({one.id: content}, [])
+            self._add({chunk_state.id: content}, [])
 
     def _add(self, chain: dict[int, Chunk], empty: list[int]) -> None:
         state = self._state
         state.chain.update(chain)
-        state.records += sum(one.records for one in chain.values())
-        state.bytes += sum(one.bytes for one in chain.values())
+        state.records += sum(chunk_state.records for chunk_state in chain.values())
+        state.bytes += sum(chunk_state.bytes for chunk_state in chain.values())
         self._result.empty += empty
 
     # What is said
@@ -326,9 +331,9 @@ class _Successor:
     def _refused(self, chunk_id: int, what: str) -> Corrupt:
         return Corrupt(f"{what}. Nothing was changed; {_BRING_BACK}", path=self._chunk(chunk_id), offset=0)
 
-    def _pointers(self, one: Chunk, pointers: Pointers, disk: OnDisk) -> Corrupt:
+    def _pointers(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> Corrupt:
         return self._refused(
-            one.id,
+            chunk_state.id,
             f"head, tail, next are {disk[1:]}; they were {pointers} at the last close, and one Java program alone does not make "
             "that of them",
         )

@@ -50,12 +50,12 @@ from qewqew_core.queue.operations import (
     Believe,
     Clear,
     Extent,
+    JsonOperation,
     Lease,
     NewChunk,
     Operation,
     PutBack,
     PutKey,
-    Rare,
     Repair,
     Replace,
     Take,
@@ -66,10 +66,10 @@ Pointers = tuple[int, int, int]  # head, tail, next
 Stored = tuple[int, int, int, int]  # the chunk, and these
 
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER = range(1, 9)
+_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER = range(1, 9)
 KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover"), 1))
 _APPENDED = (COMMIT, CHECKPOINT, HANDOVER)
-OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _PUT_KEYS, _EXPIRED_KEYS, END)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END)
 
 # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
 _CHUNK = struct.Struct(">HIIIIIII")
@@ -80,7 +80,7 @@ _PIECE = struct.Struct(">IIIQ")
 _SPAN = struct.Struct(">III")  # start end records
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
-_SEAL = struct.Struct(">QQQ")
+_CHECKPOINT_IDENTITY = struct.Struct(">QQQ")
 _STORED = struct.Struct(">HIIH")  # chunk, head, tail, next
 
 # Operations of a commit
@@ -89,11 +89,11 @@ _EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to t
 _TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
 _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
-_JSON = struct.Struct(">cI")  # J length; then what happens rarely, as JSON: {"op": name, …}, see `_RARE` and `batch_state`
+_JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `_JSON_OPERATIONS` and `batch_state`
 
 
-# How JSON calls the rare ones
-_RARE: dict[str, type[Rare]] = {
+# How JSON calls them
+_JSON_OPERATIONS: dict[str, type[JsonOperation]] = {
     "believe": Believe,
     "clear": Clear,
     "lease": Lease,
@@ -101,7 +101,7 @@ _RARE: dict[str, type[Rare]] = {
     "repair": Repair,
     "replace": Replace,
 }
-_NAMES: dict[type[Rare], str] = {kind: name for name, kind in _RARE.items()} | BATCH_NAMES
+_NAMES: dict[type[JsonOperation], str] = {kind: name for name, kind in _JSON_OPERATIONS.items()} | BATCH_NAMES
 
 
 def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
@@ -136,10 +136,10 @@ def commit(time: int, operations: Iterable[Operation]) -> bytes:
 
 
 def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
-    return _SEAL.pack(log_inode, header_inode, header_time)
+    return _CHECKPOINT_IDENTITY.pack(log_inode, header_inode, header_time)
 
 
-unpack_checkpoint = _SEAL.unpack  # inode of the log, inode and time of the header
+unpack_checkpoint = _CHECKPOINT_IDENTITY.unpack  # inode of the log, inode and time of the header
 
 
 def handover(identity: bytes, boot: bytes, stored: Sequence[Stored]) -> bytes:
@@ -149,11 +149,11 @@ def handover(identity: bytes, boot: bytes, stored: Sequence[Stored]) -> bytes:
 
 def unpack_handover(body: bytes) -> tuple[bytes, tuple[int, ...], list[Stored]]:
     """``boot``, ``identity`` as `unpack_checkpoint` gives it, ``stored``."""
-    (count,) = _COUNT.unpack_from(body, _SEAL.size)
-    at = _SEAL.size + _COUNT.size
+    (count,) = _COUNT.unpack_from(body, _CHECKPOINT_IDENTITY.size)
+    at = _CHECKPOINT_IDENTITY.size + _COUNT.size
     end = at + count * _STORED.size
     stored = [(chunk_id, head, tail, following) for chunk_id, head, tail, following in _STORED.iter_unpack(body[at:end])]
-    return body[end:], _SEAL.unpack_from(body), stored
+    return body[end:], _CHECKPOINT_IDENTITY.unpack_from(body), stored
 
 
 unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
@@ -196,12 +196,12 @@ def unpack(body: bytes) -> Iterator[Operation]:
             raise ValueError(f"unknown operation {letter!r}")
 
 
-def _from_json(body: bytes) -> Rare:
+def _from_json(body: bytes) -> JsonOperation:
     fields = json.loads(body)
     name = fields.pop("op")
     if name in BATCH_OPERATIONS:
         return batch_operation(name, fields)
-    return _RARE[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
+    return _JSON_OPERATIONS[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
 
 
 @dataclass
@@ -221,7 +221,7 @@ class Replayed:
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
-    last_rare: Rare | None  # of the last commit: the file moves that it asks for may be unfinished
+    last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
 
     def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
@@ -259,7 +259,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 result.checkpoint_identity = unpack_checkpoint(body)
             elif kind == HANDOVER and not snapshot:
                 result.handed_over, result.checkpoint_identity, stored = unpack_handover(body)
-                result.last_rare = None
+                result.last_json_operation = None
                 for chunk_id, head, tail, following in stored:
                     result.handed.setdefault(chunk_id, []).append((head, tail, following))
             elif kind == END:
@@ -287,16 +287,16 @@ def _checkpoint(result: Replayed, last: bool) -> None:
         result.redo.clear()
     result.dropped.clear()
     result.made.clear()
-    result.last_rare = None
+    result.last_json_operation = None
     result.firsts = {result.state.first}
     if last:  # there may be as many checkpoints as chunks
-        for one, pointers in result.state.pointers():
-            one.stored = pointers
+        for chunk_state, pointers in result.state.pointers():
+            chunk_state.stored = pointers
 
 
 def _apply(body: bytes, result: Replayed) -> None:
     state, time = result.state, time_of(body)
-    result.last_rare = None
+    result.last_json_operation = None
     for operation in unpack(body):
         match operation:
             case Append(chunk_id, _, frames):
@@ -317,8 +317,8 @@ def _apply(body: bytes, result: Replayed) -> None:
                 for chunk_id, head, tail, following in stored:
                     state.chain[chunk_id].stored = head, tail, following
         state.apply(operation, time)
-        if isinstance(operation, Rare):
-            result.last_rare = operation
+        if isinstance(operation, JsonOperation):
+            result.last_json_operation = operation
         # To redo stale content would overwrite what was written to the chunk file since.
         for emptied in state.emptied:
             result.redo.pop(emptied, None)
@@ -411,7 +411,7 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
     with contextlib.suppress(Corrupt):
         prefix = replay(data[:damaged], path, keep_redo)
     frames = list(journal.find_frames(data, generation, damaged if prefix else journal.BEGIN, KIND_NAMES))
-    behind = [one.start for one in frames if one.start > damaged]
+    behind = [found.start for found in frames if found.start > damaged]
     return Salvaged(prefix, damaged, behind[0] if behind else len(data.rstrip(b"\0")), frames)
 
 
@@ -421,12 +421,12 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
 def snapshot(state: State, generation: int) -> bytes:
     """A whole log that says nothing but this state. It counts as a checkpoint."""
     parts = [journal.head(MAGIC, generation)]
-    parts += [frame(_CHUNK_KIND, _pack_chunk(one), generation) for one in state.chain.values()]
+    parts += [frame(_CHUNK_KIND, _pack_chunk(chunk_state), generation) for chunk_state in state.chain.values()]
     for batch in state.batches.values():
         body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
         parts.append(frame(_BATCH, body, generation))
-    for kind, keys in ((_PUT_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
+    for kind, keys in ((_IDEMPOTENCY_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
     parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
@@ -436,25 +436,34 @@ def snapshot(state: State, generation: int) -> bytes:
 def load(kind: int, body: bytes, state: State) -> None:
     """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
     if kind == _CHUNK_KIND:
-        (one,) = _unpack_chunks(body)
-        state.chain[one.id] = one
-        state.records += one.records
-        state.bytes += one.bytes
+        (chunk_state,) = _unpack_chunks(body)
+        state.chain[chunk_state.id] = chunk_state
+        state.records += chunk_state.records
+        state.bytes += chunk_state.bytes
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
         batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
-    elif kind in (_PUT_KEYS, _EXPIRED_KEYS):
-        keys = state.idempotency_keys if kind == _PUT_KEYS else state.expired_keys
+    elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
+        keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
     else:
         raise ValueError(f"unknown frame kind {kind}")
 
 
-def _pack_chunk(one: Chunk) -> bytes:
-    head = _CHUNK.pack(one.id, one.size, one.base, one.head, one.tail, one.taken, one.total, one.crc)
-    lists = [*(_PIECE.pack(*piece) for piece in one.pieces), *(_SPAN.pack(*span) for span in one.consumed)]
-    return head + _COUNTS.pack(len(one.pieces), len(one.consumed)) + b"".join(lists)
+def _pack_chunk(chunk_state: Chunk) -> bytes:
+    head = _CHUNK.pack(
+        chunk_state.id,
+        chunk_state.size,
+        chunk_state.base,
+        chunk_state.head,
+        chunk_state.tail,
+        chunk_state.taken,
+        chunk_state.total,
+        chunk_state.crc,
+    )
+    lists = [*(_PIECE.pack(*piece) for piece in chunk_state.pieces), *(_SPAN.pack(*span) for span in chunk_state.consumed)]
+    return head + _COUNTS.pack(len(chunk_state.pieces), len(chunk_state.consumed)) + b"".join(lists)
 
 
 def _unpack_pieces(packed: bytes) -> list[IndexEntry]:

@@ -107,5 +107,5 @@ class Repair(NamedTuple):
     report: dict[str, Any]
 
 
-Rare = Lease | PutBack | Replace | Clear | Believe | Repair | BatchOperation
-Operation = Append | Extent | Take | NewChunk | PutKey | Rare
+JsonOperation = Lease | PutBack | Replace | Clear | Believe | Repair | BatchOperation
+Operation = Append | Extent | Take | NewChunk | PutKey | JsonOperation

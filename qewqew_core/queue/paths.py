@@ -16,6 +16,7 @@ import os
 import stat
 
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 
@@ -30,7 +31,7 @@ def chunk_ids(queue: str, names: list[str]) -> set[int]:
         suffix = name[len(prefix) :]
         if name.startswith(prefix) and suffix.isdecimal() and suffix.isascii() and suffix[0] != "0" and len(suffix) < 6:
             ids.add(int(suffix))
-    return {one for one in ids if one <= chunk.MAX_ID}
+    return {chunk_id for chunk_id in ids if chunk_id <= chunk.MAX_ID}
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
@@ -42,7 +43,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
         raise BadPath(f"a queue's path is a str or a Path, not {path!r:.100}") from error
     if not isinstance(given, str) or not given or "\0" in given:
         raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
-    if given.endswith("/") or os.path.isdir(given):
+    if given.endswith("/") or DISK.is_directory(given, follow=True):
         raise BadPath(
             "is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
         )
@@ -50,10 +51,10 @@ def check_path(path: str | os.PathLike[str]) -> str:
     parent = os.path.dirname(full)
     if os.path.basename(full) in (".", "..") or len(os.fsencode(os.path.basename(full))) > 200:
         raise BadPath("cannot be the name of a queue (at most 200 bytes)", path=given)
-    if not os.path.isdir(parent):
+    if not DISK.is_directory(parent, follow=True):
         raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
     try:
-        kind = os.stat(full).st_mode
+        kind = DISK.status(full).st_mode
     except FileNotFoundError:
         kind = stat.S_IFREG
     except OSError as error:
@@ -62,6 +63,6 @@ def check_path(path: str | os.PathLike[str]) -> str:
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")
     reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, STAGED, DAMAGED, STAMP)
-    if dot and reserved and os.path.basename(base) and (os.path.exists(base) or os.path.exists(base + LOG)):
+    if dot and reserved and os.path.basename(base) and (DISK.exists(base) or DISK.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full

@@ -119,7 +119,7 @@ class Queue(HasBatches):
         deadline = clock.monotonic() + lock_timeout
         for attempt in count():
             try:
-                header, created = lock.acquire(self.path, max(0.0, deadline - clock.monotonic()))
+                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()))
             except PermissionError as error:
                 raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
             except OSError as error:
@@ -393,15 +393,15 @@ class Queue(HasBatches):
                     if self._holds.disturbed != before:
                         raise RuntimeError("records were taken from the queue during the iteration")
                     self._chain.flush()
-                    run = self._chain.read(chunk_state, chunk_state.piece_of(at))
-                    data = run.data[at - run.start : end - run.start]
+                    piece = self._chain.read(chunk_state, chunk_state.piece_of(at))
+                    data = piece.data[at - piece.start : end - piece.start]
                 at += len(data)
                 yield from chunk.split(data)[0]
 
     def stats(self) -> QueueStats:
         """Counts and sizes, as `inspect` gives them."""
         with self._engine.exclusive():
-            return stats_of(self.path, self._engine.state)
+            return stats_of(self._files, self.path, self._engine.state)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
         """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.

@@ -24,7 +24,7 @@ from qewqew_core.queue import batch_files, paths, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
-from qewqew_core.queue.operations import Lease, PutBack, Rare
+from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.state import State
 
 MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
@@ -46,7 +46,7 @@ class QueueBatches(Source):
     def commit(self, operation: BatchOperation) -> None:
         self._commit(operation)
 
-    def _commit(self, operation: Rare, now: int | None = None) -> int:
+    def _commit(self, operation: JsonOperation, now: int | None = None) -> int:
         position = self._chain.commit([operation], now)
         self.engine.durable(position, always=True)
         stamp.write(self.files, self.stem, self.engine.state.changes)
@@ -142,7 +142,7 @@ class QueueBatches(Source):
         self._holds.disturbed += 1
         for chunk_id in whole:
             self._chain.forget(chunk_id)
-        self._chain.forget_run()
+        self._chain.forget_piece()
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
         self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
@@ -164,7 +164,7 @@ class QueueBatches(Source):
         self._commit(PutBack(batch.id, ids, names))
         self._chain.taken.update(ids)
         self._holds.disturbed += 1
-        self._chain.forget_run()
+        self._chain.forget_piece()
         moves = list(zip(names, ids, strict=True))
         self.move(partial(batch_files.roll_forward_put_back, self.files, self.stem, batch.id, moves))
         self._chain.own_ends()

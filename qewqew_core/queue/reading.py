@@ -45,16 +45,16 @@ class Piece(NamedTuple):
     records_end: int
 
 
-def read_piece(files: Files, fd: int, path: str, one: Chunk, index: int, after: Piece | None = None) -> Piece:
+def read_piece(files: Files, fd: int, path: str, chunk_state: Chunk, index: int, after: Piece | None = None) -> Piece:
     """Piece ``index`` of the chunk, or only what was committed to it since the run ``after`` was read.
 
     Raises `Corrupt` if the bytes are not those that were committed.
     """
-    piece = one.pieces[index]
-    start, before, crc = piece.offset, piece.records, piece.crc
+    entry = chunk_state.pieces[index]
+    start, before, crc = entry.offset, entry.records, entry.crc
     if after is not None and after.start + len(after.data) > start:
         start, before, crc = after.start + len(after.data), after.records_end, after.crc
-    end, records, end_crc = one.piece_end(index)
+    end, records, end_crc = chunk_state.piece_end(index)
     data = files.read(fd, end - start, start)
     if len(data) < end - start:
         raise Corrupt(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
@@ -68,33 +68,35 @@ def read_piece(files: Files, fd: int, path: str, one: Chunk, index: int, after: 
     return Piece(start, data, before, end_crc, records)
 
 
-def unread(files: Files, fd: int, path: str, one: Chunk) -> Iterator[tuple[IndexEntry, bytes]]:
+def unread(files: Files, fd: int, path: str, chunk_state: Chunk) -> Iterator[tuple[IndexEntry, bytes]]:
     """The records from head to tail, as verified runs, each with the boundary that it begins at."""
-    if one.head == one.tail:
+    if chunk_state.head == chunk_state.tail:
         return
-    for index in range(one.piece_of(one.head), len(one.pieces)):
-        run = read_piece(files, fd, path, one, index)
-        skip = max(0, one.head - run.start)
-        before = one.taken if skip else run.records_before
-        yield IndexEntry(run.start + skip, before, 0, one.pieces[index].time), run.data[skip:]
+    for index in range(chunk_state.piece_of(chunk_state.head), len(chunk_state.pieces)):
+        piece = read_piece(files, fd, path, chunk_state, index)
+        skip = max(0, chunk_state.head - piece.start)
+        before = chunk_state.taken if skip else piece.records_before
+        yield IndexEntry(piece.start + skip, before, 0, chunk_state.pieces[index].time), piece.data[skip:]
 
 
-def crcs_of_unread(files: Files, path: str, one: Chunk) -> list[int]:
+def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
     """The crc32 of the bytes from head to each boundary behind it, and to tail.
 
     Reads one piece at most, and only if the chunk is partly read.
     """
-    inside = [piece for piece in one.pieces if piece.offset > one.head]
-    if one.head == one.base:
-        return [*(piece.crc for piece in inside), one.crc]
+    inside = [entry for entry in chunk_state.pieces if entry.offset > chunk_state.head]
+    if chunk_state.head == chunk_state.base:
+        return [*(entry.crc for entry in inside), chunk_state.crc]
     fd = files.open_to_read(path)
     try:
-        index = one.piece_of(one.head)
-        run = read_piece(files, fd, path, one, index)
+        index = chunk_state.piece_of(chunk_state.head)
+        piece = read_piece(files, fd, path, chunk_state, index)
     finally:
         files.close(fd)
-    front = crc32(run.data[: one.head - run.start], one.pieces[index].crc)
-    return crcs_of_rest(front, one.head, [*((piece.offset, piece.crc) for piece in inside), (one.tail, one.crc)])
+    front = crc32(piece.data[: chunk_state.head - piece.start], chunk_state.pieces[index].crc)
+    return crcs_of_rest(
+        front, chunk_state.head, [*((entry.offset, entry.crc) for entry in inside), (chunk_state.tail, chunk_state.crc)]
+    )
 
 
 def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
@@ -103,10 +105,10 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
     Raises `Corrupt` with the offset of the first record that does not fit.
     """
     time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
-    one = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
+    chunk_state = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
     for frames, records in step_over(files, path, found.head, found.tail):
-        one.append(len(frames), records, crc32(frames, one.crc), time)
-    return one
+        chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), time)
+    return chunk_state
 
 
 def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[bytes, int]]:
@@ -142,16 +144,16 @@ def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[
         files.close(fd)
 
 
-def records_before(files: Files, path: str, one: Chunk, offset: int) -> int:
+def records_before(files: Files, path: str, chunk_state: Chunk, offset: int) -> int:
     """How many records lie between the base of a chunk and ``offset``. Raises `Corrupt` if no record begins there."""
     fd = files.open_to_read(path)
     try:
-        run = read_piece(files, fd, path, one, one.piece_of(offset))
+        piece = read_piece(files, fd, path, chunk_state, chunk_state.piece_of(offset))
     finally:
         files.close(fd)
-    at, count = 0, run.records_before
-    while run.start + at < offset:
-        at, count = chunk.record_end(run.data, at), count + 1
-    if run.start + at != offset:
+    at, count = 0, piece.records_before
+    while piece.start + at < offset:
+        at, count = chunk.record_end(piece.data, at), count + 1
+    if piece.start + at != offset:
         raise Corrupt(f"the head, {offset}, lies inside a record. Nothing was changed", path=path, offset=0)
     return count

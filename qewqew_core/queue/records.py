@@ -179,10 +179,10 @@ class Records:
         start = first.head
         if first.unavailable:  # else its first record is the one
             first, start, _ = next(self._chain.free())
-        run = self._chain.load(first, start)
-        at = start - run.start
-        end = chunk.record_end(run.data, at)
-        return run.data[at + 2 : end], (first, start, run.start + end, 1)
+        piece = self._chain.load(first, start)
+        at = start - piece.start
+        end = chunk.record_end(piece.data, at)
+        return piece.data[at + 2 : end], (first, start, piece.start + end, 1)
 
     def pick(self, max_records: int, max_bytes: int | None) -> tuple[list[bytes], list[Step]]:
         """The first records that nobody holds, and where they are."""
@@ -193,8 +193,8 @@ class Records:
         for chunk_state, start, end in self._chain.free():
             at, before = start, len(picked)
             while at < end and len(picked) < max_records and room > 0:
-                run = self._chain.load(chunk_state, at)
-                records, used = chunk.split(run.data[at - run.start : end - run.start], max_records - len(picked))
+                piece = self._chain.load(chunk_state, at)
+                records, used = chunk.split(piece.data[at - piece.start : end - piece.start], max_records - len(picked))
                 sizes = list(accumulate(map(len, records)))
                 fit = len(records) if sizes[-1] <= room else max(bisect_right(sizes, room), int(not picked))
                 if fit < len(records):

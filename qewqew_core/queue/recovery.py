@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, write_new
+from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
@@ -48,7 +48,7 @@ from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointer
 from qewqew_core.queue.found import Found, chain_of, look
 from qewqew_core.queue.java import Believed
 from qewqew_core.queue.log import Replayed
-from qewqew_core.queue.operations import Believe, Lease, PutBack, Rare, Repair
+from qewqew_core.queue.operations import Believe, JsonOperation, Lease, PutBack, Repair
 from qewqew_core.queue.reading import BLOCK, read_pointers
 from qewqew_core.queue.state import State
 
@@ -92,7 +92,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
             state, log = replayed.state, open_log(files, replayed, path, log_fd)  # step 5
             if not found.is_closed:
                 log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only
-                finish_moves(files, path, state, replayed.last_rare)  # step 6
+                finish_moves(files, path, state, replayed.last_json_operation)  # step 6
                 sync_moved(files, path)
                 redo(files, path, state, replayed.redo)  # step 7
                 store_pointers(files, path, state, unsure=replayed.made | replayed.handed.keys())  # step 8
@@ -131,7 +131,7 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
     for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
         own_chunk(files, path, owned, chunk_id)
     if found.log is not None:
-        if isinstance(found.log.last_rare, Repair):
+        if isinstance(found.log.last_json_operation, Repair):
             raise Corrupt("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
         stamp.check(files, path, found.log.state.changes)
     return found
@@ -147,7 +147,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
     while files.exists(log_path):
         with contextlib.suppress(FileNotFoundError):  # an owner that closes an empty queue removes it
             descriptors.append(files.open(log_path))
-            status = os.fstat(descriptors[0])
+            status = files.status(descriptors[0])
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", log_path)
             if not lock.whole(descriptors[0]):
@@ -199,21 +199,23 @@ def must_be_ours(files: Files, found: Found) -> None:
             offset=0,
         )
     coming = _coming_files(found)
-    for one, pointers in state.pointers():
-        path = chunk.chunk_path(found.path, one.id)
-        if one.id not in found.ids:
-            if one.id in coming:
+    for chunk_state, pointers in state.pointers():
+        path = chunk.chunk_path(found.path, chunk_state.id)
+        if chunk_state.id not in found.ids:
+            if chunk_state.id in coming:
                 continue
             raise Corrupt(
                 "the chunk file is missing; the transaction log says that it holds records. Nothing was changed", path=path
             )
         on_disk = read_pointers(files, path)
-        if on_disk.size < one.tail:
+        if on_disk.size < chunk_state.tail:
             raise Corrupt(
-                f"the chunk file has {on_disk.size} bytes, its records end at {one.tail}. Nothing was changed", path=path
+                f"the chunk file has {on_disk.size} bytes, its records end at {chunk_state.tail}. Nothing was changed", path=path
             )
-        if not found.log.may_be_ours(one, pointers, on_disk[1:]):
-            raise Corrupt(f"head, tail, next are {on_disk[1:]}, not {one.stored} or {pointers}: {_FOREIGN}", path=path, offset=0)
+        if not found.log.may_be_ours(chunk_state, pointers, on_disk[1:]):
+            raise Corrupt(
+                f"head, tail, next are {on_disk[1:]}, not {chunk_state.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
+            )
 
 
 _FOREIGN = (
@@ -224,7 +226,7 @@ _FOREIGN = (
 
 def _coming_files(found: Found) -> set[int]:
     """Chunk files that the unfinished last commit is about to put back beside the queue."""
-    last = found.log and found.log.last_rare
+    last = found.log and found.log.last_json_operation
     return set(last.chunks) if isinstance(last, PutBack) else set()
 
 
@@ -262,14 +264,18 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
             "log, or move them away",
             path=found.path + paths.LOG,
         )
-    for one in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
-        own_chunk(files, found.path, owned, one.id)
+    for chunk_state in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
+        own_chunk(files, found.path, owned, chunk_state.id)
     if found.log is None:
         stamp.remove(files, found.path)
     generation = journal.new_generation()
     data = logs.snapshot(state, generation)
     snapshot_end = len(data)
-    stored = [(one.id, *one.stored) for one, pointers in state.pointers() if one.stored not in (None, pointers)]
+    stored = [
+        (chunk_state.id, *chunk_state.stored)
+        for chunk_state, pointers in state.pointers()
+        if chunk_state.stored not in (None, pointers)
+    ]
     if stored or believed.empty or found.header != state.first:
         body = logs.commit(now_ms(), [Believe(found.header, stored, believed.empty)])
         data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
@@ -302,7 +308,7 @@ def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
 # Step 6
 
 
-def finish_moves(files: Files, path: str, state: State, last: Rare | None) -> None:
+def finish_moves(files: Files, path: str, state: State, last: JsonOperation | None) -> None:
     """The files of the last commit may be anywhere between where they were and where it moves them. After it they are there."""
     match last:
         case Lease(batch_id):
@@ -323,13 +329,10 @@ def finish_moves(files: Files, path: str, state: State, last: Rare | None) -> No
 def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
     """Frames that the log carries may not be in their chunk files. After it they are, durably."""
     for chunk_id, runs in redo.items():
-        fd = files.open(chunk.chunk_path(path, chunk_id))
-        try:
+        with Descriptors([files.open(chunk.chunk_path(path, chunk_id))]) as (fd,):
             for offset, frames in runs:
                 files.write(fd, frames, offset)
             files.sync(fd)
-        finally:
-            files.close(fd)
 
 
 # Step 9
@@ -355,9 +358,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> No
     """What was being made when a process was killed may lie about. After it nothing does that no commit refers to, but for
     records.
     """
-    for temporary in (path + paths.LOG + ".tmp",):
-        if files.exists(temporary):
-            files.unlink(temporary)
+    remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
     staged_files.remove_abandoned(files, path)
@@ -378,18 +379,14 @@ _TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail,
 
 def _is_stillborn(files: Files, path: str) -> bool:
     """Whether the making of a chunk was stopped: nothing but zeros, but for the pointers of an empty one perhaps."""
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         size, begin = files.size(fd), files.read(fd, chunk.BEGIN, 0)
         if not any(chunk.POINTERS.pack(*torn, chunk.NONE).startswith(begin) for torn in _TORN):
             return False
         return not any(any(files.read(fd, BLOCK, at)) for at in range(chunk.BEGIN, size, BLOCK))
-    finally:
-        files.close(fd)
 
 
 def _is_in_use(files: Files, path: str) -> bool:
     """Whether a Java program has the chunk file: it is just making it, for a header that was removed."""
-    with Descriptors() as fds:
-        fds.append(files.open(path))
-        return lock.first_locked(fds[0], 0, 0) is not None
+    with Descriptors([files.open(path)]) as (fd,):
+        return lock.first_locked(fd, 0, 0) is not None

@@ -125,30 +125,32 @@ class Decision:
                 files.close(fd)
         self._stand_in(replayed)
         with contextlib.suppress(*_UNFIT):
-            recovery.finish_moves(files, self._plan.path, state, replayed.last_rare)
+            recovery.finish_moves(files, self._plan.path, state, replayed.last_json_operation)
         self._plan.look_again()
         self._fetch_from_lease(state)
         if len(header) not in (0, chunk.FIRST.size) or found.header not in replayed.firsts | {state.first}:
             what = f"the header was {header.hex() or 'empty'}; it says chunk {state.first} again"
             self._plan.damaged(self._plan.path, 0, chunk.FIRST.size, 0, what)
         ours = set(self._plan.ids)
-        for one, pointers in state.pointers():
-            if one.id in self._plan.ids:
-                on_disk = read_pointers(files, self._plan.chunk_path(one.id))[1:]
-                if not replayed.may_be_ours(one, pointers, on_disk):
+        for chunk_state, pointers in state.pointers():
+            if chunk_state.id in self._plan.ids:
+                on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
+                if not replayed.may_be_ours(chunk_state, pointers, on_disk):
                     what = f"head, tail, next were {on_disk}; they are {pointers} again"
-                    self._plan.damaged(self._plan.chunk_path(one.id), 0, chunk.BEGIN, 0, what)
-                    ours.remove(one.id)  # somebody else may have written there: what only the log has goes to a new file
-        recovery.redo(files, self._plan.path, state, {one: runs for one, runs in replayed.redo.items() if one in ours})
+                    self._plan.damaged(self._plan.chunk_path(chunk_state.id), 0, chunk.BEGIN, 0, what)
+                    ours.remove(chunk_state.id)  # somebody else may have written there: what only the log has goes to a new file
+        recovery.redo(
+            files, self._plan.path, state, {chunk_id: runs for chunk_id, runs in replayed.redo.items() if chunk_id in ours}
+        )
         emptied = (replayed.dropped & self._plan.ids) - state.chain.keys()
         self._plan.moves += [self._plan.chunk_path(chunk_id) for chunk_id in sorted(emptied)]
         header_is_ours = found.header in replayed.firsts
         self._look_behind(state, chunk.NONE if header_is_ours else found.header, replayed.dropped)
         return state
 
-    def _look_behind(self, state: State, header: int, gone: set[int]) -> None:
+    def _look_behind(self, state: State, header: int, dropped: set[int]) -> None:
         """Keep records in the files that the log does not know: it has lost its end, or another program has put them."""
-        last, current, seen = state.last, header, {*state.chain, *gone}
+        last, current, seen = state.last, header, {*state.chain, *dropped}
         if last is not None and last.id in self._plan.ids:
             path = self._plan.chunk_path(last.id)
             disk = read_pointers(self._plan.files, path)
@@ -166,37 +168,43 @@ class Decision:
             self._plan.moves.append(path)
             current = read_pointers(self._plan.files, path).next
 
-    def _keep(self, one: Chunk, path: str) -> None:
-        runs = list(self._pieces.good_runs(one, path))
+    def _keep(self, chunk_state: Chunk, path: str) -> None:
+        runs = list(self._pieces.good_runs(chunk_state, path))
         if any(any(frames) for frames, _, _ in runs):  # zeros would be empty records, but more likely are unused space
-            self._plan.damaged(path, one.head, one.tail - one.head, 0, f"{one.records} records that the log does not know; kept")
+            self._plan.damaged(
+                path,
+                chunk_state.head,
+                chunk_state.tail - chunk_state.head,
+                0,
+                f"{chunk_state.records} records that the log does not know; kept",
+            )
             for frames, records, when in runs:
-                self._plan.rescued.append(Rescued(one.id, records, len(frames), 0, when, frames, None))
+                self._plan.rescued.append(Rescued(chunk_state.id, records, len(frames), 0, when, frames, None))
 
     def _stand_in(self, replayed: Replayed) -> None:
         """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
-        files, last, making = self._plan.files, replayed.last_rare, self._plan.path + paths.LEASE
+        files, last, making = self._plan.files, replayed.last_json_operation, self._plan.path + paths.LEASE
         batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
         if batch is None or files.is_directory(os.path.join(self._plan.path + places.BATCHES, batch.id)):
             return
         if not files.is_directory(making):
             files.make_directory(making)
-        for one in batch.chunks:
-            target = os.path.join(making, batch_files.segment_file(self._plan.path, one.id))
-            if not files.exists(target) and not files.exists(self._plan.chunk_path(one.id)):
+        for chunk_state in batch.chunks:
+            target = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
+            if not files.exists(target) and not files.exists(self._plan.chunk_path(chunk_state.id)):
                 fd = files.open(target, new=True)
                 try:
-                    files.truncate(fd, one.tail)
+                    files.truncate(fd, chunk_state.tail)
                 finally:
                     files.close(fd)
 
     def _fetch_from_lease(self, state: State) -> None:
         """A chunk in NAME.lease that the log knows nothing of was leased by a commit that is damaged."""
         making = self._plan.path + paths.LEASE
-        for one in state.chain.values():
-            source = os.path.join(making, batch_files.segment_file(self._plan.path, one.id))
-            if one.id not in self._plan.ids and self._plan.files.exists(source):
-                self._plan.files.rename(source, self._plan.chunk_path(one.id))
+        for chunk_state in state.chain.values():
+            source = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
+            if chunk_state.id not in self._plan.ids and self._plan.files.exists(source):
+                self._plan.files.rename(source, self._plan.chunk_path(chunk_state.id))
                 self._plan.files.sync_directory(self._plan.parent)
                 self._plan.files.sync_directory(making)
                 self._plan.look_again()
@@ -227,14 +235,14 @@ class Decision:
         while current in found.ids and current not in seen:
             seen.add(current)
             path = self._plan.chunk_path(current)
-            one, problem = orphans.readable(self._plan.files, path, current)
+            chunk_state, problem = orphans.readable(self._plan.files, path, current)
             following = read_pointers(self._plan.files, path).next
             if problem:
                 self._plan.rewrite.add(current)
-                what = f"{problem}; {one.records} records before that are kept"
-                self._plan.damaged(path, one.tail, max(one.size - one.tail, 0), None, what)
-            if one.records:
-                chain[current] = one
+                what = f"{problem}; {chunk_state.records} records before that are kept"
+                self._plan.damaged(path, chunk_state.tail, max(chunk_state.size - chunk_state.tail, 0), None, what)
+            if chunk_state.records:
+                chain[current] = chunk_state
             if following > chunk.MAX_ID or following in seen:
                 self._plan.damaged(path, 8, 2, None, f"refers to chunk {following}; the chain ends here")
             current = following
@@ -242,10 +250,10 @@ class Decision:
 
     def _from_damaged_log(self, found: Found, left: logs.Salvaged) -> State:
         """Commits are missing from the log, in its middle, or its snapshot is not whole."""
-        kinds = [one.kind for one in left.frames]
-        sealed = max((number for number, kind in enumerate(kinds) if kind == logs.CHECKPOINT), default=-1)
+        kinds = [frame.kind for frame in left.frames]
+        last_checkpoint = max((number for number, kind in enumerate(kinds) if kind == logs.CHECKPOINT), default=-1)
         state = _Behind(self, self._plan.path, left.prefix.state if left.prefix else State())
-        if left.prefix is None or sealed >= 0:  # the files are as they were at that checkpoint, or at the snapshot
+        if left.prefix is None or last_checkpoint >= 0:  # the files are as they were at that checkpoint, or at the snapshot
             state.real = self._chain_of_files(found)
             self._plan.payload = {}
         else:
@@ -253,7 +261,7 @@ class Decision:
             self._plan.payload = left.prefix.redo
             self._plan.rewrite.update(list(state.real)[-1:])  # what lies behind its tail is to be kept, not overwritten
         for number, (_, kind, body, _) in enumerate(left.frames):
-            state.late = number > sealed
+            state.late = number > last_checkpoint
             with contextlib.suppress(*logs.NONSENSE):
                 if kind == logs.COMMIT:
                     state.hear(body)
@@ -265,30 +273,33 @@ class Decision:
 
     def _rescue(self, state: _Behind) -> None:
         """Append what was put behind the damage: nobody knows any more where it lay, or whether it was taken since."""
-        for chunk_id in dict.fromkeys(one.chunk_id for one in state.heard):
-            mine = [one for one in state.heard if one.chunk_id == chunk_id]
+        for chunk_id in dict.fromkeys(commit.chunk_id for commit in state.heard):
+            mine = [commit for commit in state.heard if commit.chunk_id == chunk_id]
             known = state.real.get(chunk_id)
-            wanted = {one.crc: one for one in mine if not one.frames and one.size}
+            wanted = {commit.crc: commit for commit in mine if not commit.frames and commit.size}
             runs: dict[int, bytes] = {}
             if wanted and chunk_id in self._plan.ids:
                 data = read_whole(self._plan.files, self._plan.chunk_path(chunk_id))
                 for base in {chunk.BEGIN, known.base if known else chunk.BEGIN}:
                     runs |= _find_extents(data, base, wanted)
-            for one in mine:
-                frames = one.frames or runs.get(one.crc, b"")
+            for commit in mine:
+                frames = commit.frames or runs.get(commit.crc, b"")
                 if frames:
-                    state.found[id(one)] = frames
-                elif one.size:
-                    what = f"{one.records} records of a commit behind the damage are not in this file"
+                    state.found[id(commit)] = frames
+                elif commit.size:
+                    what = f"{commit.records} records of a commit behind the damage are not in this file"
                     if chunk_id not in self._plan.ids:
                         what += ", which is not there: it was read to its end, or is lost"
-                    self._plan.damaged(self._plan.chunk_path(chunk_id), 0, one.size, None, what)
-                    if one.key is not None:
-                        state.idempotency_keys.pop(one.key, None)
-        self._plan.rescued = [one._replace(frames=state.found[id(one)]) for one in state.heard if id(one) in state.found]
+                    self._plan.damaged(self._plan.chunk_path(chunk_id), 0, commit.size, None, what)
+                    if commit.key is not None:
+                        state.idempotency_keys.pop(commit.key, None)
+        self._plan.rescued = [
+            commit._replace(frames=state.found[id(commit)]) for commit in state.heard if id(commit) in state.found
+        ]
         if self._plan.rescued:
+            rescued = sum(commit.records for commit in self._plan.rescued)
             self._plan.report.notes.append(
-                f"{sum(one.records for one in self._plan.rescued)} records were put by commits behind the damage in the log. "
+                f"{rescued} records were put by commits behind the damage in the log. "
                 "They are at the end of the queue; those that were taken or leased since will be delivered again"
             )
 
@@ -301,7 +312,7 @@ class Decision:
                     directory = os.path.join(home, name)
                     if not name.startswith(prefix) or not self._plan.files.is_directory(directory):
                         continue
-                    if any(not one.startswith(manifest.MANIFEST) for one in self._plan.files.list(directory)):
+                    if any(not name.startswith(manifest.MANIFEST) for name in self._plan.files.list(directory)):
                         yield directory
 
     def look_into_batches(self, state: State) -> None:
@@ -323,10 +334,10 @@ class Decision:
             state.batches[batch.id] = batch
             what = f"{batch.records} records of a batch that the log does not know are in the dead letters now"
             self._plan.damaged(directory, 0, 0, 0, what)
-        whole = {(one.id, one.tail) for batch in state.batches.values() for one in batch.chunks}
-        for one in list(state.chain.values()):
-            if one.id not in self._plan.ids and (one.id, one.tail) in whole:
-                del state.chain[one.id]
+        whole = {(chunk_state.id, chunk_state.tail) for batch in state.batches.values() for chunk_state in batch.chunks}
+        for chunk_state in list(state.chain.values()):
+            if chunk_state.id not in self._plan.ids and (chunk_state.id, chunk_state.tail) in whole:
+                del state.chain[chunk_state.id]
 
     def batch_of(self, directory: str, state: str) -> BatchState | None:
         """The batch in a directory as its manifest describes it, without segments that are not as it says."""
@@ -339,16 +350,18 @@ class Decision:
         if body.id != os.path.basename(directory) or not BATCH_ID.fullmatch(body.id):
             return None
         batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, now_ms())
-        for one in body.segments:
-            path, number = os.path.join(directory, one.file), one.file.rpartition(".")[2]
-            if not number.isdecimal() or one.file != batch_files.segment_file(self._plan.path, int(number)):
+        for segment in body.segments:
+            path, number = os.path.join(directory, segment.file), segment.file.rpartition(".")[2]
+            if not number.isdecimal() or segment.file != batch_files.segment_file(self._plan.path, int(number)):
                 return None
             content = None
             with contextlib.suppress(Corrupt):
-                content = scan(self._plan.files, path, int(number), OnDisk(one.end, one.start, one.end, chunk.NONE))
-            if content is None or f"{content.crc:08x}" != one.crc32 or content.total != one.records:
+                content = scan(self._plan.files, path, int(number), OnDisk(segment.end, segment.start, segment.end, chunk.NONE))
+            if content is None or f"{content.crc:08x}" != segment.crc32 or content.total != segment.records:
                 self._plan.moves.append(path)
-                self._plan.damaged(path, one.start, one.end - one.start, one.records, "not as its manifest says; set aside")
+                self._plan.damaged(
+                    path, segment.start, segment.end - segment.start, segment.records, "not as its manifest says; set aside"
+                )
                 continue
             batch.chunks.append(content)
             batch.records += content.records
@@ -376,7 +389,7 @@ class _Behind(State):
                 self.apply(operation, time)
         finally:
             if key is not None:
-                self.heard[before:] = [one._replace(key=key) for one in self.heard[before:]]
+                self.heard[before:] = [commit._replace(key=key) for commit in self.heard[before:]]
 
     def apply(self, operation: Operation, time: int) -> None:
         match operation:
@@ -389,9 +402,9 @@ class _Behind(State):
             case _:
                 super().apply(operation, time)
 
-    def _put(self, one: Rescued) -> None:
+    def _put(self, commit: Rescued) -> None:
         if self.late:
-            self.heard.append(one)
+            self.heard.append(commit)
 
     def clear(self) -> None:
         pass
@@ -400,7 +413,10 @@ class _Behind(State):
         if self.late and chunk_id in self.real:
             copy = cut.chunk(new_id)
             copy.size = size
-            self.real = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.real.values())}
+            self.real = {
+                chunk_state.id: chunk_state
+                for chunk_state in (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.real.values())
+            }
 
     def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
         directory = places.directory_of(self.path, batch)
@@ -410,14 +426,14 @@ class _Behind(State):
         batch.chunks, batch.records, batch.bytes = found.chunks, found.records, found.bytes
         self.batches[batch.id] = batch
         whole = {chunk_id for chunk_id, cut in parts if cut is None}
-        self.heard = [one for one in self.heard if one.chunk_id not in whole]
+        self.heard = [commit for commit in self.heard if commit.chunk_id not in whole]
 
     def put_back(self, batch_id: str, new_ids: list[int]) -> None:
         batch = self.batches.pop(batch_id, None)
         if batch is not None and self.late and len(batch.chunks) == len(new_ids):
-            for one, new_id in zip(batch.chunks, new_ids, strict=True):
-                one.id, one.stored = new_id, None
-            self.real = {one.id: one for one in (*batch.chunks, *self.real.values())}
+            for chunk_state, new_id in zip(batch.chunks, new_ids, strict=True):
+                chunk_state.id, chunk_state.stored = new_id, None
+            self.real = {chunk_state.id: chunk_state for chunk_state in (*batch.chunks, *self.real.values())}
 
 
 def _find_extents(data: bytes, base: int, wanted: dict[int, Rescued]) -> dict[int, bytes]:
@@ -428,7 +444,7 @@ def _find_extents(data: bytes, base: int, wanted: dict[int, Rescued]) -> dict[in
     while at + 2 <= len(data) and (end := chunk.record_end(data, at)) <= len(data) and len(found) < len(wanted):
         crc, at = crc32(view[at:end], crc), end
         starts[at] = len(starts)
-        one = wanted.get(crc)
-        if one is not None and starts[at] - starts.get(at - one.size, -1) == one.records:
-            found[crc] = data[at - one.size : at]
+        commit = wanted.get(crc)
+        if commit is not None and starts[at] - starts.get(at - commit.size, -1) == commit.records:
+            found[crc] = data[at - commit.size : at]
     return found

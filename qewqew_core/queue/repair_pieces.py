@@ -31,26 +31,29 @@ class Pieces:
         """The new chain. Chunks with damage are written anew; nothing refers to the new files yet."""
         old = list(state.chain.values())
         # All are checked before any is written: without damage nothing is changed.
-        keep = [self._check(one, self._plan.chunk_path(one.id)) and one.id not in self._plan.rewrite for one in old]
+        keep = [
+            self._check(chunk_state, self._plan.chunk_path(chunk_state.id)) and chunk_state.id not in self._plan.rewrite
+            for chunk_state in old
+        ]
         chain: list[Chunk] = []
         # Ids before the first chunk for those inside the chain: the original takes the id after the last for its next.
         last = old[-1].id if old else chunk.NONE
         first = old[0].id if old else 1
-        for number, one in enumerate(old):
+        for number, chunk_state in enumerate(old):
             if keep[number]:
-                chain.append(one)
+                chain.append(chunk_state)
                 continue
-            path = self._plan.chunk_path(one.id)
+            path = self._plan.chunk_path(chunk_state.id)
             if any(keep[number + 1 :]):
                 new = first = self._free_id(first, chunk.predecessor)
             else:
                 new = last = self._free_id(last, chunk.successor)
-            copy = self._write(self._plan.chunk_path(new), new, self.good_runs(one, path))
+            copy = self._write(self._plan.chunk_path(new), new, self.good_runs(chunk_state, path))
             if copy is not None:
                 chain.append(copy)
-            if one.id in self._plan.ids:
+            if chunk_state.id in self._plan.ids:
                 self._plan.moves.append(path)
-        runs = iter([(one.frames, one.records, one.time) for one in self._plan.rescued])
+        runs = iter([(commit.frames, commit.records, commit.time) for commit in self._plan.rescued])
         while (first_run := next(runs, None)) is not None:
             last = self._free_id(last, chunk.successor)
             copy = self._write(self._plan.chunk_path(last), last, _limited(first_run, runs))
@@ -67,15 +70,15 @@ class Pieces:
         self._plan.taken.add(start)
         return start
 
-    def _check(self, one: Chunk, path: str) -> bool:
+    def _check(self, chunk_state: Chunk, path: str) -> bool:
         """Whether the file holds all that was committed; notes what it does not."""
         there = self._plan.files.exists(path)
         good, left = True, 0
         ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
         with self._reading(path if there else None) as fd:
-            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
-                data, from_log = self._piece(one, fd, index)
-                left += sum(records for _, records in _there(one, one.pieces[index].offset, data or b""))
+            for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
+                data, from_log = self._piece(chunk_state, fd, index)
+                left += sum(records for _, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""))
                 if from_log is False:
                     continue
                 good, from_log = False, bool(from_log)
@@ -84,14 +87,14 @@ class Pieces:
                 else:
                     ranges.append((index, index + 1, from_log))
             size = self._plan.files.size(fd) if fd is not None else 0
-        if good and (not there or size < one.tail):
+        if good and (not there or size < chunk_state.tail):
             good = False
-            self._plan.damaged(path, size, one.tail - size, 0, "the file is missing or ends too early; it has no records")
-        counts = [0 if from_log else _count(one, begin, end) for begin, end, from_log in ranges]
+            self._plan.damaged(path, size, chunk_state.tail - size, 0, "the file is missing or ends too early; it has no records")
+        counts = [0 if from_log else _count(chunk_state, begin, end) for begin, end, from_log in ranges]
         if counts.count(None) == 1:
-            counts[counts.index(None)] = one.records - left - sum(count or 0 for count in counts)
+            counts[counts.index(None)] = chunk_state.records - left - sum(count or 0 for count in counts)
         for (begin, end, from_log), records in zip(ranges, counts, strict=True):
-            start, stop = max(one.pieces[begin].offset, one.head), one.piece_end(end - 1)[0]
+            start, stop = max(chunk_state.pieces[begin].offset, chunk_state.head), chunk_state.piece_end(end - 1)[0]
             what = "the file is missing" if not there else "the file ends too early" if size < stop else "the checksum is wrong"
             if from_log:
                 what += "; the log had what belongs here"
@@ -107,10 +110,10 @@ class Pieces:
             if fd is not None:
                 self._plan.files.close(fd)
 
-    def _piece(self, one: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
+    def _piece(self, chunk_state: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
         """The bytes of a piece if they can be had, and whether only with the help of the log (None: not at all)."""
-        start, before, crc, _ = one.pieces[index]
-        end, records, end_crc = one.piece_end(index)
+        start, before, crc, _ = chunk_state.pieces[index]
+        end, records, end_crc = chunk_state.piece_end(index)
         data = b""
         if fd is not None:
             try:
@@ -121,7 +124,7 @@ class Pieces:
         for from_log in (False, True):
             if from_log:
                 filled = bytearray(data.ljust(end - start, b"\0"))
-                for at, frames in self._plan.payload.get(one.id, ()):
+                for at, frames in self._plan.payload.get(chunk_state.id, ()):
                     low, high = max(at, start), min(at + len(frames), end)
                     if low < high:
                         filled[low - start : high - start] = frames[low - at : high - at]
@@ -130,36 +133,36 @@ class Pieces:
                 return data, from_log
         return None, None
 
-    def good_runs(self, one: Chunk, path: str) -> Iterator[tuple[bytes, int, int]]:
+    def good_runs(self, chunk_state: Chunk, path: str) -> Iterator[tuple[bytes, int, int]]:
         """Frames, how many, and when they were committed: all of a chunk that is there and right."""
         with self._reading(path if self._plan.files.exists(path) else None) as fd:
-            for index in range(one.piece_of(one.head) if one.records else 0, len(one.pieces)):
-                data, _ = self._piece(one, fd, index)
-                for frames, records in _there(one, one.pieces[index].offset, data or b""):
-                    yield frames, records, one.pieces[index].time
+            for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
+                data, _ = self._piece(chunk_state, fd, index)
+                for frames, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""):
+                    yield frames, records, chunk_state.pieces[index].time
 
     def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
         """A new durable chunk file, empty by its pointers unless it is a segment; None if there is nothing to write."""
-        files, one, fd = self._plan.files, Chunk(chunk_id, chunk.BEGIN), -1
+        files, chunk_state, fd = self._plan.files, Chunk(chunk_id, chunk.BEGIN), -1
         try:
             for frames, records, when in runs:
                 if fd < 0:
                     fd = files.open(path, new=True)
                     self._plan.made.append(path)
                     files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
-                files.write(fd, frames, one.tail)
-                one.append(len(frames), records, crc32(frames, one.crc), when)
+                files.write(fd, frames, chunk_state.tail)
+                chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), when)
             if fd < 0:
                 return None
             if segment:
-                files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, one.tail, chunk.NONE), 0)
+                files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE), 0)
             files.sync(fd)
         finally:
             if fd >= 0:
                 files.close(fd)
         files.sync_directory(os.path.dirname(path))
-        one.size = one.tail
-        return one
+        chunk_state.size = chunk_state.tail
+        return chunk_state
 
     def read_batch(self, batch: BatchState, state: State) -> None:
         """Check a batch; segments with damage are written anew, without what is wrong."""
@@ -176,9 +179,9 @@ class Pieces:
             files.sync_directory(os.path.dirname(directory))
         old, segment_paths = (
             batch.chunks,
-            [os.path.join(directory, batch_files.segment_file(self._plan.path, one.id)) for one in batch.chunks],
+            [os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id)) for chunk_state in batch.chunks],
         )
-        good = [self._check(one, path) for one, path in zip(old, segment_paths, strict=True)]
+        good = [self._check(chunk_state, path) for chunk_state, path in zip(old, segment_paths, strict=True)]
         if all(good):
             if not self.has_manifest(batch, directory, segment_paths):
                 what = "the manifest is missing or not that of the batch; it is written anew"
@@ -187,21 +190,21 @@ class Pieces:
             return
         self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
         batch.chunks = []
-        taken = {one.id for one in old} | paths.chunk_ids(self._plan.path, files.list(directory))
+        taken = {chunk_state.id for chunk_state in old} | paths.chunk_ids(self._plan.path, files.list(directory))
         new = 0
-        for one, path, whole in zip(old, segment_paths, good, strict=True):
+        for chunk_state, path, whole in zip(old, segment_paths, good, strict=True):
             if whole:
-                batch.chunks.append(one)
+                batch.chunks.append(chunk_state)
                 continue
             new = next(number for number in range(new + 1, chunk.MAX_ID) if number not in taken)
             target = os.path.join(directory, batch_files.segment_file(self._plan.path, new))
-            copy = self._write(target, new, self.good_runs(one, path), segment=True)
+            copy = self._write(target, new, self.good_runs(chunk_state, path), segment=True)
             if copy is not None:
                 batch.chunks.append(copy)
             if files.exists(path):
                 self._plan.moves.append(path)
-        batch.records = sum(one.records for one in batch.chunks)
-        batch.bytes = sum(one.bytes for one in batch.chunks)
+        batch.records = sum(chunk_state.records for chunk_state in batch.chunks)
+        batch.bytes = sum(chunk_state.bytes for chunk_state in batch.chunks)
 
     def has_manifest(self, batch: BatchState, directory: str, segment_paths: list[str]) -> bool:
         try:
@@ -210,7 +213,7 @@ class Pieces:
             return False
         right = batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
         # An older release wrote no checksums of the boundaries.
-        return found in (right, replace(right, segments=tuple(replace(one, checksums=()) for one in right.segments)))
+        return found in (right, replace(right, segments=tuple(replace(segment, checksums=()) for segment in right.segments)))
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """The records were processed, and are only kept for a while: all of them, or none."""
@@ -218,8 +221,8 @@ class Pieces:
             body = manifest.load(directory)
             if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
                 raise BadManifest("it is that of another batch", path=directory)
-            for one in body.segments:
-                for _ in segments.read_segment(directory, one):
+            for segment in body.segments:
+                for _ in segments.read_segment(directory, segment):
                     pass
         except (BadManifest, Corrupt) as error:
             what = f"{error}. The batch was acknowledged; its {batch.records} records are no longer kept"
@@ -246,10 +249,10 @@ def _records(frames: bytes) -> int:
         return -1
 
 
-def _there(one: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
+def _there(chunk_state: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
     """The runs in a piece that nobody has taken, and how many records each has."""
-    at, end = max(start, one.head), start + len(data)
-    for span in (*((gone.start, gone.end) for gone in one.consumed), (end, end)):
+    at, end = max(start, chunk_state.head), start + len(data)
+    for span in (*((span.start, span.end) for span in chunk_state.consumed), (end, end)):
         stop = min(span[0], end)
         if at < stop:
             frames = data[at - start : stop - start]
@@ -257,11 +260,11 @@ def _there(one: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
         at = max(at, span[1])
 
 
-def _count(one: Chunk, begin: int, end: int) -> int | None:
+def _count(chunk_state: Chunk, begin: int, end: int) -> int | None:
     """The records of some pieces that nobody has taken; None if what is taken begins or ends outside."""
-    start, (stop, records, _) = one.pieces[begin].offset, one.piece_end(end - 1)
-    records -= max(one.pieces[begin].records, one.taken)
-    for span in one.consumed:
+    start, (stop, records, _) = chunk_state.pieces[begin].offset, chunk_state.piece_end(end - 1)
+    records -= max(chunk_state.pieces[begin].records, chunk_state.taken)
+    for span in chunk_state.consumed:
         if span.start < stop and span.end > start:
             if not start <= span.start <= span.end <= stop:
                 return None

@@ -55,7 +55,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
         return RepairReport()
     try:
-        header, created = lock.acquire(full, lock_timeout)
+        header, created = lock.acquire(files, full, lock_timeout)
     except OSError as error:
         if isinstance(error, QewQewError):
             raise
@@ -68,7 +68,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
         kind = DiskFull if error.errno in journal.FULL else Broken
         raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
     finally:
-        if created and not any(os.pread(header.fd, 2, 0)):
+        if created and not any(files.read(header.fd, 2, 0)):
             with contextlib.suppress(OSError):
                 files.unlink(full)
         header.release()
@@ -83,8 +83,8 @@ class _Repair:
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, Corrupt):
             replayed = logs.replay(read_whole(self._plan.files, self._plan.path + paths.LOG), self._plan.path + paths.LOG)
-            if isinstance(replayed.last_rare, Repair):
-                self._finish(replayed, replayed.last_rare)
+            if isinstance(replayed.last_json_operation, Repair):
+                self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
         self._decision.look_into_batches(state)
         try:
@@ -106,11 +106,13 @@ class _Repair:
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
         files, log_path = self._plan.files, self._plan.path + paths.LOG
-        new = State.of({one.id: one for one in chain})
+        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
         new.with_batches_of(state)
         new.changes = max(new.changes, stamp.read(files, self._plan.path))
-        for one in chain:
-            one.size = max(one.tail, min(one.size, read_pointers(files, self._plan.chunk_path(one.id)).size))
+        for chunk_state in chain:
+            chunk_state.size = max(
+                chunk_state.tail, min(chunk_state.size, read_pointers(files, self._plan.chunk_path(chunk_state.id)).size)
+            )
         if files.is_directory(self._plan.path + paths.LEASE):
             self._plan.moves.append(self._plan.path + paths.LEASE)
         for chunk_id in sorted(self._plan.ids - new.chain.keys()):
@@ -138,7 +140,7 @@ class _Repair:
         self._plan.report.set_aside, self._plan.report.changed = directory, True
         self._plan.report.records, self._plan.report.batches = new.records, len(new.batches)
         body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
-        body["damage"] = [one | {"path": os.path.relpath(one["path"], self._plan.parent)} for one in body["damage"]]
+        body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
         data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
@@ -148,8 +150,8 @@ class _Repair:
         files.rename(log_path + ".tmp", log_path)
         files.sync_directory(self._plan.parent)
         replayed = logs.replay(data, log_path)
-        assert isinstance(replayed.last_rare, Repair)
-        return replayed, replayed.last_rare
+        assert isinstance(replayed.last_json_operation, Repair)
+        return replayed, replayed.last_json_operation
 
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. Done again from the beginning after an interruption."""
@@ -160,9 +162,9 @@ class _Repair:
             self._plan.report = self._absolute(body)
         except logs.NONSENSE as error:
             raise Corrupt(f"an unfinished repair makes no sense: {error!r}", path=self._plan.path + paths.LOG) from error
-        for one, pointers in state.pointers():
-            on_disk = read_pointers(files, self._plan.chunk_path(one.id))[1:]
-            one.stored = on_disk if on_disk == pointers else None
+        for chunk_state, pointers in state.pointers():
+            on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
+            chunk_state.stored = on_disk if on_disk == pointers else None
         chunk_files.store_pointers(files, self._plan.path, state)
         chunk_files.store_header(files, self._plan.header_fd, state.first)
         parents = set()
@@ -179,7 +181,8 @@ class _Repair:
                 if not files.is_directory(directory):
                     places.roll_forward_place(files, self._plan.path, batch)
                 segment_paths = [
-                    os.path.join(directory, batch_files.segment_file(self._plan.path, one.id)) for one in batch.chunks
+                    os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id))
+                    for chunk_state in batch.chunks
                 ]
                 if not self._pieces.has_manifest(batch, directory, segment_paths):
                     batch_files.roll_forward_manifest(files, self._plan.path, batch)
@@ -196,15 +199,15 @@ class _Repair:
             log.close()
 
     def _absolute(self, body: dict[str, Any]) -> RepairReport:
-        damage = [Damage(**one | {"path": self._beside(one["path"])}) for one in body["damage"]]
+        damage = [Damage(**entry | {"path": self._beside(entry["path"])}) for entry in body["damage"]]
         return RepairReport(**body | {"damage": damage, "set_aside": self._beside(body["set_aside"])})
 
     def _beside(self, name: str) -> str:
         """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
         path = os.path.normpath(os.path.join(self._plan.parent, name))
-        inside = os.path.realpath(os.path.dirname(path)) + "/"
+        inside = self._plan.files.resolved(os.path.dirname(path)) + "/"
         first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._plan.path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
-        if not ours or not inside.startswith(os.path.realpath(self._plan.parent) + "/"):
+        if not ours or not inside.startswith(self._plan.files.resolved(self._plan.parent) + "/"):
             raise ValueError(f"{name!r:.120} is not the queue's")
         return path

@@ -18,12 +18,12 @@ from qewqew_core.queue.operations import (
     Believe,
     Clear,
     Extent,
+    JsonOperation,
     Lease,
     NewChunk,
     Operation,
     PutBack,
     PutKey,
-    Rare,
     Repair,
     Replace,
     Take,
@@ -48,7 +48,11 @@ class State(LeaseState):
     def of(cls, chain: dict[int, Chunk]) -> State:
         """Nothing but these chunks."""
         chunks = chain.values()
-        return cls(chain=chain, records=sum(one.records for one in chunks), bytes=sum(one.bytes for one in chunks))
+        return cls(
+            chain=chain,
+            records=sum(chunk_state.records for chunk_state in chunks),
+            bytes=sum(chunk_state.bytes for chunk_state in chunks),
+        )
 
     def with_batches_of(self, other: State) -> State:
         """The same chunks, with the batches and keys of another state."""
@@ -68,7 +72,10 @@ class State(LeaseState):
         """Each chunk of the chain with what its file must say: head, tail, next."""
         chunks = list(self.chain.values())
         nexts = [following.id for following in chunks[1:]] + [chunk.NONE]
-        return [(one, (one.head, one.tail, following)) for one, following in zip(chunks, nexts[: len(chunks)], strict=True)]
+        return [
+            (chunk_state, (chunk_state.head, chunk_state.tail, following))
+            for chunk_state, following in zip(chunks, nexts[: len(chunks)], strict=True)
+        ]
 
     def apply(self, operation: Operation, time: int) -> None:
         """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
@@ -98,23 +105,23 @@ class State(LeaseState):
                 pass  # they tell of files
             case _:
                 self.apply_to_batch(operation, time)
-        if isinstance(operation, Rare):
+        if isinstance(operation, JsonOperation):
             self.changes += 1
 
     def check(self) -> None:
         """The invariants between any two commits. It looks at everything: for tests."""
-        for chunk_id, one in self.chain.items():
-            assert chunk_id == one.id, one
-            one.check()
-            assert one.head < one.tail or len(self.chain) == 1, f"a chunk of several is empty: {one}"
-        assert self.records == sum(one.records for one in self.chain.values())
-        assert self.bytes == sum(one.bytes for one in self.chain.values())
+        for chunk_id, chunk_state in self.chain.items():
+            assert chunk_id == chunk_state.id, chunk_state
+            chunk_state.check()
+            assert chunk_state.head < chunk_state.tail or len(self.chain) == 1, f"a chunk of several is empty: {chunk_state}"
+        assert self.records == sum(chunk_state.records for chunk_state in self.chain.values())
+        assert self.bytes == sum(chunk_state.bytes for chunk_state in self.chain.values())
         for batch in self.batches.values():
-            for one in batch.chunks:
-                one.check()
+            for chunk_state in batch.chunks:
+                chunk_state.check()
             assert not (batch.chunks and batch.state == "acked"), batch
-            assert batch.state == "acked" or batch.records == sum(one.records for one in batch.chunks), batch
-            assert batch.state == "acked" or batch.bytes == sum(one.bytes for one in batch.chunks), batch
+            assert batch.state == "acked" or batch.records == sum(chunk_state.records for chunk_state in batch.chunks), batch
+            assert batch.state == "acked" or batch.bytes == sum(chunk_state.bytes for chunk_state in batch.chunks), batch
 
     # Changes of the chain
 
@@ -126,37 +133,40 @@ class State(LeaseState):
             self._drop(last)
 
     def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
-        one = self.chain[chunk_id]
-        one.append(size, records, crc, time)
-        assert one.tail <= one.size, "records end at the end of the file, or before it"
+        chunk_state = self.chain[chunk_id]
+        chunk_state.append(size, records, crc, time)
+        assert chunk_state.tail <= chunk_state.size, "records end at the end of the file, or before it"
         self.records += records
         self.bytes += size - 2 * records
 
     def take(self, chunk_id: int, start: int, end: int, records: int) -> None:
         """Records of a chunk are gone: its first ones, or others while sessions hold what lies before them."""
-        one = self.chain[chunk_id]
-        one.take(start, end, records)
+        chunk_state = self.chain[chunk_id]
+        chunk_state.take(start, end, records)
         self.records -= records
         self.bytes -= end - start - 2 * records
-        if one.head == one.tail:
-            self._drop(one)
+        if chunk_state.head == chunk_state.tail:
+            self._drop(chunk_state)
 
     def replace(self, chunk_id: int, cut: Cut, new_id: int, size: int) -> None:
         """A copy without the gaps, in a new file, takes the place of a chunk."""
         copy = cut.chunk(new_id)
         copy.size, copy.stored = size, (chunk.BEGIN, chunk.BEGIN, chunk.NONE)
-        self.chain = {one.id: one for one in (copy if one.id == chunk_id else one for one in self.chain.values())}
+        self.chain = {
+            chunk_state.id: chunk_state
+            for chunk_state in (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.chain.values())
+        }
         self.dropped.append(chunk_id)
         self.emptied.append(chunk_id)
 
-    def _drop(self, one: Chunk) -> None:
+    def _drop(self, chunk_state: Chunk) -> None:
         """It is read to its end."""
-        self.emptied.append(one.id)
+        self.emptied.append(chunk_state.id)
         if len(self.chain) > 1:
-            del self.chain[one.id]
-            self.dropped.append(one.id)
+            del self.chain[chunk_state.id]
+            self.dropped.append(chunk_state.id)
         else:
-            one.reset()
+            chunk_state.reset()
 
     def clear(self) -> None:
         self.dropped += self.chain
@@ -170,11 +180,11 @@ class State(LeaseState):
         """Make a new batch of whole chunks, and of copies of records that are taken out of their chunk."""
         for chunk_id, cut in parts:
             if cut is None:
-                one = self.chain.pop(chunk_id)
-                one.size = one.tail  # the unused rest of the file is given back
-                self.records -= one.records
-                self.bytes -= one.bytes
-                batch.chunks.append(one)
+                chunk_state = self.chain.pop(chunk_id)
+                chunk_state.size = chunk_state.tail  # the unused rest of the file is given back
+                self.records -= chunk_state.records
+                self.bytes -= chunk_state.bytes
+                batch.chunks.append(chunk_state)
             else:
                 batch.chunks.append(cut.chunk(chunk_id))
                 for span in cut.spans:
@@ -189,11 +199,11 @@ class State(LeaseState):
             del self.chain[last.id]
             self.dropped.append(last.id)
             self.emptied.append(last.id)
-        for one, new_id in zip(chunks, new_ids, strict=True):
-            one.id, one.stored = new_id, None
-        self.chain = {one.id: one for one in (*chunks, *self.chain.values())}
-        self.records += sum(one.records for one in chunks)
-        self.bytes += sum(one.bytes for one in chunks)
+        for chunk_state, new_id in zip(chunks, new_ids, strict=True):
+            chunk_state.id, chunk_state.stored = new_id, None
+        self.chain = {chunk_state.id: chunk_state for chunk_state in (*chunks, *self.chain.values())}
+        self.records += sum(chunk_state.records for chunk_state in chunks)
+        self.bytes += sum(chunk_state.bytes for chunk_state in chunks)
 
     # Keys
 

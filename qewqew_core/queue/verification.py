@@ -41,7 +41,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     ``progress`` is told how many bytes of records were read, and how many there are.
     """
     report = Report()
-    total = sum(one.tail - one.head for one in state.chain.values())
+    total = sum(chunk_state.tail - chunk_state.head for chunk_state in state.chain.values())
     total += sum(batch.bytes + 2 * batch.records for batch in state.batches.values())
 
     def read() -> None:
@@ -51,11 +51,11 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     log_path = path + paths.LOG
     with _noting(report):
         logs.replay(read_whole(files, log_path), log_path)
-    for one in state.chain.values():
-        if one.records:
+    for chunk_state in state.chain.values():
+        if chunk_state.records:
             report.chunks += 1
             with _noting(report):
-                _verify_chunk(files, chunk.chunk_path(path, one.id), one, report, read)
+                _verify_chunk(files, chunk.chunk_path(path, chunk_state.id), chunk_state, report, read)
     for batch in state.batches.values():
         report.batches += 1
         with _noting(report):
@@ -76,22 +76,24 @@ def _noting(report: Report) -> Iterator[None]:
         report.problems.append(str(error))
 
 
-def _verify_chunk(files: Files, path: str, one: Chunk, report: Report, read: Callable[[], None]) -> None:
+def _verify_chunk(files: Files, path: str, chunk_state: Chunk, report: Report, read: Callable[[], None]) -> None:
     fd = files.open_to_read(path)
     try:
         found = 0
-        for boundary, data in unread(files, fd, path, one):
+        for boundary, data in unread(files, fd, path, chunk_state):
             found += _count(data, path, boundary.offset, report)
             read()
-        if found != one.total - one.taken:
-            raise Corrupt(f"{found} records are in the chunk, {one.total - one.taken} were committed", path=path)
-        report.records -= found - one.records  # those that sessions took from behind the head
-        report.bytes -= one.tail - one.head - 2 * found - one.bytes
+        if found != chunk_state.total - chunk_state.taken:
+            raise Corrupt(f"{found} records are in the chunk, {chunk_state.total - chunk_state.taken} were committed", path=path)
+        report.records -= found - chunk_state.records  # those that sessions took from behind the head
+        report.bytes -= chunk_state.tail - chunk_state.head - 2 * found - chunk_state.bytes
     finally:
         files.close(fd)
     on_disk = read_pointers(files, path)[1:]
-    if one.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
-        raise Corrupt(f"head, tail, next are {on_disk}, not {one.stored}; they lead a Java program astray", path=path, offset=0)
+    if chunk_state.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
+        raise Corrupt(
+            f"head, tail, next are {on_disk}, not {chunk_state.stored}; they lead a Java program astray", path=path, offset=0
+        )
 
 
 def _count(data: bytes, path: str, offset: int, report: Report) -> int:

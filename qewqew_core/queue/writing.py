@@ -94,12 +94,12 @@ class Spill:
 
     @property
     def records(self) -> int:
-        return sum(run[0] for one in self.chunks for run in one.runs)
+        return sum(run[0] for spilled in self.chunks for run in spilled.runs)
 
     @property
     def payload(self) -> int:
         """Bytes of the records, without their lengths."""
-        return sum(one.tail - chunk.BEGIN for one in self.chunks) - 2 * self.records
+        return sum(spilled.tail - chunk.BEGIN for spilled in self.chunks) - 2 * self.records
 
     def add(self, records: list[bytes]) -> None:
         """Write records behind those that are there, all or, if that raises OSError, none."""
@@ -119,14 +119,14 @@ class Spill:
                     close_each(made)
                 written.append((new[-1], self._write(new[-1], runs)))
         except OSError:
-            for one in new:
-                self._remove(one)
+            for spilled in new:
+                self._remove(spilled)
             raise
         self.chunks += new
-        for one, described in written:
-            one.runs += described
-            one.tail += sum(size for _, size, _ in described)
-            one.size, one.is_durable = max(one.size, one.tail), False
+        for spilled, described in written:
+            spilled.runs += described
+            spilled.tail += sum(size for _, size, _ in described)
+            spilled.size, spilled.is_durable = max(spilled.size, spilled.tail), False
 
     def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
         described = []
@@ -160,10 +160,10 @@ class Spill:
                 self._files.close(fd)
 
     def remove(self) -> None:
-        for one in self.chunks:
-            self._remove(one)
+        for spilled in self.chunks:
+            self._remove(spilled)
         self.chunks.clear()
 
-    def _remove(self, one: Spilled) -> None:
+    def _remove(self, spilled: Spilled) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._files.unlink(one.path)
+            self._files.unlink(spilled.path)

@@ -31,18 +31,17 @@ def stem_of(directory: str, name: str) -> str:
     return os.path.join(directory, "state", name)
 
 
-def open_lock(fds: list[int], stem: str) -> None:
-    """Open ``state/R.lock``, made if it is not there. In one step: no interrupt comes before the list has the descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fds.extend(map(os.open, (stem + ".lock",), (flags,), (0o600,)))
-    if not stat.S_ISREG(os.fstat(fds[-1]).st_mode):
+def open_lock(files: Files, fds: list[int], stem: str) -> None:
+    """Open ``state/R.lock``, made if it is not there; the list gets its descriptor."""
+    files.open_into(fds, stem + ".lock", make=True)
+    if not stat.S_ISREG(files.status(fds[-1]).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", stem + ".lock")
 
 
-def is_lock_of(fd: int, stem: str) -> bool:
+def is_lock_of(files: Files, fd: int, stem: str) -> bool:
     """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
     try:
-        return os.stat(stem + ".lock").st_ino == os.fstat(fd).st_ino
+        return files.status(stem + ".lock").st_ino == files.status(fd).st_ino
     except FileNotFoundError:
         return False
 
@@ -87,9 +86,9 @@ def remove_leftovers(files: Files, directory: str) -> None:
         rdx, stem = rdx_of(directory, name), stem_of(directory, name)
         fds = Descriptors()
         try:
-            open_lock(fds, stem)
+            open_lock(files, fds, stem)
             # Whoever makes or deletes the reader has this byte.
-            if lock.take(fds[0], 0, 1) and is_lock_of(fds[0], stem):
+            if lock.take(fds[0], 0, 1) and is_lock_of(files, fds[0], stem):
                 for path in (rdx + ".tmp", stem + ".log.tmp"):
                     remove_if_there(files, path)
                 if not files.exists(rdx) and seal_of(files, stem) is None:  # else it is missing: who opens the reader is told

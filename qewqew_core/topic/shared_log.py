@@ -84,7 +84,7 @@ class SharedLog(Gate):
     def open_lock(self) -> None:
         """Raises `BadPath`."""
         try:
-            reader_files.open_lock(self._lock_fds, self._stem)
+            reader_files.open_lock(self._files, self._lock_fds, self._stem)
         except OSError as error:
             raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
         lock.take(self._lock_fd, self._consumer.owner, 1)
@@ -130,7 +130,7 @@ class SharedLog(Gate):
                 path=self._rdx,
             )
         if not engine.has_log:
-            if not reader_files.is_lock_of(self._lock_fd, self._stem):
+            if not reader_files.is_lock_of(self._files, self._lock_fd, self._stem):
                 self.open_lock()
                 close_first(self._lock_fds)
                 self._depth -= 1
@@ -154,7 +154,7 @@ class SharedLog(Gate):
         except FileNotFoundError:
             raise self._was_deleted() from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
-            if not reader_files.is_lock_of(self._lock_fd, self._stem):
+            if not reader_files.is_lock_of(self._files, self._lock_fd, self._stem):
                 raise self._was_deleted()
             self.load()
             log.replaced()
@@ -312,7 +312,7 @@ class SharedLog(Gate):
             except Closed:
                 pass  # the reader was deleted meanwhile
             except BaseException as error:
-                engine.judge(error)
+                engine.poison_after(error)
                 raise
             finally:
                 self.leave()

@@ -127,7 +127,7 @@ class Topic:
                     try:
                         files.make_directory(directory)
                     except FileExistsError:
-                        if not os.path.isdir(directory):
+                        if not files.is_directory(directory, follow=True):
                             raise
                         continue  # somebody else makes it too
                     files.sync_directory(os.path.dirname(directory))

@@ -72,10 +72,10 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         if state is not None:  # else it was deleted since
             readers[name] = state
     committed = {name: state.committed_position() for name, state in readers.items()}
-    on_disk = os.stat(view.path).st_blocks * 512
+    on_disk = files.status(view.path).st_blocks * 512
     for entry in entries:
         try:
-            on_disk += os.stat(view.block_path(entry.base)).st_blocks * 512
+            on_disk += files.status(view.block_path(entry.base)).st_blocks * 512
         except FileNotFoundError:
             continue
     stats = TopicStats(

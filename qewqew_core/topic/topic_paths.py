@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
 
 
@@ -20,13 +21,13 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     parent, name = os.path.split(full)
     if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
         raise BadPath("cannot be the name of a topic (printable, at most 200 bytes)", path=given)
-    if not os.path.isdir(parent):
+    if not DISK.is_directory(parent, follow=True):
         raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
-    if not os.path.lexists(full):
+    if not DISK.exists(full):
         return full
-    if not os.path.isdir(full):
+    if not DISK.is_directory(full, follow=True):
         raise BadPath("is no directory; a topic is one", path=full)
-    if not os.path.exists(os.path.join(full, name + ".idx")) and set(os.listdir(full)) - {
+    if not DISK.exists(os.path.join(full, name + ".idx")) and set(DISK.list(full)) - {
         *("data", "reader", "state"),  # of a topic that is being made, or damaged; in the meantime it may have been
         *(name + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp")),
     }:

@@ -345,7 +345,7 @@ def repair_topic(
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = str(error)
-    held, _ = lock.acquire(os.path.join(full, os.path.basename(full) + ".lock"), timeout)
+    held, _ = lock.acquire(files, os.path.join(full, os.path.basename(full) + ".lock"), timeout)
     try:
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
         if problem is not None:

@@ -59,7 +59,7 @@ class Writer:
         self._released = False
         try:
             path = os.path.join(directory, os.path.basename(directory) + ".lock")
-            self._lock_file, _ = lock.acquire(path, lock_timeout, follow=False)
+            self._lock_file, _ = lock.acquire(files, path, lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
             found = topic_recovery.recover(self._blocks, dialect, resolve)
             self.engine.attach(found.log, found.state)

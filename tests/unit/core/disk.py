@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,7 +85,6 @@ class JournalDisk(Files):
         path = os.readlink(f"/proc/self/fd/{fd}")
         if path.endswith(" (deleted)"):
             return NAMELESS
-        # The header is made by the lock, outside the seam of file calls.
         return self._nodes[path] if path in self._nodes else self._new_node(path)
 
     def open(self, path: str, *, new: bool = False) -> int:
@@ -92,6 +92,12 @@ class JournalDisk(Files):
         if path not in self._nodes:
             self._new_node(path)
         return fd
+
+    def open_into(
+        self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
+    ) -> None:
+        super().open_into(descriptors, path, make=make, new=new, follow=follow)
+        self._node(descriptors[-1])
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
         self.calls.append(Call("write", self._node(fd), bytes(data), offset))
@@ -132,6 +138,9 @@ class JournalDisk(Files):
     def make_directory(self, path: str) -> None:
         self.calls.append(Call("mkdir", path=path))
         super().make_directory(path)
+
+    def remove_tree(self, path: str) -> None:
+        raise AssertionError("stores of batches are not simulated")
 
     def remove_directory(self, path: str) -> None:
         self.calls.append(Call("rmdir", path=path))

@@ -30,6 +30,7 @@ NEVER = 1 << 60
 LENGTH = 40
 CHANGES = (
     "open",
+    "open_into",
     "write",
     "allocate",
     "truncate",

@@ -19,7 +19,7 @@ from portalocker.portalocker import PosixLocker
 
 from qewqew_core import Closed, Locked, Queue, Topic, inspect
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import DISK, Files
 
 LOCK = """
 import fcntl, sys
@@ -76,7 +76,7 @@ def test_opening_that_is_interrupted_at_any_line_leaves_no_descriptor_and_no_loc
         path.unlink(missing_ok=True)
         if there:
             path.touch()
-        if not interrupted(line, lambda: taken.append(lock.acquire(str(path), 0)[0])):
+        if not interrupted(line, lambda: taken.append(lock.acquire(DISK, str(path), 0)[0])):
             break
         assert descriptors() == before, line
     assert line > 30
@@ -88,7 +88,7 @@ def test_a_release_that_is_interrupted_at_any_line_is_finished_by_the_next(tmp_p
     path, line, before = tmp_path / "q", 0, descriptors()
     while True:
         line += 1
-        held, _ = lock.acquire(str(path), 0)
+        held, _ = lock.acquire(DISK, str(path), 0)
         ended = not interrupted(line, held.release)
         others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]  # one of them has the number of the header's descriptor
         held.release()
@@ -96,7 +96,7 @@ def test_a_release_that_is_interrupted_at_any_line_is_finished_by_the_next(tmp_p
             os.fstat(fd)  # nobody has closed it
             os.close(fd)
         assert descriptors() == before
-        lock.acquire(str(path), 0)[0].release()  # and the lock is free
+        lock.acquire(DISK, str(path), 0)[0].release()  # and the lock is free
         if ended:
             break
     assert line > 3
@@ -104,7 +104,7 @@ def test_a_release_that_is_interrupted_at_any_line_is_finished_by_the_next(tmp_p
 
 def test_a_lock_that_nobody_keeps_is_dropped(tmp_path: Path) -> None:
     before = descriptors()
-    lock.acquire(str(tmp_path / "q"), 0)
+    lock.acquire(DISK, str(tmp_path / "q"), 0)
     assert descriptors() == before
     assert not is_locked(tmp_path / "q")
 
@@ -127,7 +127,7 @@ def test_a_wait_that_is_interrupted_leaves_the_line(tmp_path: Path) -> None:
 
 def test_a_lock_says_whether_its_file_is_still_there(tmp_path: Path) -> None:
     path = tmp_path / "q"
-    held, created = lock.acquire(str(path), 0)
+    held, created = lock.acquire(DISK, str(path), 0)
     assert created
     assert held.is_still_at(str(path))
     path.rename(tmp_path / "other")

@@ -78,6 +78,30 @@ def test_no_module_uses_a_private_name_of_another() -> None:
         assert private <= PUBLIC, module
 
 
+# Below the seam, or beside it: the command line and the tools work on files of the user.
+TOUCHES_FILES = ("disk.files", "cli.", "tools.")
+OF_OS = {  # what of `os` touches no file that has a name
+    *("PathLike", "fspath", "fsencode", "fsdecode", "sep", "SEEK_SET", "urandom", "getpid", "register_at_fork", "stat_result"),
+    *("path.join", "path.basename", "path.dirname", "path.abspath", "path.normpath", "path.relpath", "path.split"),
+}
+
+
+def test_what_touches_files_goes_through_the_seam() -> None:
+    for module, tree in MODULES.items():
+        if module.startswith(TOUCHES_FILES):
+            continue
+        nodes = list(ast.walk(tree))
+        names = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+        of_os = {name.removeprefix("os.") for name in names if re.fullmatch(r"os\.(path\.)?\w+", name)}
+        assert of_os <= OF_OS | {"path"}, module
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        assert "open" not in called, module
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not imported & {"shutil", "tempfile", "pathlib", "io.open", "glob", "mmap", "posix", "os.path"}, module
+        assert "os" not in {node.module for node in nodes if isinstance(node, ast.ImportFrom)}, module
+
+
 def test_no_file_is_longer_than_one_reads_at_once() -> None:
     for file in FILES.values():
         assert len(file.read_text().splitlines()) <= 500, file
