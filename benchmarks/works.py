@@ -6,7 +6,6 @@ read; each compares what it reads with what was put, while the clock stands.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -264,7 +263,7 @@ def race_tasks(case: Case) -> Sample:
 
 
 def race(case: Case, together: int) -> Sample:
-    """All processes begin at once to stage into one queue, each with a commit for so many records; it lasts as long as the last."""
+    """All processes stage into one queue at once, each with a commit for so many records, until the last has finished."""
     host = open_peer(case, "commit")  # makes it; a server stays
     if not hasattr(host, "server"):
         host.close()
@@ -293,7 +292,7 @@ def race(case: Case, together: int) -> Sample:
         check_any_order(case, count)
     host.stop()
     whole = max(racer.ended for racer in told) - min(racer.began for racer in told)
-    sample = {"seconds": whole / case.records, "whole": whole, "records": count}
+    sample = {"seconds": whole / case.records, "whole": whole, "records": count, "processes": case.processes}
     return sample | {"longest": max(racer.longest for racer in told), "locked_out": locked_out}
 
 
