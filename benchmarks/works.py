@@ -319,7 +319,8 @@ def racer(case: Case, together: int, barrier: Any, results: Any) -> None:
                 before, now = now, time.perf_counter()
                 longest = max(longest, now - before)
     except Exception as error:
-        barrier.abort()  # nobody is to wait for this one
+        if began == math.inf:
+            barrier.abort()  # nobody is to wait for this one
         failed = error
     why = f"{type(failed).__name__}: {failed}"[:200] if failed else ""
     results.put(Racer(began, time.perf_counter(), longest, why, type(failed).__name__ == "Locked"))
