@@ -499,7 +499,8 @@ class RedisList(Peer):
         self.directory = os.open(directory, os.O_DIRECTORY)
         socket = f"/proc/self/fd/{self.directory}/socket"
         self.server: subprocess.Popen[bytes] | None = None
-        self.redis: Any = redis.Redis(unix_socket_path=socket)
+        # Not its 5 s, after which the client sends a commit that the server is still making again, and it is there twice.
+        self.redis: Any = redis.Redis(unix_socket_path=socket, socket_timeout=60)
         if not os.path.exists(socket):
             sync = "always" if sync == "commit" else "everysec"
             options = {"port": 0, "dir": ".", "unixsocket": "socket", "save": "", "appendonly": "yes", "appendfsync": sync}

@@ -289,7 +289,7 @@ def race(case: Case, together: int) -> Sample:
     if found != count:
         raise WrongRecords(f"{found:,} records instead of {count:,}")
     if peer.remembers:
-        check_any_order(case, count)
+        check_any_order(dataclasses.replace(case, limit=case.limit / FILL), count)  # briefly: there are as many as there must be
     host.stop()
     whole = max(racer.ended for racer in told) - min(racer.began for racer in told)
     sample = {"seconds": whole / case.records, "whole": whole, "records": count, "processes": case.processes}
