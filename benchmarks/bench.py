@@ -31,6 +31,9 @@ from benchmarks.works import WORKS, Case, Sample, able, child, fill_limit, scale
 ROOT = Path(__file__).resolve().parent.parent
 FILLED = ("put_many", "open_first", "get", "get_many")
 DURABLE = ("put_commit", "put_many_commit", "threads_commit")
+RACES = ("race_whole", "race_by_1000", "race_tasks")
+STAGED = 200  # bytes of a record in a race
+SHORTER = 5  # times fewer records where each thousand is a commit, which takes longer
 # What a record of another peer's work is compared with, of the plain file's works.
 FLOORS = {"put_many": "put", "get_many": "get", "threads_commit": "put_commit"}
 LARGEST = 65_000
@@ -40,11 +43,12 @@ FORKS.set_forkserver_preload(["benchmarks.works"])
 
 @dataclass(frozen=True)
 class Chain:
-    """Works one after another in the same directory, on queues of so many records."""
+    """Works one after another in the same directory, on queues of so many records; a race, of so many processes."""
 
     works: tuple[str, ...]
     size: int
     records: int
+    processes: int = 1
 
     def peers(self, chosen: list[str]) -> list[str]:
         return [name for name in chosen if any(able(PEERS[name], work) for work in self.works if work != "put_many")]
@@ -68,6 +72,10 @@ class Plan:
     limit: float  # seconds for one work
     peers: list[str]
     works: list[str]
+    racing: list[int]  # processes; the first number is that of all races …
+    staged: int  # … and each process stages so many records
+    tasks: int  # processes of the race with many of them …
+    staged_by_task: int
 
     def chains(self) -> Iterator[Chain]:
         first = self.sizes[0]
@@ -80,7 +88,10 @@ class Plan:
                 yield Chain(FILLED, first, count)
         yield from (Chain(("put_many", "lease"), first, count) for count in sorted({*self.growth, scaled(self.records, first)}))
         yield Chain(("put_many", "filter_all", "filter_none"), first, scaled(self.records, first))
-        yield Chain(("processes_commit",), 100, self.records)
+        for count in self.racing:
+            yield Chain(("race_by_1000",), STAGED, count * self.staged // SHORTER, count)
+        yield Chain(("race_whole",), STAGED, self.racing[0] * self.staged, self.racing[0])
+        yield Chain(("race_tasks",), STAGED, self.tasks * self.staged_by_task, self.tasks)
 
     def rounds(self) -> Iterator[tuple[int, Chain, list[str]]]:
         """(round, chain, the peers in their order)"""
@@ -88,13 +99,10 @@ class Plan:
             for chain in self.chains():
                 if not chain.is_for(self.works):
                     continue
-                if (
-                    number >= self.growth_repeats
-                    and chain.records in self.growth
-                    and chain.records != scaled(self.records, chain.size)
-                ):
+                grown = chain.records in self.growth and chain.records != scaled(self.records, chain.size)
+                if number >= self.growth_repeats and (grown or chain.processes == self.tasks):
                     continue
-                durable = chain.works[0] in DURABLE
+                durable = chain.works[0] in (*DURABLE, *RACES)
                 names = [name for name in chain.peers(self.peers) if not (durable and name == PlainFile.name)]
                 turn = number * len(names) // self.repeats
                 names = names[turn:] + names[:turn]
@@ -118,7 +126,7 @@ def measure(plan: Plan, directory: str | None, progress: Progress) -> list[Sampl
                 for work in chain.works_of(name):
                     what = f"round {number + 1}/{plan.repeats}  {chain.size:,} B x {chain.records:,}  {work}  [bold]{name}"
                     progress.update(task, description=what)
-                    sample = run(Case(work, name, folder, chain.size, records, plan.limit, taken))
+                    sample = run(Case(work, name, folder, chain.size, records, plan.limit, taken, chain.processes))
                     records = sample.get("records", records) if work == "put_many" else records
                     taken += sample.get("taken", 0)
                     turn.append(
@@ -215,7 +223,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--records", type=int, help="in a queue, of up to 1 KB (default: 200,000; quick: 50,000)")
     parser.add_argument("--repeats", type=int, help="default: 5; quick: 3")
     parser.add_argument("--only", metavar="NAMES", help="peers (or parts of their names) and works, with commas between")
-    parser.add_argument("--directory", help="where to write (default: below the checkout); not in memory")
+    parser.add_argument("--directory", type=os.path.abspath, help="where to write (default: below the checkout); not in memory")
     parser.add_argument("--json", type=Path, help="where to keep the samples; the document is left as it is then")
     parser.add_argument("--draw", action="store_true", help="measure nothing: tables and charts of the samples that are kept")
     options = parser.parse_args(arguments)
@@ -233,7 +241,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         left_out = {name: why for name in peers if (why := PEERS[name].missing())}
         for name, why in left_out.items():
             console.print(f"without {name}: {why}", highlight=False)
-        growth = [5_000] if options.quick else [10_000, 100_000, 1_000_000] + [10_000_000] * options.large
+        growth = [5_000] if options.quick else [10_000, 1_000_000] + [10_000_000] * options.large
         repeats = max(1, options.repeats or (3 if options.quick else 5))
         plan = Plan(
             options.sizes,
@@ -244,6 +252,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
             0.07 if options.quick else 0.7,
             [name for name in peers if name not in left_out],
             works,
+            [4] if options.quick else [12, 8],
+            20_000 if options.quick else 100_000,
+            40 if options.quick else 200,
+            10_000 if options.quick else 100_000,
         )
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
         began = datetime.now(UTC)

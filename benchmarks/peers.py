@@ -15,11 +15,13 @@ import shutil
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 BATCH = 1_000
+Commit = Callable[[list[list[bytes]]], object]  # all of these batches, as one durable commit
 
 
 class Peer:
@@ -35,8 +37,7 @@ class Peer:
     batch_put: ClassVar[bool] = True
     batch_get: ClassVar[bool] = True
     shared: ClassVar[bool] = True  # threads may share one object; else each has its own
-    processes: ClassVar[bool] = False  # several may put at a time
-    exclusive: ClassVar[bool] = False  # … by opening it in turn
+    races: ClassVar[bool] = False  # many processes may stage into it at once: it has `staging` and `count`
     remembers: ClassVar[bool] = True  # what was taken is gone for the next process
 
     put: Callable[[bytes], object]
@@ -67,6 +68,18 @@ class Peer:
         """Put them in whatever way is quickest; nobody measures it."""
         self.put_each(records)
 
+    @classmethod
+    @contextlib.contextmanager
+    def staging(cls, directory: str) -> Iterator[Commit]:
+        """What one of many processes commits with, until the block ends."""
+        peer = cls(directory, "commit")
+        yield lambda batches: peer.put_many(list(chain.from_iterable(batches)))
+        peer.close()
+
+    def count(self, size: int) -> int:
+        """How many records there are, each of ``size`` bytes."""
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -90,8 +103,10 @@ class PlainFile(Peer):
     commit = "`flush` and `fdatasync`"
     killed = False
     remembers = False
+    races = True
 
     def __init__(self, directory: str, sync: str) -> None:
+        self.directory = directory
         self.file = open(os.path.join(directory, "frames"), "a+b")  # noqa: SIM115 - until close
         self.file.seek(0)
         self.sync = sync
@@ -123,6 +138,18 @@ class PlainFile(Peer):
             records.append(read(int.from_bytes(head)))
         return records
 
+    @classmethod
+    @contextlib.contextmanager
+    def staging(cls, directory: str) -> Iterator[Commit]:
+        """Each process has a file of its own."""
+        own = os.path.join(directory, str(os.getpid()))
+        os.mkdir(own)
+        with super().staging(own) as commit:
+            yield commit
+
+    def count(self, size: int) -> int:
+        return sum(path.stat().st_size for path in Path(self.directory).rglob("frames")) // (4 + size)
+
     def close(self) -> None:
         self.file.close()
 
@@ -133,14 +160,32 @@ class QewQew(Peer):
     package_name = "qewqew"
     never = '`sync="never"`'
     commit = '`sync="commit"`, the default'
-    processes = exclusive = True
+    races = True
 
     def __init__(self, directory: str, sync: str) -> None:
         from qewqew_core import Queue
 
-        self.queue = Queue(os.path.join(directory, "queue"), sync=sync, lock_timeout=60)  # type: ignore[arg-type]
+        self.queue = Queue(os.path.join(directory, "queue"), sync=sync)  # type: ignore[arg-type]
         self.put, self.get = self.queue.put, self.queue.get
         self.put_many, self.get_many = self.queue.put_many, self.queue.get_many
+
+    @classmethod
+    @contextlib.contextmanager
+    def staging(cls, directory: str) -> Iterator[Commit]:
+        """With the settings that one gets without asking."""
+        from qewqew_core import Stage
+
+        with Stage(os.path.join(directory, "queue")) as stage:
+
+            def commit(batches: list[list[bytes]]) -> None:
+                for batch in batches:
+                    stage.put_many(batch)
+                stage.commit()
+
+            yield commit
+
+    def count(self, size: int) -> int:
+        return len(self.queue)
 
     def close(self) -> None:
         self.queue.close()
@@ -154,7 +199,7 @@ class QewQewTopic(Peer):
     package_name = "qewqew"
     never = '`sync="never"`'
     commit = '`sync="commit"`, the default'
-    processes = exclusive = True
+    races = True
     tag = "order.new.eu"
 
     def __init__(self, directory: str, sync: str) -> None:
@@ -189,38 +234,24 @@ class QewQewTopic(Peer):
         self.reader.commit()
         return [message.body for message in messages]
 
+    @classmethod
+    @contextlib.contextmanager
+    def staging(cls, directory: str) -> Iterator[Commit]:
+        """Opened for each commit: a topic has one writer at a time."""
+
+        def commit(batches: list[list[bytes]]) -> None:
+            with contextlib.closing(cls(directory, "commit")) as topic:
+                topic.append_many(list(chain.from_iterable(batches)))
+
+        yield commit
+
+    def count(self, size: int) -> int:
+        return len(self.topic)
+
     def close(self) -> None:
         if self.reader is not None:
             self.reader.close()
         self.topic.close()
-
-
-class PersistFile(Peer):
-    name = "persist-queue file"
-    package = "persistqueue"
-    package_name = "persist-queue"
-    never = "the only way: no `fsync` but when a chunk of 100 records is full"
-    commit = None
-    batch_put = False
-
-    def __init__(self, directory: str, sync: str) -> None:
-        from persistqueue import Queue
-
-        self.queue = Queue(os.path.join(directory, "queue"))
-        self.put = self.queue.put
-
-    def get(self) -> bytes:
-        record: bytes = self.queue.get_nowait()
-        self.queue.task_done()
-        return record
-
-    def get_many(self, count: int) -> list[bytes]:
-        records = [self.queue.get_nowait() for _ in range(min(count, self.queue.qsize()))]
-        self.queue.task_done()
-        return records
-
-    def close(self) -> None:
-        del self.queue  # it has no close
 
 
 class PersistSqlite(Peer):
@@ -231,17 +262,14 @@ class PersistSqlite(Peer):
     commit = "the only way"
     always = True
     batch_put = False
-    insert = "INSERT INTO queue_default (data, timestamp) VALUES (?, ?)"
 
     def __init__(self, directory: str, sync: str) -> None:
-        self.queue = self.open(os.path.join(directory, "queue"))
-        self.put = self.queue.put
-        self.database = os.path.join(directory, "queue", "data.db")
-
-    def open(self, path: str) -> Any:
         from persistqueue import SQLiteQueue
 
-        return SQLiteQueue(path, multithreading=True, auto_commit=False)  # taking is made durable by task_done
+        path = os.path.join(directory, "queue")
+        self.queue = SQLiteQueue(path, multithreading=True, auto_commit=False)  # taking is made durable by task_done
+        self.put = self.queue.put
+        self.database = os.path.join(path, "data.db")
 
     def get(self) -> bytes:
         record: bytes = self.queue.get_nowait()
@@ -257,27 +285,11 @@ class PersistSqlite(Peer):
         """Beside its API, which would take a minute for 100,000 records: opening it again finds them."""
         with contextlib.closing(sqlite3.connect(self.database)) as database, database:
             database.execute("PRAGMA synchronous = OFF")
-            database.executemany(self.insert, ((pickle.dumps(record, 4), 0.0) for record in records))
+            rows = ((pickle.dumps(record, 4), 0.0) for record in records)
+            database.executemany("INSERT INTO queue_default (data, timestamp) VALUES (?, ?)", rows)
 
     def close(self) -> None:
         self.queue.close()
-
-
-class PersistAck(PersistSqlite):
-    name = "persist-queue ack"
-    batch_get = False
-    insert = "INSERT INTO ack_queue_default (data, timestamp, status) VALUES (?, ?, 0)"
-
-    def open(self, path: str) -> Any:
-        from persistqueue import SQLiteAckQueue
-
-        return SQLiteAckQueue(path, multithreading=True)
-
-    def get(self) -> bytes:
-        item = self.queue.get(block=False, raw=True)
-        self.queue.ack(id=item["pqid"])
-        record: bytes = item["data"]
-        return record
 
 
 class Queuelib(Peer):
@@ -303,7 +315,6 @@ class Litequeue(Peer):
     never = "WAL, `synchronous=NORMAL`, its default"
     commit = "`synchronous=FULL`"
     batch_get = shared = False
-    processes = True
 
     def __init__(self, directory: str, sync: str) -> None:
         from litequeue import LiteQueue
@@ -330,36 +341,6 @@ class Litequeue(Peer):
         self.queue.close()
 
 
-class DiskcacheDeque(Peer):
-    name = "diskcache.Deque"
-    package = "diskcache"
-    never = "WAL, `synchronous=NORMAL`, its default"
-    commit = "`sqlite_synchronous=2`"
-    processes = True
-
-    def __init__(self, directory: str, sync: str) -> None:
-        from diskcache import Cache, Deque
-
-        full = {"sqlite_synchronous": 2} if sync == "commit" else {}
-        self.deque = Deque.fromcache(Cache(os.path.join(directory, "deque"), eviction_policy="none", timeout=60, **full))
-        self.put, self.get = self.deque.append, self.deque.popleft
-
-    def put_many(self, records: list[bytes]) -> None:
-        with self.deque.transact():
-            self.deque.extend(records)
-
-    def get_many(self, count: int) -> list[bytes]:
-        with self.deque.transact():
-            records = []
-            with contextlib.suppress(IndexError):
-                for _ in range(count):
-                    records.append(self.deque.popleft())
-            return records
-
-    def close(self) -> None:
-        self.deque.cache.close()
-
-
 class SqliteWal(Peer):
     """What one writes oneself: a table, one statement for each call."""
 
@@ -367,7 +348,7 @@ class SqliteWal(Peer):
     never = "WAL, `synchronous=NORMAL`"
     commit = "WAL, `synchronous=FULL`"
     shared = False
-    processes = True
+    races = True
 
     def __init__(self, directory: str, sync: str) -> None:
         path = os.path.join(directory, "queue.db")
@@ -397,6 +378,10 @@ class SqliteWal(Peer):
                 self.database.execute("DELETE FROM queue WHERE id <= ?", (rows[-1][0],))
         return [record for _, record in rows]
 
+    def count(self, size: int) -> int:
+        count: int = self.database.execute("SELECT count(*) FROM queue").fetchone()[0]
+        return count
+
     def close(self) -> None:
         self.database.close()
 
@@ -406,7 +391,7 @@ class Lmdb(Peer):
     package = "lmdb"
     never = "`sync=False`"
     commit = "`sync=True`, its default"
-    processes = True
+    races = True
 
     def __init__(self, directory: str, sync: str) -> None:
         import lmdb
@@ -436,6 +421,10 @@ class Lmdb(Peer):
                 records.append(cursor.value())
                 more = cursor.delete()
             return records
+
+    def count(self, size: int) -> int:
+        count: int = self.environment.stat()["entries"]
+        return count
 
     def close(self) -> None:
         self.environment.close()
@@ -497,7 +486,7 @@ class RedisList(Peer):
     package = "redis"
     never = "`appendfsync everysec`"
     commit = "`appendfsync always`"
-    processes = True
+    races = True
 
     @classmethod
     def missing(cls) -> str | None:
@@ -510,7 +499,8 @@ class RedisList(Peer):
         self.directory = os.open(directory, os.O_DIRECTORY)
         socket = f"/proc/self/fd/{self.directory}/socket"
         self.server: subprocess.Popen[bytes] | None = None
-        self.redis: Any = redis.Redis(unix_socket_path=socket)
+        # Not its 5 s, after which the client sends a commit that the server is still making again, and it is there twice.
+        self.redis: Any = redis.Redis(unix_socket_path=socket, socket_timeout=60)
         if not os.path.exists(socket):
             sync = "always" if sync == "commit" else "everysec"
             options = {"port": 0, "dir": ".", "unixsocket": "socket", "save": "", "appendonly": "yes", "appendfsync": sync}
@@ -541,6 +531,23 @@ class RedisList(Peer):
     def put_many(self, records: list[bytes]) -> None:
         self.redis.rpush("queue", *records)
 
+    @classmethod
+    @contextlib.contextmanager
+    def staging(cls, directory: str) -> Iterator[Commit]:
+        with contextlib.closing(cls(directory, "commit")) as peer:
+
+            def commit(batches: list[list[bytes]]) -> None:
+                pipeline = peer.redis.pipeline(transaction=True)
+                for batch in batches:
+                    pipeline.rpush("queue", *batch)
+                pipeline.execute()
+
+            yield commit
+
+    def count(self, size: int) -> int:
+        count: int = self.redis.llen("queue")
+        return count
+
     def get(self) -> bytes:
         record: bytes = self.redis.lpop("queue")
         return record
@@ -566,6 +573,7 @@ class RedisStream(RedisList):
     """With a group of consumers; what was read is acknowledged and deleted."""
 
     name = "Redis stream"
+    races = False
 
     def connected(self) -> None:
         from redis import ResponseError
@@ -618,12 +626,9 @@ PEERS: dict[str, type[Peer]] = {
         PlainFile,
         QewQew,
         QewQewTopic,
-        PersistFile,
         PersistSqlite,
-        PersistAck,
         Queuelib,
         Litequeue,
-        DiskcacheDeque,
         SqliteWal,
         Lmdb,
         Rocksdict,

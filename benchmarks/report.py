@@ -128,16 +128,51 @@ def leases(figures: Figures, size: int) -> str:
     return table(["records", "payload", "lease of all", "the plain file only read"], rows)
 
 
-def processes(figures: Figures) -> str:
+def races(figures: Figures) -> dict[str, dict[str, Any]]:
+    """Their titles, and what chooses their samples. That of many tasks is apart."""
+    titles = {"race_whole": "one commit each", "race_by_1000": "1,000 records a commit"}
+    found = {(one["work"], one["processes"]): one["queue"] for one in figures.samples if "processes" in one}
+    return {
+        f"{count} processes, {title}": {"work": work, "processes": count, "queue": queue}
+        for work, title in titles.items()
+        for (raced, count), queue in sorted(found.items(), reverse=True)
+        if raced == work
+    }
+
+
+def race(figures: Figures) -> str:
+    columns = races(figures)
     rows = []
-    sqlite = figures.of("seconds", work="processes_commit", peer=SqliteWal.name)
     for peer in figures.peers:
-        wanted: dict[str, Any] = {"work": "processes_commit", "peer": peer}
-        if seconds := figures.of("seconds", **wanted):
-            fewest, most, longest = (figures.of(what, **wanted) or 0 for what in ("fewest", "most", "longest"))
-            times = number(sqlite and sqlite / seconds, " ×")
-            rows.append([named(peer), f"{1 / seconds:,.0f}", times, f"{fewest:.0f} to {most:.0f}", number(longest * 1e3, " ms")])
-    return table(["", "records/s", f"of {SqliteWal.name}", "commits of one process", "longest commit"], rows)
+        row = ["plain files, one for each process" if peer == FLOOR else named(peer)]
+        for wanted in columns.values():
+            seconds, ratio = (figures.of(what, peer=peer, **wanted) for what in ("seconds", "ratio"))
+            row.append(f"1 = {1 / seconds:,.0f} records/s" if seconds and peer == FLOOR else number(ratio))
+        for wanted in columns.values():
+            if wanted["work"] == "race_by_1000":
+                ours, theirs = (figures.of("seconds", peer=name, **wanted) for name in (peer, SqliteWal.name))
+                row.append(number(theirs / ours if ours and theirs else None, " ×"))
+                row.append(number(figures.of("longest", 1e3, peer=peer, **wanted), " ms"))
+        if set(row[1:]) - {"–"}:
+            rows.append(row)
+    more = [
+        title
+        for wanted in columns.values()
+        if wanted["work"] == "race_by_1000"
+        for title in (f"{wanted['processes']}: speed beside {SqliteWal.name}", f"{wanted['processes']}: longest commit")
+    ]
+    return table(["", *columns, *more], rows)
+
+
+def tasks(figures: Figures) -> str:
+    rows = []
+    for peer in figures.peers:
+        wanted: dict[str, Any] = {"peer": peer, "work": "race_tasks"}
+        if whole := figures.of("whole", **wanted):
+            out = "–" if peer == FLOOR else f"{max(one['locked_out'] for one in figures.samples_of[peer, 'race_tasks']):,}"
+            name = "plain files, one for each task" if peer == FLOOR else named(peer)
+            rows.append([name, number(whole, " s"), number(figures.of("ratio", **wanted)), out])
+    return table(["", "until the last has finished", "beside files", "tasks locked out"], rows)
 
 
 def topics(figures: Figures) -> str:
@@ -191,10 +226,11 @@ def peers(figures: Figures) -> str:
 def sections(results: Results) -> dict[str, str]:
     figures = Figures(results)
     first = results["plan"]["sizes"][0]
-    found = {"machine": machine(results), "peers": peers(figures)}
+    found = {"race": race(figures), "tasks": tasks(figures)}
+    found |= {"machine": machine(results), "peers": peers(figures)}
     found["ratios"] = "\n\n".join(ratios(figures, size) for size in figures.sizes)
     found |= {"behind": behind(figures), "opening": opening(figures, first), "leases": leases(figures, first)}
-    return found | {"processes": processes(figures), "topics": topics(figures)}
+    return found | {"topics": topics(figures)}
 
 
 def tables(results: Results) -> str:
@@ -205,6 +241,13 @@ def pictures(results: Results) -> dict[str, str]:
     """File names and SVG."""
     figures = Figures(results)
     found = {}
+    if racing := races(figures):
+        panels = {
+            title: {peer: value for peer in figures.peers if (value := figures.of("ratio", peer=peer, **wanted))}
+            for title, wanted in racing.items()
+        }
+        title = "Staging into one queue at once: time as a multiple of plain files', one for each process (shorter is better)"
+        found["bench-race.svg"] = charts.bars(title, panels, number, OURS)
     for size in figures.sizes:
         queue = scaled(figures.records, size)
         panels = {}

@@ -6,10 +6,10 @@ read; each compares what it reads with what was put, while the clock stands.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -26,15 +26,17 @@ from typing import Any
 from benchmarks.peers import BATCH, PEERS, Peer, PlainFile, QewQew, QewQewTopic, ZbusJava
 
 SLICE = 25  # the clock is looked at after so many calls
-THREADS = PROCESSES = 8
-STAGING = 5  # times as long as anything else processes put together, so that each has many turns
+THREADS = 8
 FILL = 8  # times as long as anything else a queue may take to be filled …
 FILL_RECORD = 5e-6  # … or so many seconds for each record, if that is longer
 
 
 @dataclass(frozen=True)
 class Case:
-    """One process: the work, on records of ``size`` bytes, until there are ``records`` or ``limit`` seconds are over."""
+    """One process: the work, on records of ``size`` bytes, until there are ``records`` or ``limit`` seconds are over.
+
+    A race ends when there are all of them: so many ``processes`` share them out.
+    """
 
     work: str
     peer: str
@@ -43,6 +45,7 @@ class Case:
     records: int
     limit: float
     taken: int = 0  # by those before
+    processes: int = 1
 
 
 Sample = dict[str, Any]  # "seconds" for each of "records" records, or what the work says
@@ -244,50 +247,83 @@ def threads_commit(case: Case) -> Sample:
     return {"seconds": (spent + closing) / sum(counts), "closing": closing, "records": sum(counts)}
 
 
-def processes_commit(case: Case) -> Sample:
-    """Eight processes put batches of a thousand into one queue, for the time given."""
+def race_whole(case: Case) -> Sample:
+    """Each process stages its records, and commits once."""
+    return race(case, case.records // case.processes)
+
+
+def race_by_1000(case: Case) -> Sample:
+    """Each process commits every thousand records."""
+    return race(case, BATCH)
+
+
+def race_tasks(case: Case) -> Sample:
+    """As `race_whole`, for many more processes than there are processors."""
+    return race_whole(case)
+
+
+def race(case: Case, together: int) -> Sample:
+    """All processes stage into one queue at once, each with a commit for so many records, until the last has finished."""
     host = open_peer(case, "commit")  # makes it; a server stays
     if not hasattr(host, "server"):
         host.close()
     context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(PROCESSES), context.SimpleQueue()
-    running = [context.Process(target=stage, args=(case, barrier, results)) for _ in range(PROCESSES)]
+    barrier, results = context.Barrier(case.processes), context.SimpleQueue()
+    running = [context.Process(target=racer, args=(case, together, barrier, results)) for _ in range(case.processes)]
     for process in running:
         process.start()
-    told: list[tuple[int, float, float]] = []
+    told: list[Racer] = []
     for process in running:
         process.join()
         if process.exitcode:
             raise WrongRecords("a process has failed")
         told.append(results.get())
-    commits = [count for count, _, _ in told]
-    check_any_order(case, sum(commits) * BATCH)
+    failed = {racer.failed for racer in told if racer.failed and not racer.is_locked_out}
+    if failed:
+        raise WrongRecords(f"of its processes: {', '.join(sorted(failed))}")
+    locked_out = sum(racer.is_locked_out for racer in told)
+    count = case.records // case.processes * (case.processes - locked_out)
+    peer = open_peer(case, "commit")
+    found = peer.count(case.size)
+    peer.close()
+    if found != count:
+        raise WrongRecords(f"{found:,} records instead of {count:,}")
+    if peer.remembers:
+        check_any_order(dataclasses.replace(case, limit=case.limit / FILL), count)  # briefly: there are as many as there must be
     host.stop()
-    return {
-        "seconds": max(spent for _, spent, _ in told) / sum(commits) / BATCH,
-        "records": sum(commits) * BATCH,
-        "fewest": min(commits),
-        "most": max(commits),
-        "longest": max(longest for _, _, longest in told),
-    }
+    whole = max(racer.ended for racer in told) - min(racer.began for racer in told)
+    sample = {"seconds": whole / case.records, "whole": whole, "records": count, "processes": case.processes}
+    return sample | {"longest": max(racer.longest for racer in told), "locked_out": locked_out}
 
 
-def stage(case: Case, barrier: Any, results: Any) -> None:
-    peer_class, records = PEERS[case.peer], pool(case.size)
-    peer = None if peer_class.exclusive else open_peer(case, "commit")
-    barrier.wait()
-    began = now = time.perf_counter()
-    commits, longest = 0, 0.0
-    while now - began < case.limit * STAGING:
-        if peer is not None:
-            peer.put_many(records)
-        else:
-            with contextlib.closing(open_peer(case, "commit")) as in_turn:
-                in_turn.put_many(records)
-        before, now = now, time.perf_counter()
-        longest = max(longest, now - before)
-        commits += 1
-    results.put((commits, now - began, longest))
+@dataclass(frozen=True)
+class Racer:
+    """What one process tells, by the clock that all have: of its commits how long the longest took."""
+
+    began: float = math.inf
+    ended: float = 0.0
+    longest: float = 0.0
+    failed: str = ""
+    is_locked_out: bool = False
+
+
+def racer(case: Case, together: int, barrier: Any, results: Any) -> None:
+    batches = [pool(case.size)] * (together // BATCH)
+    began, longest, failed = math.inf, 0.0, None
+    try:
+        with PEERS[case.peer].staging(case.directory) as commit:
+            barrier.wait()
+            began = now = time.perf_counter()
+            for _ in range(case.records // case.processes // together):
+                commit(batches)
+                before, now = now, time.perf_counter()
+                longest = max(longest, now - before)
+    except Exception as error:
+        if began == math.inf:
+            barrier.abort()  # nobody is to wait for this one
+        failed = error
+    why = f"{type(failed).__name__}: {failed}"[:200] if failed else ""
+    results.put(Racer(began, time.perf_counter(), longest, why, type(failed).__name__ == "Locked"))
 
 
 def check_any_order(case: Case, count: int) -> None:
@@ -323,6 +359,8 @@ def able(peer: type[Peer], work: str) -> bool:
     """Whether there is anything to measure, or to prepare for what comes after it."""
     if peer is ZbusJava:
         return work in ("put_many", "get_many", "filter_all", "filter_none")
+    if work.startswith("race_"):
+        return peer.races and (work != "race_tasks" or peer in (PlainFile, QewQew))
     if work == "lease":
         return peer is QewQew
     if work.startswith("filter_"):
@@ -335,8 +373,7 @@ def able(peer: type[Peer], work: str) -> bool:
         return True
     return (
         peer.commit is not None
-        and (peer.batch_put or work not in ("put_many_commit", "processes_commit"))
-        and (peer.processes or work != "processes_commit")
+        and (peer.batch_put or work != "put_many_commit")
         and (peer is not PlainFile or work != "threads_commit")
     )
 
@@ -355,7 +392,9 @@ WORKS: dict[str, Callable[[Case], Sample]] = {
         put_commit,
         put_many_commit,
         threads_commit,
-        processes_commit,
+        race_whole,
+        race_by_1000,
+        race_tasks,
     )
 }
 

@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from plain import crashed, is_plain, numbers
 from test_failing_calls import NEVER, FailingDisk
 
 from qewqew_core import BadArgument, Broken, Closed, DiskFull, Full, Locked, Queue, RecordTooLarge, Stage
+from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
@@ -189,6 +191,60 @@ for turn in range(5):
     assert sorted((who, turn) for ((who, turn, _), *_) in groups) == [
         (str(who), str(turn)) for who in range(8) for turn in range(5)
     ]
+
+
+class Held(Files):
+    """Counts the calls that are made while somebody has the queue, and the bytes that are written then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.calls: Counter[str] = Counter()
+        self.bytes = 0
+
+    def counts(self, name: str, arguments: tuple[object, ...]) -> None:
+        if lock.holder(self.path) is not None:
+            self.calls[name] += 1
+            self.bytes += len(arguments[1]) if name == "write" else 0  # type: ignore[arg-type]
+
+
+def _counting(name: str) -> Callable[..., object]:
+    def call(self: Held, *arguments: object, **named: object) -> object:
+        self.counts(name, arguments)
+        return getattr(super(Held, self), name)(*arguments, **named)
+
+    return call
+
+
+for _name in [name for name in vars(Files) if not name.startswith("_")]:
+    setattr(Held, _name, _counting(_name))
+
+
+def held(path: Path, records: int, chunk_size: int) -> Held:
+    """What a commit of so many records of ten bytes does with the lock."""
+    path.parent.mkdir()
+    with Queue(path) as queue:
+        queue.put(b"first")
+    files = Held(path)
+    with Stage(path, chunk_size=chunk_size, _files=files) as stage:
+        for start in range(0, records, 10_000):
+            stage.put_many([b"%010d" % number for number in range(start, start + 10_000)])
+        assert not files.calls, "nobody has it yet"
+    with Queue(path) as queue:
+        assert len(queue) == 1 + records
+    return files
+
+
+def test_the_queue_is_locked_for_as_many_calls_whatever_the_number_of_records(tmp_path: Path) -> None:
+    few = held(tmp_path / "few" / "q", 10_000, 16 << 20)
+    many = held(tmp_path / "many" / "q", 1_000_000, 16 << 20)  # in one chunk, too
+    assert few.calls["rename"] == 1
+    assert many.calls == few.calls
+    assert many.bytes - few.bytes < 12_000_000 / 1_000, "the log has the checksums, and no record"
+    chunks = held(tmp_path / "chunks" / "q", 1_000_000, 1 << 20)
+    more = chunks.calls - few.calls
+    assert not few.calls - chunks.calls
+    assert chunks.calls["rename"] == 12
+    assert max(more.values()) <= 11, "each chunk is renamed once, and its pointers are stored once"
 
 
 def test_wrong_settings_and_records_are_refused_at_once(tmp_path: Path) -> None:
