@@ -131,8 +131,6 @@ def hand_over(spark: SparkSession, folder: Path, count: int, timer: Timer) -> No
         frame.write.mode("overwrite").parquet(out)
 
     def ready_made(at: str) -> None:
-        """As a batch comes: once. Where its rows are already, the job keeps them until it has read all records again."""
-        shutil.rmtree(out + "-job", ignore_errors=True)
         job.run(spark, at, [Output(out + "-job")], schema=SCHEMA)
 
     with queue:

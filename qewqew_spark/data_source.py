@@ -25,7 +25,7 @@ from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.queue import paths
 from qewqew_spark.options import Options, local_path
 from qewqew_spark.source import batches, queues
-from qewqew_spark.source.rows import TOPIC_SCHEMA, schema_of
+from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +105,16 @@ class QewqewDataSource(DataSource):
         from qewqew_spark.sink import writers
 
         return writers.stream_writer(Options(self.options), schema, overwrite)
+
+
+def columns_of(batch: manifest.Manifest) -> StructType:
+    """The columns of a read of the batch."""
+    return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
+
+
+def batch_reader(path: str, options: Mapping[str, str], schema: StructType, batch: manifest.Manifest) -> DataSourceReader:
+    """What Spark reads the batch with, whose manifest is at hand; raises `BadArgument`, and `StoreError`."""
+    return batches.reader(path, Options(options), schema, batch)
 
 
 def register(spark: SparkSession) -> None:

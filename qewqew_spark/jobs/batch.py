@@ -39,7 +39,7 @@ try:
     from qewqew_spark.jobs import records
     from qewqew_spark.jobs.explaining import blamed, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
-    from qewqew_spark.jobs.records import check_names
+    from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, delete, folding, sink_of
     from qewqew_spark.options import Options, local_path
 except ModuleNotFoundError as error:
@@ -69,6 +69,7 @@ def run(
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
+    description: manifest.Manifest | None = None,
 ) -> dict[str, Any]:
     """Decode the batch and write the outputs; returns what the result file holds.
 
@@ -76,7 +77,7 @@ def run(
     records, as DDL; None: inferred from JSON records. ``read_options``: of the data source. ``quarantine``: where the
     records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that has a path, with
     ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is written; None:
-    any number. ``schema_evolution``: see `evolution.new_columns`.
+    any number. ``schema_evolution``: see `evolution.new_columns`. ``description``: the batch's manifest, if it is at hand.
 
     Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`,
     and what Spark raises when a write fails (then the same call may be made again).
@@ -92,7 +93,7 @@ def run(
         schema_evolution=schema_evolution,
     )
     batch, options = local_path(batch), dict(read_options or {})
-    description = _manifest(batch, options)
+    description = description or _manifest(batch, options)
     quarantined = f"{quarantine}/{BATCH}={description.id}"
     sinks = [sink_of(spark, output, description.id, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
@@ -100,53 +101,63 @@ def run(
     given = None if schema is None else records.parsed(schema)
     found = records.read(spark, batch, description, codec, given, options)
 
-    # The rows of a table of all good records tell whether there are bad ones, so one pass can decode and write. But not where
-    # Spark would first remove what an earlier run wrote, which a batch that was damaged since could not replace; and only with
-    # Spark's own file formats: others may shuffle, and count rows of a lost task twice.
-    one_pass = max_bad_records is None and len(sinks) == 1 and sinks[0].is_first_copy()
-    good = found.good
-    written: list[int] = []
+    seen = Observation(f"records of {description.id}")
+    good = found.good(seen)
+    rows: list[int | None] = [None] * len(sinks)
+    tables: list[DataFrame] = []
+    persisted: DataFrame | None = None
+
+    def write(early: bool) -> None:
+        for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
+            if first[number] == early:
+                rows[number] = _write(sink, table)
+
     try:
-        tables = []
         if good is not None:
-            if not one_pass:
-                # To decode costs more than to keep: in memory as far as it goes, then on the executors' disks.
-                good.persist(StorageLevel.MEMORY_AND_DISK)
             good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, description) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
             sink.check(table)
-
-        if good is None:
-            decoded = None
-        elif one_pass:
-            written = [_write(sinks[0], tables[0])]
-            [decoded] = written
-        else:
-            decoded = good.count()
-        if decoded == description.records:
-            reasons: dict[str, int] = {}
-            delete(spark, quarantined)  # of an earlier run, under another schema
-        else:
-            reasons = found.set_aside(spark, quarantined)
-        bad = sum(reasons.values())
-        if decoded not in (None, description.records - bad):
-            raise Corrupt(f"{decoded} good and {bad} bad records, the manifest says {description.records}", path=batch)
-        if max_bad_records is not None and bad > max_bad_records:
-            listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            raise TooManyBadRecords(
-                f"{bad} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
-                f"they are in {quarantined}, no output was written"
-            )
-        if good is None:
+        # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
+        first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
+        try:
+            if good is not None:
+                passes = sum(
+                    str(table._jdf.queryExecution().analyzed()).count(f"records of {description.id},") for table in tables
+                )
+                if passes + (not any(first)) > 1:
+                    # To decode costs more than to keep: in memory as far as it goes, then on the executors' disks.
+                    persisted = good.persist(StorageLevel.MEMORY_AND_DISK)
+                if not any(first):
+                    good.write.format("noop").mode("overwrite").save()
+                write(early=True)
+            counts = {} if good is None else observed(seen)
+            if counts == {"read": description.records, "bad": 0}:
+                reasons: dict[str, int] = {}
+                delete(spark, quarantined)  # of an earlier run, under another schema
+            else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
+                reasons = found.set_aside(spark, quarantined)
+            bad = sum(reasons.values())
+            if counts.get("read") == description.records and counts["bad"] != bad:
+                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=batch)
+            if max_bad_records is not None and bad > max_bad_records:
+                listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+                raise TooManyBadRecords(
+                    f"{bad} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
+                    f"they are in {quarantined}, no output was written"
+                )
+            write(early=False)
+        except BaseException:
             for sink in sinks:
-                sink.clear()
-        elif not one_pass:
-            written = [_write(sink, table) for sink, table in zip(sinks, tables, strict=True)]
+                with suppress(Exception):  # what went wrong is what to report; the next run of the batch removes the rest
+                    sink.abort()
+            raise
+        for sink in sinks:
+            sink.commit() if tables else sink.clear()
     finally:
         spark.catalog.dropTempView(BATCH)
-        if good is not None and not one_pass:
-            good.unpersist()
+        if persisted is not None:
+            persisted.unpersist()
     return {
         "batch": description.id,
         "attempt": description.attempt,
@@ -157,8 +168,8 @@ def run(
         "bad": bad,
         "reasons": reasons,
         "outputs": [
-            {**sink.place, "format": sink.output.format, "written": rows, "left_out": sink.left_out}
-            for sink, rows in zip(sinks, written or [0] * len(sinks), strict=True)
+            {**sink.place, "format": sink.output.format, "written": written or 0, "left_out": sink.left_out}
+            for sink, written in zip(sinks, rows, strict=True)
         ],
         "quarantine": quarantined if bad else None,
         "note": None if tables else "no schema was given and no record has a field to infer one from: no output was written",
@@ -229,7 +240,7 @@ def _write(sink: Sink, table: DataFrame) -> int:
     """Write the output and return how many rows went into it."""
     seen = Observation()
     sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
-    return int(seen.get["rows"])
+    return observed(seen)["rows"]
 
 
 class _Arguments(argparse.ArgumentParser):
@@ -311,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = vars(arguments(argv))
         batch, outputs, result_file = (found.pop(name) for name in ("batch", "outputs", "result"))
         check_arguments(outputs, **found)
-        _manifest(local_path(batch), found["read_options"])
+        found["description"] = _manifest(local_path(batch), found["read_options"])
         spark = SparkSession.builder.appName("qewqew batch").getOrCreate()
         _check_catalog(spark, outputs)
         result = run(spark, batch, outputs, **found)

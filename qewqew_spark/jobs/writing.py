@@ -2,7 +2,7 @@
 
 | sink       | the rows of a batch are             | and are replaced by                                                  |
 |------------|-------------------------------------|----------------------------------------------------------------------|
-| `Files`    | the directory `<path>/batch=<id>`   | Spark's overwrite of a directory                                     |
+| `Files`    | the directory `<path>/batch=<id>`   | a directory beside it, which gets its name                           |
 | `Table`    | the partition `batch=<id>`          | Spark's overwrite of a partition, as atomic as the table's format is |
 | `Delta`    | those with `batch = <id>`           | one commit (`replaceWhere`)                                          |
 | `Jdbc`     | those with `batch = <id>`           | one transaction: delete, insert from a staging table                 |
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ def sink_of(spark: SparkSession, output: Output, batch: str, schema_evolution: s
 class Sink(ABC):
     """Where one output goes. ``left_out``: columns that are not written, because the table lacks them."""
 
+    staged = False  # does nobody see what was written before `commit`?
     into_structs = False  # are fields of structs columns of their own when columns are compared?
     same: Same = staticmethod(DataType.__eq__)
     untyped: Sequence[str] = ()  # columns of the batch that the table has without a type
@@ -75,17 +77,24 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
-        """Write the rows in place of those that an earlier run of the batch wrote."""
+        """Write the rows: if `staged`, beside those that an earlier run of the batch wrote, else in place of them."""
 
-    def is_first_copy(self) -> bool:
-        """Are these files of all good records, and has no run written this batch yet?"""
-        return False
+    def commit(self) -> None:  # noqa: B027
+        """Put what was written in the place of what an earlier run of the batch wrote; nothing where `write` has done so."""
+
+    def abort(self) -> None:  # noqa: B027
+        """Remove what was written and not committed."""
+
+    def atomic(self) -> bool:
+        """Does a write that fails, of a sink that is not `staged`, leave what an earlier run of the batch wrote?"""
+        return True
 
     def clear(self) -> None:
         """Remove what an earlier run of the batch wrote: this one has no columns to write."""
         self.existing = self.there()
         if self.existing is not None:
             self.write(self._nothing(self.existing).drop(BATCH))
+            self.commit()
 
     def check(self, table: DataFrame) -> None:
         """Raise `BadArgument` if the columns do not fit to those that are there."""
@@ -120,9 +129,15 @@ class Sink(ABC):
 
 
 class Files(Sink):
-    """A directory of files per batch."""
+    """A directory of files per batch. They are written into one that Spark does not look at, which then gets the name."""
 
+    staged = True
     into_structs = True
+
+    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
+        super().__init__(spark, output, batch, schema_evolution)
+        self._staging = f"{str(output.path).rstrip('/')}/.{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
+        self._made = False
 
     @property
     def untyped(self) -> Sequence[str]:  # type: ignore[override]
@@ -153,15 +168,21 @@ class Files(Sink):
                 return None
             raise
 
-    def is_first_copy(self) -> bool:
-        output = self.output
-        whole = output.sql is None and output.transform is None and output.format.lower() in FILE_FORMATS
-        return whole and f"{BATCH}={self.batch}" not in listed(self.spark, str(output.path))
-
     def write(self, rows: DataFrame) -> None:
-        # In the mode "dynamic" a partition that this run no longer has would survive from the last one.
-        writer = self._writer(rows).mode("overwrite").option("partitionOverwriteMode", "static")
-        writer.partitionBy(*self.output.partition_by).save(self.directory)
+        path = str(self.output.path)
+        self._made = not exists(self.spark, path)
+        for name in listed(self.spark, path):
+            if name.startswith(f".{BATCH}={self.batch}~"):  # of a run that was killed, or one that goes on: it must not commit
+                delete(self.spark, f"{path}/{name}")
+        self._writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
+
+    def commit(self) -> None:
+        rename(self.spark, self._staging, self.directory)
+
+    def abort(self) -> None:
+        delete(self.spark, self._staging)
+        if self._made and not listed(self.spark, str(self.output.path)):
+            delete(self.spark, str(self.output.path))
 
     def clear(self) -> None:
         delete(self.spark, self.directory)
@@ -222,6 +243,12 @@ class Table(Sink):
             insert = f"INSERT OVERWRITE TABLE {name} PARTITION ({spec}) SELECT * FROM {{rows}}"  # noqa: S608
             self.spark.sql(insert, rows=rows.drop(BATCH))
 
+    def atomic(self) -> bool:
+        # Spark's own tables lose the partition first.
+        if self.existing is None or self._of_version_2():
+            return True
+        return self.spark.sql(f"SHOW PARTITIONS {self.output.table} PARTITION ({BATCH} = '{self.batch}')").isEmpty()
+
     def _table(self) -> DataFrame:
         self.spark.catalog.refreshTable(str(self.output.table))
         return self.spark.table(str(self.output.table))
@@ -244,6 +271,9 @@ class Appended(Sink):
     def write(self, rows: DataFrame) -> None:
         self._writer(rows).mode("append").save()
 
+    def atomic(self) -> bool:
+        return self.output.format.lower() in SHOWN_FORMATS
+
 
 class Jdbc(Sink):
     """A table of a database with a column `batch`; it is made if it does not exist.
@@ -252,6 +282,7 @@ class Jdbc(Sink):
     driver moves the rows in one transaction: whoever reads sees what an earlier run wrote, or all that this one did.
     """
 
+    staged = True
     same = staticmethod(same_in_a_database)
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
@@ -305,18 +336,26 @@ class Jdbc(Sink):
 
     def write(self, rows: DataFrame) -> None:
         rows = self._with_batch(rows)
+        self._written = rows.schema
+        self._writer(rows).options(**self._create(), dbtable=self.staging).mode("overwrite").save()
+
+    def _create(self) -> dict[str, str]:
         # Without a length a text is a CLOB in some databases, which can neither be compared nor have an index.
         types = [str(self.options[name]) for name in ("createtablecolumntypes",) if name in self.options]
-        create = {"createTableColumnTypes": ", ".join([*types, f"{BATCH} VARCHAR(255)"])}
-        self._writer(rows).options(**create, dbtable=self.staging).mode("overwrite").save()
+        return {"createTableColumnTypes": ", ".join([*types, f"{BATCH} VARCHAR(255)"])}
+
+    def abort(self) -> None:
+        self._execute(f"DROP TABLE {self.staging}")
+
+    def commit(self) -> None:
         if self.existing is None:
-            self._writer(self._nothing(rows.schema)).options(**create).mode("ignore").save()
+            self._writer(self._nothing(self._written)).options(**self._create()).mode("ignore").save()
         elif self.new and self.schema_evolution == "merge":
             self._execute(*map(self._add_column, self.new))
         columns = {name.lower(): name for name in self._columns().names}
         quote = self._dialect.quoteIdentifier
-        into = ", ".join(quote(columns[column.lower()]) for column in rows.columns)
-        what = ", ".join(quote(column) for column in rows.columns)
+        into = ", ".join(quote(columns[column.lower()]) for column in self._written.names)
+        what = ", ".join(quote(column) for column in self._written.names)
         self._execute(
             # The id can be the name of a directory, so it has no quotes.
             f"DELETE FROM {self.name} WHERE {quote(columns[BATCH])} = '{self.batch}'",  # noqa: S608
@@ -394,6 +433,19 @@ def delete(spark: SparkSession, path: str) -> None:
     """Remove a directory in whatever file system Spark writes to; it need not exist."""
     target, system = _hadoop(spark, path)
     system.delete(target, True)
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    target, system = _hadoop(spark, path)
+    return bool(system.exists(target))
+
+
+def rename(spark: SparkSession, path: str, new: str) -> None:
+    """Give a directory another name, in place of what has that now, if anything has."""
+    target, system = _hadoop(spark, new)
+    system.delete(target, True)
+    if not system.rename(_hadoop(spark, path)[0], target):
+        raise OSError(f"{path} could not be renamed to {new}")
 
 
 def listed(spark: SparkSession, path: str) -> list[str]:

@@ -31,10 +31,10 @@ def schema(path: str, options: Options) -> StructType:
     return schema_of(_source(manifest.load(path, options.under("fs."))), options)
 
 
-def reader(path: str, options: Options, schema: StructType) -> BatchReader:
-    """Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+def reader(path: str, options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
+    """``batch``: the manifest, if it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
     options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
-    batch = manifest.load(path, options.under("fs."))
+    batch = batch or manifest.load(path, options.under("fs."))
     store = store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs."))
     return BatchReader(store, batch, Split(options), Rows(_source(batch), schema, options))
 

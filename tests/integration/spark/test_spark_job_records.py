@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from spark_batches import make_batch, make_topic_batch
 
+from qewqew_core.batch import manifest
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
 from qewqew_spark.jobs import batch as job
+from qewqew_spark.jobs import writing
 from qewqew_spark.jobs.batch import TransformFailed, run
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.jobs.records import Records
@@ -71,6 +73,121 @@ def test_what_the_source_refuses_is_refused_before_anything_is_written(spark, tm
         run(spark, str(batch), [Output(str(tmp_path / "out"))], **arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+# CSV is Spark's
+
+CSV = [
+    *(
+        b"1,a,1.25",
+        b"2,,",
+        b'3,"x,y",2',
+        b'"",",1',
+        b'"",",1",3',
+        b"x,a,1",
+        b"1,a",
+        b"1",
+        b"1,a,1,b",
+        b"1,a,1,",
+        b",,",
+        b'4,"a""b",1',
+    ),
+    *(
+        b'5,"a\\"b",1',
+        b'6,"open,1',
+        b"7,'a,b',1",
+        b" 8 , z ,1 ",
+        b"9,NA,NA",
+        b"#1,a,1",
+        b"10,\xff,1",
+        b"11,a,1e2",
+        b"12,a,123456789",
+    ),
+    *(b'13,"a"b,1', b"14|a|1", b"15,a\tb,1", b"16\ta\t1", b"99999999999,a,1", b"", b"   "),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"escape": ""},
+        {"quote": ""},
+        {"quote": "'", "nullValue": "NA"},
+        {"sep": "|"},
+        {"delimiter": "\\t", "emptyValue": "none"},
+        {"comment": "#", "ignoreLeadingWhiteSpace": "true", "ignoreTrailingWhiteSpace": "true"},
+        {"unescapedQuoteHandling": "STOP_AT_CLOSING_QUOTE", "maxCharsPerColumn": "100"},
+    ],
+)
+def test_csv_records_are_the_rows_that_spark_makes_of_the_same_lines(spark, tmp_path, options):
+    schema = "id INT, name STRING, price DECIMAL(6,2)"
+    (tmp_path / "lines").write_bytes(b"".join(line + b"\n" for line in CSV))
+    reader = spark.read.schema(f"{schema}, bad STRING").options(columnNameOfCorruptRecord="bad", **options)
+    rows = reader.csv(str(tmp_path / "lines")).collect()
+    good = [tuple(row)[:3] for row in rows if row.bad is None]
+    assert good
+    batch = make_batch(tmp_path / "b", CSV[:9], CSV[9:])
+    output = Output(str(tmp_path / "out"))
+    result = run(spark, str(batch), [output], codec="csv", schema=schema, read_options=options)
+    table = spark.read.parquet(str(tmp_path / "out")).drop("batch")
+    assert sorted(map(tuple, table.collect()), key=repr) == sorted(good, key=repr)
+    assert (result["read"], result["good"], result["bad"]) == (len(CSV), len(good), len(CSV) - len(good))
+
+
+def test_the_options_of_spark_for_moments_hold_for_csv(spark, tmp_path):
+    records = [b"24.12.2026,24/12/2026 18.30", b"2026-12-24,x"]
+    options = {"dateFormat": "dd.MM.yyyy", "timestampFormat": "dd/MM/yyyy HH.mm"}
+    batch = make_batch(tmp_path / "b", records)
+    result = run(
+        spark, str(batch), [Output(str(tmp_path / "out"))], codec="csv", schema="day DATE, at TIMESTAMP", read_options=options
+    )
+    assert (result["good"], result["bad"]) == (1, 1)
+    [row] = spark.read.parquet(str(tmp_path / "out")).selectExpr("string(day)", "string(at)").collect()
+    assert tuple(row) == ("2026-12-24", "2026-12-24 18:30:00")
+
+
+def test_a_bad_csv_record_says_why(spark, tmp_path):
+    why = {
+        b"1": "too few fields: 1 of 3",
+        b"1,a,2,b": "too many fields: more than 3",
+        b"1,a,x": 'a value does not fit the schema: column price, value "x", type DECIMAL(6,2)',
+        b'"7,5",a,1': 'a value does not fit the schema: column id, value "7,5", type INT',
+        b"": "empty record",
+        b"\n": "empty record",
+        b"#1,a,2": "a comment",
+        b"1,a,2\n3,b,4": "too many fields: more than 3",
+    }
+    batch = make_batch(tmp_path / "b", [*why, b"2,a,1\r\n", b'3,"a\nb",1\n'])
+    schema, options = "id INT, name STRING, price DECIMAL(6,2)", {"comment": "#"}
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], codec="csv", schema=schema, read_options=options)
+    found = {bytes(row.value): row.reason for row in spark.read.parquet(result["quarantine"]).collect()}
+    assert found == why
+    assert result["reasons"] == {
+        "a comment": 1,
+        "a value does not fit the schema": 2,
+        "empty record": 2,
+        "too few fields": 1,
+        "too many fields": 2,
+    }
+    assert sorted(row.name for row in spark.read.parquet(str(tmp_path / "out")).collect()) == ["a", "a\nb"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("a INT", {"header": "true"}, "the read option 'header' is for files"),
+        ("a INT", {"delimeter": ";"}, "no option 'delimeter'"),
+        ("a INT", {"quote": "ab"}, "nothing for Spark's from_csv"),
+        ("a ARRAY<INT>", {}, "nothing for Spark's from_csv"),
+    ],
+)
+def test_what_from_csv_does_not_take_is_refused_before_anything_is_written(spark, tmp_path, schema, options, message):
+    batch = make_batch(tmp_path / "b", [b"1"])
+    with pytest.raises(BadArgument) as caught:
+        run(spark, str(batch), [Output(str(tmp_path / "out"))], codec="csv", schema=schema, read_options=options)
+    assert message in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
@@ -186,3 +303,66 @@ def test_what_would_be_overwritten_stays_when_the_batch_was_damaged_since(spark,
         run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id INT")
     assert job.explain(caught.value).startswith(f"{segment}, offset 10: the checksum of the bytes up to")
     assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
+
+@pytest.mark.parametrize(
+    ("outputs", "arguments", "runs"),
+    [
+        ([{}], {}, 1),
+        ([{"partition_by": ["m"]}], {"max_bad_records": 0}, 1),
+        ([{"sql": "SELECT id FROM batch WHERE id > 1"}], {"codec": "json"}, 1),
+        ([{}, {"sql": "SELECT id FROM batch"}, {"format": "json"}], {}, 3),
+    ],
+)
+def test_a_run_and_its_repetition_have_one_job_of_spark_for_each_output(spark, tmp_path, monkeypatch, outputs, arguments, runs):
+    batch = make_batch(tmp_path / "b", lines({"id": 1, "m": 1}, {"id": 2, "m": 2}))
+    loads: list[str] = []
+    load = manifest.load
+    monkeypatch.setattr(manifest, "load", lambda path, *more: loads.append(path) or load(path, *more))
+    tables = [Output(f"{tmp_path}/out{number}", **output) for number, output in enumerate(outputs)]
+    context = spark.sparkContext
+    for group in "first", "second":
+        loads.clear()
+        context.setJobGroup(f"{tmp_path} {group}", "")
+        try:
+            # The columns of the other batches, which are compared, are read by jobs of their own.
+            result = run(spark, str(batch), tables, schema="id INT, m INT", schema_evolution="ignore", **arguments)
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)
+        assert (result["good"], result["bad"]) == (2, 0)
+        assert len(context.statusTracker().getJobIdsForGroup(f"{tmp_path} {group}")) == runs
+        assert len(loads) == 1
+
+
+@pytest.mark.parametrize("query", ["SELECT * FROM batch LIMIT 1", "SELECT * FROM batch WHERE false"])
+def test_records_that_a_query_does_not_read_are_counted_all_the_same(spark, tmp_path, query):
+    batch = make_batch(tmp_path / "b", lines({"id": 1}, {"id": 2}), [b"x"])
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"), sql=query)], schema="id INT")
+    assert (result["read"], result["good"], result["bad"]) == (3, 2, 1)
+    assert result["outputs"][0]["written"] == ("LIMIT" in query)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_is_killed_before_its_files_get_their_name_leaves_those_of_the_earlier_run(spark, tmp_path, monkeypatch):
+    old, new = make_batch(tmp_path / "b", lines({"id": 1})), make_batch(tmp_path / "c", lines({"id": 2}, {"id": 3}))
+    outputs = [Output(str(tmp_path / "out"))]
+
+    def ids() -> list[int]:
+        return sorted(row.id for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    run(spark, str(old), outputs, schema="id INT")
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "rename", killed)
+        with pytest.raises(Killed):
+            run(spark, str(new), outputs, schema="id INT")
+    assert ids() == [1]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    run(spark, str(new), outputs, schema="id INT")
+    assert ids() == [2, 3]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["batch=orders-1a2b"]
