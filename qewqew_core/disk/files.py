@@ -120,6 +120,10 @@ class Files:
         except OSError:
             return b""
 
+    def inode_and_size(self, path: str) -> tuple[int, int]:
+        status = os.stat(path)
+        return status.st_ino, status.st_size
+
     def identity(self, path: str) -> tuple[int, int]:
         """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
         status = os.stat(path)
