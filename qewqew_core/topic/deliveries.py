@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import BadArgument, CommitConflict, Full
@@ -21,6 +22,7 @@ from qewqew_core.topic.reader_state import Commit, Deliver, Delivered, Lose, Ran
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
 
+_offset_and_attempt = attrgetter("offset", "attempt")
 _logger = logging.getLogger(__name__)
 
 
@@ -77,9 +79,7 @@ class Deliveries:
         self._shared.commit(Deliver(self._consumer.owner, due, delivered, pending))
         if due is not None:
             self._consumer.due = min(self._consumer.due, due)
-        self._consumer.mine.update(
-            zip((message.offset for message in messages), (message.attempt for message in messages), strict=True)
-        )
+        self._consumer.mine.update(map(_offset_and_attempt, messages))
         return messages, None
 
     def _pick(self, max_records: int, max_bytes: int | None, blocks: range) -> tuple[list[Message], list[Delivered], list[Range]]:
