@@ -50,6 +50,11 @@ class Files:
         """What the system knows of a file, by its path or its descriptor. Without ``follow`` a link is itself the file."""
         return os.stat(file, follow_symlinks=follow)
 
+    def inode_and_size(self, path: str) -> tuple[int, int]:
+        """They differ when another process has replaced the file, or appended to it."""
+        status = os.stat(path)
+        return status.st_ino, status.st_size
+
     def identity(self, path: str) -> tuple[int, int]:
         """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
         status = os.stat(path)

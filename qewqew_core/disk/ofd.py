@@ -20,6 +20,11 @@ from portalocker.types import HasFileno
 __all__ = ["NOW", "AlreadyLocked", "LockException", "RangeLocker", "lock_on", "wait_until_free"]
 
 NOW = LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING
+_CALLS = {  # by the number of the flags: they are hashed in Python, and a reader's call locks and unlocks
+    int(LockFlags.UNBLOCK): (fcntl.F_OFD_SETLK, fcntl.F_UNLCK),
+    int(LockFlags.SHARED): (fcntl.F_OFD_SETLKW, fcntl.F_RDLCK),
+    int(NOW): (fcntl.F_OFD_SETLK, fcntl.F_WRLCK),
+}
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid
 
 
@@ -40,9 +45,8 @@ class RangeLocker(PosixLocker):
         return self._set
 
     def _set(self, fd: int | HasFileno, flags: int) -> None:
-        kinds = {LockFlags.UNBLOCK: fcntl.F_UNLCK, LockFlags.SHARED: fcntl.F_RDLCK, NOW: fcntl.F_WRLCK}
-        command = fcntl.F_OFD_SETLKW if flags == LockFlags.SHARED else fcntl.F_OFD_SETLK
-        fcntl.fcntl(fd, command, _FLOCK.pack(kinds[LockFlags(flags)], os.SEEK_SET, self._start, self._length, 0))
+        command, kind = _CALLS[int(flags)]
+        fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, self._start, self._length, 0))
 
 
 def wait_until_free(fd: int, start: int, length: int) -> None:

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import BadArgument, CommitConflict, Full
@@ -21,6 +22,7 @@ from qewqew_core.topic.reader_state import Commit, Deliver, Delivered, Lose, Ran
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
 
+_offset_and_attempt = attrgetter("offset", "attempt")
 _logger = logging.getLogger(__name__)
 
 
@@ -53,12 +55,12 @@ class Deliveries:
 
     def peek(self) -> list[Message]:
         """The next message, which is not delivered; [] if there is none."""
-        self.drop_lost()
+        blocks = self.drop_lost()
         for message, _ in self.again(1):
             return [message]
         chosen = self._consumer.filter or None
         for start, stop in self._engine.state.pending:
-            for stretch in self._view.stretches(start, stop, chosen, most=1):
+            for stretch in self._view.stretches(start, stop, chosen, most=1, blocks=blocks):
                 if stretch.places:
                     return stretch.messages()
         return []
@@ -67,8 +69,7 @@ class Deliveries:
         """The next messages, which are in flight from now on; or which are committed, with ``auto_commit``: then also the
         position of that commit.
         """
-        self.drop_lost()
-        messages, delivered, pending = self._pick(max_records, max_bytes)
+        messages, delivered, pending = self._pick(max_records, max_bytes, self.drop_lost())
         if not messages and pending == self._engine.state.pending:
             return [], None
         if self._auto_commit:
@@ -78,13 +79,14 @@ class Deliveries:
         self._shared.commit(Deliver(self._consumer.owner, due, delivered, pending))
         if due is not None:
             self._consumer.due = min(self._consumer.due, due)
-        self._consumer.mine.update(
-            zip((message.offset for message in messages), (message.attempt for message in messages), strict=True)
-        )
+        self._consumer.mine.update(map(_offset_and_attempt, messages))
         return messages, None
 
-    def _pick(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], list[Delivered], list[Range]]:
-        """The next messages, the same as `Deliver` has them, and what is to be delivered after them."""
+    def _pick(self, max_records: int, max_bytes: int | None, blocks: range) -> tuple[list[Message], list[Delivered], list[Range]]:
+        """The next messages, the same as `Deliver` has them, and what is to be delivered after them.
+
+        ``blocks``: those of the topic.
+        """
         messages: list[Message] = []
         delivered: list[Delivered] = []
         pending = list(self._engine.state.pending)
@@ -106,7 +108,7 @@ class Deliveries:
             start, stop = pending[0]
             reached = start
             full = False
-            for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages))):
+            for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages)), blocks=blocks):
                 if stretch.places:
                     if free <= 0:
                         raise Full(
@@ -149,14 +151,16 @@ class Deliveries:
                 break  # it was removed from the topic since `drop_lost`
             yield message._replace(attempt=flight.attempt + 1), flight.at
 
-    def drop_lost(self) -> None:
-        """Move on where the oldest messages were removed from the topic before they were committed."""
-        found = lost_of(self._engine.state, self._view)
+    def drop_lost(self) -> range:
+        """Move on where the oldest messages were removed from the topic before they were committed. Which blocks there are."""
+        blocks = self._view.blocks()
+        found = lost_of(self._engine.state, self._view, blocks.start)
         if found is not None:
             if lost := found[2]:  # else it has committed all that is gone
                 _logger.warning("reader %s: %d messages were removed from the topic before they were committed", self._name, lost)
             self._shared.commit(Lose(*found))
             self._consumer.refresh(self._engine.state)
+        return blocks
 
     # What is with this consumer
 

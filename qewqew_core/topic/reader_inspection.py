@@ -79,7 +79,7 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
             state.apply(Move([place], 0))
         state.filter = text
         add_naks(files, view, stem + ".nak", state)
-    if (lost := lost_of(state, view)) is not None:
+    if (lost := lost_of(state, view, view.index().start)) is not None:
         state.apply(Lose(*lost))
     return state
 
@@ -158,9 +158,11 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
     return place
 
 
-def lost_of(state: ReaderState, view: View) -> tuple[list[Range], list[int], int] | None:
-    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed."""
-    start = view.index().start
+def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], list[int], int] | None:
+    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed.
+
+    ``start``: the first block that is there.
+    """
     if state.committed_position().block >= start:
         return None
     oldest = view.oldest()

@@ -150,7 +150,7 @@ class SharedLog(Gate):
 
     def _catch_up(self, log: Journal) -> None:
         try:
-            inode, _ = self._files.identity(log.path)
+            inode, size = self._files.inode_and_size(log.path)
         except FileNotFoundError:
             raise self._was_deleted() from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
@@ -159,7 +159,6 @@ class SharedLog(Gate):
             self.load()
             log.replaced()
             return
-        size = self._files.size(log.fd)
         if size == log.end:
             return
         data = self._files.read(log.fd, size - log.end, log.end)
@@ -223,7 +222,7 @@ class SharedLog(Gate):
 
     def _attach(self, log: Journal, state: ReaderState) -> None:
         self.engine.attach(log, state)
-        self._inode, _ = self._files.identity(log.path)
+        self._inode, _ = self._files.inode_and_size(log.path)
         self._untold = []
         self._sealed = 0
         self._consumer.catch_up(state)
@@ -252,7 +251,7 @@ class SharedLog(Gate):
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
         expired = self.engine.state.prune_expired(now_ms())
         if self.engine.rotate(self._checkpoint):
-            self._inode, _ = self._files.identity(self.engine.log.path)
+            self._inode, _ = self._files.inode_and_size(self.engine.log.path)
             self._tell_durable()
             places.remove_expired(self._files, self._stem, self._name, expired)
 

@@ -13,6 +13,7 @@ and may `seek` behind them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -203,25 +204,21 @@ class _Repair:
         """Where the last whole message of the last block ends, and the number of the next one."""
         if not entry.end:
             return 0, number
-        at, found = 0, None
+        at, following = 0, None
         path = os.path.join(self.path, "data", zbus.block_name(entry.base))
         fd = self.files.open_to_read(path)
         try:
             size = min(self.files.size(fd), entry.end)
-            while at < size:
-                head = self.files.read(fd, min(zbus.HEAD, size - at), at)
-                if len(head) < zbus.HEAD:
-                    break
-                length, here = zbus.length_at(head, 0), zbus.number_at(head, 0)
-                follows = here >= 0 if found is None else here in (found, found + 1)
-                if length < 0 or at + zbus.HEAD + length > size or not follows:
-                    break
-                if self.dialect == "C" and not zbus.crc_is_right(head, 0):
-                    break
-                at, found = at + zbus.HEAD + length, here
+            with contextlib.suppress(Corrupt):  # here no whole message begins
+                while at < size:
+                    head = self.files.read(fd, min(zbus.HEAD, size - at), at)
+                    after, found = zbus.check_head(head, at, at, size, following, self.dialect, path)
+                    if found < 0:
+                        break
+                    at, following = after, found + 1
         finally:
             self.files.close(fd)
-        return at, number if found is None else found + 1
+        return at, number if following is None else following
 
     def _cut(self, path: str, end: int) -> None:
         fd = self.files.open(path)

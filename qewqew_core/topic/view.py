@@ -28,6 +28,7 @@ from qewqew_core.topic import topic_log
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
 _OPEN_BLOCKS = 8
+_BLOCKS = zbus.INDEX_HEAD - 8  # bytes of the index that say which blocks there are; then comes the number of the next message
 _length_of = itemgetter(LENGTH)
 
 
@@ -105,6 +106,7 @@ class View:
         self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
         self._blocks = OrderedDict[int, int]()  # base offset: descriptor
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
+        self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
         self._fd = -1
         self._leaving = Descriptors()  # descriptors that are about to be closed
@@ -137,9 +139,17 @@ class View:
             self._index = data, index
         return index
 
+    def blocks(self) -> range:
+        """Those that are there by now: `index` for who needs no number, which is new with each commit, and so read twice."""
+        data, (known, index) = self._files.read(self._fd, zbus.INDEX_HEAD, 0), self._index
+        if data[:_BLOCKS] != known[:_BLOCKS]:
+            index = self.index()
+        return range(index.start, index.start + index.blocks)
+
     def entry(self, block: int) -> Entry:
         entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
         self.check_entry(block, entry)
+        self._entry = block, entry
         return entry
 
     def check_entry(self, block: int, entry: Entry) -> None:
@@ -320,10 +330,12 @@ class View:
         window: int = WINDOW,
         most: int = sys.maxsize,
         cut: int = sys.maxsize,
+        blocks: range | None = None,
     ) -> Iterator[Stretch]:
         """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch.
 
-        Of a body of 64 KiB or more only ``cut`` bytes are read, unless they were read already.
+        Of a body of 64 KiB or more only ``cut`` bytes are read, unless they were read already. ``blocks``: those that
+        are there, if the caller has just looked.
         """
         block, at, number = position
         begins = True
@@ -331,13 +343,15 @@ class View:
         matches = None if filter is None else filter.matches_slot
         careful = self.dialect == "C"
         while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
-            index = self.index()  # before the end of the block: see the module
-            if block < index.start:
+            there, blocks = blocks or self.blocks(), None  # before the end of the block: see the module
+            if block < there.start:
                 return
-            entry = self.entry(block)
+            known, entry = self._entry
+            if known != block or at >= entry.end:
+                entry = self.entry(block)
             end = stop.offset if stop is not None and stop.block == block else entry.end
             if at >= end:
-                if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
+                if block + 1 >= there.stop or (stop is not None and stop.block == block):
                     return
                 block, at = block + 1, 0
                 continue

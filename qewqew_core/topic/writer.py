@@ -11,13 +11,13 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
-from qewqew_core.formats.zbus import HEAD
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, topic_recovery
 from qewqew_core.topic.blocks import Blocks
@@ -167,18 +167,22 @@ class Writer:
             self._blocks.write_index(patch)
             patch.clear()
 
-    def _frames(self, portion: Iterable[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+    def _frames(self, portion: list[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
         """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
-        dialect = self.engine.state.dialect
-        for body, id, tag, corr_offset, timestamp in portion:
-            size = len(body)
-            yield zbus.pack_head(dialect, offset, time if timestamp is None else timestamp, id, corr_offset, number, tag, size)
+        heads = zbus.pack_heads(self.engine.state.dialect, offset, number, time, portion)
+        if len(portion) > 1:
+            bodies = [message[0] for message in portion if type(message[0]) is bytes]
+            if len(bodies) == len(portion) and max(map(len, bodies)) < LIMITS.piece_bytes:
+                yield b"".join(chain.from_iterable(zip(heads, bodies, strict=True)))
+                return
+        for head, message in zip(heads, portion, strict=True):
+            yield head
+            body = message[0]
             if isinstance(body, Body):
-                for at in range(0, size, LIMITS.write_bytes):
-                    yield self._blocks.files.read(body.fd, min(LIMITS.write_bytes, size - at), body.offset + at)
+                for at in range(0, len(body), LIMITS.write_bytes):
+                    yield self._blocks.files.read(body.fd, min(LIMITS.write_bytes, len(body) - at), body.offset + at)
             else:
                 yield body
-            offset, number = offset + HEAD + size, number + 1
 
     def _written(self, base: int) -> None:
         self._blocks.unsynced.add(base)

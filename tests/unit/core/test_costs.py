@@ -159,10 +159,10 @@ COSTS = {
         }
     },
     "topic, never": {
-        "append": {"allocate": 1, "bytes": 690000, "functions": 43, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 1071, "write": 8},
-        "read, commit": {"functions": 107, "identity": 2000, "read": 3006, "size": 2000, "write": 2000},
-        "read_many, commit": {"functions": 132, "identity": 2, "read": 6, "size": 2, "write": 2},
+        "append": {"allocate": 1, "bytes": 690000, "functions": 45, "write": 4000},
+        "append_many": {"bytes": 304143, "functions": 86, "write": 8},
+        "read, commit": {"functions": 98, "inode_and_size": 2000, "read": 1006, "write": 2000},
+        "read_many, commit": {"functions": 118, "inode_and_size": 2, "read": 3, "write": 2},
     },
     "queue, commit": {
         "put": {"bytes": 134000, "functions": 22, "sync": 1000, "write": 1000},
@@ -190,10 +190,10 @@ COSTS = {
         "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
     },
     "topic, commit": {
-        "append": {"allocate": 1, "bytes": 690000, "functions": 49, "sync": 1000, "write": 4000},
-        "append_many": {"bytes": 304143, "functions": 1080, "sync": 2, "write": 8},
-        "read, commit": {"functions": 134, "identity": 3000, "read": 3006, "size": 3000, "sync": 1000, "write": 4000},
-        "read_many, commit": {"functions": 159, "identity": 3, "read": 6, "size": 3, "sync": 1, "write": 4},
+        "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},
+        "append_many": {"bytes": 304143, "functions": 95, "sync": 2, "write": 8},
+        "read, commit": {"functions": 124, "inode_and_size": 3000, "read": 1006, "sync": 1000, "write": 4000},
+        "read_many, commit": {"functions": 144, "inode_and_size": 3, "read": 3, "sync": 1, "write": 4},
     },
 }
 

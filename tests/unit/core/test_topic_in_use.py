@@ -38,14 +38,21 @@ def after_stale_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
 
     def prepare(looks: int) -> None:
         view = View(Topic(path).files, str(path), "B")
-        stale, look = [view.index()] * looks, View.index
+        stale, look, look_at_blocks = [view.index()] * looks, View.index, View.blocks
         view.close()
         remove_all_but(path, 2)
 
         def index(self: View) -> Index:
             return stale.pop() if stale else look(self)
 
+        def blocks(self: View) -> range:
+            if not stale:
+                return look_at_blocks(self)
+            before = stale.pop()
+            return range(before.start, before.start + before.blocks)
+
         monkeypatch.setattr(View, "index", index)
+        monkeypatch.setattr(View, "blocks", blocks)
 
     return prepare
 
