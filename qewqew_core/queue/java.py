@@ -261,6 +261,7 @@ class _Successor:
         if not chunk.BEGIN <= disk.head <= disk.tail <= disk.size:
             raise self._pointers(one, pointers, disk)
         path = self._chunk(one.id)
+        one.size = disk.size  # with a larger chunk size it makes files longer, and puts more into them
         kept = disk.tail >= one.tail and (not alone or as_committed(self._files, path, one))
         if alone and (disk.head, disk.tail) == (chunk.BEGIN, chunk.BEGIN):
             self._begun_anew(one, None)
@@ -280,7 +281,6 @@ class _Successor:
                 self._state.take(one.id, chunk.BEGIN, disk.head, taken)
         else:
             raise self._pointers(one, pointers, disk)
-        one.size = disk.size  # with a larger chunk size it makes files longer
         if one.id in self._state.chain:
             self._state.chain[one.id].stored = disk[1:]
         if following in self._found.ids:
