@@ -81,7 +81,10 @@ def sync_moved(files: Files, path: str) -> None:
     if homes:
         files.sync_directory(os.path.dirname(path))
     for home in homes:
-        files.sync_directory(home)
+        try:
+            files.sync_directory(home)
+        except FileNotFoundError:  # a stage that has just ended has removed it, empty
+            files.sync_directory(os.path.dirname(path))
 
 
 def check_free(files: Files, path: str, min_free_bytes: int, size: int) -> None:

@@ -266,6 +266,7 @@ class _Successor:
         if not chunk.BEGIN <= disk.head <= disk.tail <= disk.size:
             raise self._pointers(chunk_state, pointers, disk)
         path = self._chunk(chunk_state.id)
+        chunk_state.size = disk.size  # with a larger chunk size it makes files longer, and puts more into them
         kept = disk.tail >= chunk_state.tail and (not alone or as_committed(self._files, path, chunk_state))
         if alone and (disk.head, disk.tail) == (chunk.BEGIN, chunk.BEGIN):
             self._begun_anew(chunk_state, None)
@@ -285,7 +286,6 @@ class _Successor:
                 self._state.take(chunk_state.id, chunk.BEGIN, disk.head, taken)
         else:
             raise self._pointers(chunk_state, pointers, disk)
-        chunk_state.size = disk.size  # with a larger chunk size it makes files longer
         if chunk_state.id in self._state.chain:
             self._state.chain[chunk_state.id].stored = disk[1:]
         if following in self._found.ids:

@@ -138,20 +138,31 @@ def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[in
 
 
 def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
-    """The place that an .rdx names, as the original takes it: before the first block, or behind the last."""
+    """The place that an .rdx names. A zbus server leaves the beginning of a message, or the end of a block: maybe of one that was
+    removed since. All else is damage.
+    """
     index = view.index()
-    if block < index.start:
+    behind = index.start + index.blocks
+    if 0 <= block < index.start:
         return view.oldest()
-    if block >= index.start + index.blocks:
+    if block == behind and not offset:
         return view.latest()
+    if not 0 <= block < behind:
+        raise Corrupt(
+            f"the reader stands in block {block:,}, and the last block is {behind - 1:,}. Bring the file back; or `qewqew topic "
+            "repair` (repair_topic) puts the reader where its log says, or at the beginning",
+            path=path,
+            offset=0,
+        )
     entry = view.entry(block)
-    if offset >= entry.end:
+    if offset == entry.end:
         following = view.first_of(block + 1, index) if block + 1 < index.start + index.blocks else view.latest()
         return Position(block, entry.end, following.number)
-    place = view.by_offset(entry.base + offset)
+    place = view.by_offset(entry.base + offset) if 0 <= offset < entry.end else None
     if place is None:
         raise Corrupt(
-            f"no message begins at {offset} of block {block}, where the reader stands; `qewqew repair` puts it before one",
+            f"no message begins at {offset} of block {block}, where the reader stands. Bring the file back; or `qewqew topic "
+            "repair` (repair_topic) puts the reader where its log says, or before a message",
             path=path,
             offset=0,
         )

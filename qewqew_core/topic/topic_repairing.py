@@ -28,7 +28,7 @@ from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths
 from qewqew_core.topic.reader_files import break_seal
-from qewqew_core.topic.reader_inspection import missing_rdx, seal_of, short_rdx, without_rdx
+from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx, without_rdx
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_log import Replayed
@@ -262,6 +262,7 @@ class _Repair:
         path = os.path.join(self.path, "reader", name + ".rdx")
         log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
+        stands: tuple[int, int] | None = None  # by the log
         try:
             if log is not None:
                 found = reader_log.replay(log, stem + ".log")
@@ -271,8 +272,10 @@ class _Repair:
                     problem = missing_rdx(path) if rdx is None else short_rdx(path)
                     self.report.problems.append(str(problem))
                     self._make_rdx(path, found.state)
-                return
-            if seal is not None:
+                if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
+                    return
+                stands = found.state.committed_position()[:2]
+            elif seal is not None:
                 raise reader_log.missing(stem + ".log")
         except Corrupt as error:
             self.report.problems.append(str(error))
@@ -284,25 +287,29 @@ class _Repair:
             break_seal(self.files, stem)  # at last: until then the next repair finds the same
         position = (rdx or b"").ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(position)
-        index = view.index()
-        if not index.start <= block < index.start + index.blocks:
-            return
-        entry = view.entry(block)
-        heads = {0, entry.end}
         try:
-            if entry.end:
-                heads.update(at for at, _ in view.heads(entry, view.number_of(entry)))
+            place_of_rdx(view, block, offset, path)
+            return
         except Corrupt:
-            return  # the messages are what is damaged
-        if offset not in heads and offset < entry.end:
-            before = max(at for at in heads if at <= max(0, offset))
-            self.report.problems.append(f"{path}: no message begins at {offset} of block {block}; the reader goes on at {before}")
-            fd = self.files.open(path)
-            try:
-                self.files.write(fd, zbus.pack_position(block, before), 0)
-                self.files.sync(fd)
-            finally:
-                self.files.close(fd)
+            index = view.index()
+        if stands is None:
+            stands = index.start, 0
+            if index.start <= block < index.start + index.blocks:
+                try:
+                    entry = view.entry(block)
+                    heads = [0, *(at for at, _ in view.heads(entry, view.number_of(entry)))] if entry.end else [0]
+                except Corrupt:
+                    return  # the messages are what is damaged
+                stands = block, max(at for at in heads if at <= max(0, offset))
+        self.report.problems.append(
+            f"{path}: no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
+        )
+        fd = self.files.open(path)
+        try:
+            self.files.write(fd, zbus.pack_position(*stands), 0)
+            self.files.sync(fd)
+        finally:
+            self.files.close(fd)
 
     def begin_log(self) -> None:
         """A new log, with the keys that could be read."""

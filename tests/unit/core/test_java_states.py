@@ -583,6 +583,27 @@ def test_a_clear_of_the_original_has_happened_or_not_or_is_refused(tmp_path, ste
         assert q.verify().ok
 
 
+@pytest.mark.parametrize("put", [1, 9])
+@pytest.mark.parametrize("taken", [0, 1, 2, 5])
+def test_a_java_program_with_a_larger_chunk_size_makes_our_files_longer_and_fills_them(tmp_path, taken, put):
+    ours(tmp_path / "q", [ONE, TWO, THREE, FOUR, FIVE], size=22)
+    for file in tmp_path.glob("q.[0-9]*"):  # it maps each to its chunk size
+        os.truncate(file, 40)
+    original = Original(tmp_path / "q", 40)
+    for _ in range(taken):
+        original.dequeue()
+    for _ in range(put):
+        original.enqueue(FIRST)
+    original.close()
+    for _ in range(2):
+        with Queue(tmp_path / "q", chunk_size=22) as q:
+            assert list(q) == [ONE, TWO, THREE, FOUR, FIVE][taken:] + [FIRST] * put
+            assert q.verify().ok
+    with Queue(tmp_path / "q", chunk_size=22) as q:
+        q.put_many([FOUR] * 9)
+        assert q.get_many(100) == [ONE, TWO, THREE, FOUR, FIVE][taken:] + [FIRST] * put + [FOUR] * 9
+
+
 def test_what_a_java_program_has_taken_and_put_keeps_the_times_and_checksums_of_the_rest(tmp_path):
     path = tmp_path / "q"
     ours(path, [ONE] * 5, size=64)

@@ -381,6 +381,26 @@ def test_a_stage_begins_again_where_what_it_makes_is_removed_by_another(
     assert not (tmp_path / "q.staged").exists()
 
 
+def test_a_stage_that_ends_removes_the_directory_while_another_process_closes_the_queue(tmp_path: Path) -> None:
+    class Removing(Files):
+        removed = 0
+
+        def sync_directory(self, path: str) -> None:
+            if path.endswith(".staged"):
+                self.removed += 1
+                os.rmdir(path)
+            super().sync_directory(path)
+
+    files = Removing()
+    queue = Queue(tmp_path / "q", sync="never", _files=files)
+    queue.put(b"x")
+    (tmp_path / "q.staged").mkdir()
+    queue.close()
+    assert files.removed == 1
+    with Queue(tmp_path / "q") as queue:
+        assert queue.get_many(10) == [b"x"]
+
+
 def test_a_commit_whose_closing_fails_has_happened_and_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Queue) -> None:
         closed(self)

@@ -160,3 +160,34 @@ def test_messages_behind_an_index_that_was_cut_are_not_lost_in_silence(path: Pat
     os.truncate(path / "events.idx", size)
     assert not repair_topic(path).ok
     assert len(bodies(path)) == 20
+
+
+@pytest.mark.parametrize("byte", range(12))
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_a_bit_of_the_place_where_a_closed_reader_stands_hides_no_message_and_repair_undoes_it(
+    path: Path, byte: int, bit: int
+) -> None:
+    rdx = path / "reader" / "leases.rdx"
+    good = rdx.read_bytes()
+    with Topic(path) as topic, topic.reader("leases") as reader:
+        expected = [(batch.key, list(batch)) for batch in reader.batches()]
+    bad = bytearray(good)
+    bad[byte] ^= 1 << bit
+    rdx.write_bytes(bad)
+    try:
+        with Topic(path) as topic:
+            topic.reader("leases").close()
+    except Corrupt as error:
+        assert error.path.endswith("leases.rdx")  # noqa: PT017
+        assert rdx.read_bytes() == bad
+        assert len(repair_topic(path).problems) == 1
+        assert repair_topic(path).ok
+        assert rdx.read_bytes() == good
+    else:  # where a server may have moved it: to the beginning of another message, or of the block behind the last
+        block, offset = zbus.unpack_position(bytes(bad))
+        assert block in range(4)
+        assert offset in {0, *range(0, 1500, 205), *range(0, 1500, 206)}
+        return
+    with Topic(path) as topic, topic.reader("leases") as reader:
+        assert [(batch.key, list(batch)) for batch in reader.batches()] == expected
+        assert [message.number for message in reader.read_many(99)] == list(range(3, 20))
