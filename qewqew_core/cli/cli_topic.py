@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import os
 import sys
@@ -15,6 +16,7 @@ import typer.core
 from rich.console import Console
 
 from qewqew_core import arguments
+from qewqew_core.batch.reports import Report
 from qewqew_core.cli.terminal import (
     COMMIT_BYTES,
     COMMIT_RECORDS,
@@ -66,7 +68,6 @@ from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import inspect_topic
 from qewqew_core.topic.topic_repairing import repair_topic
-from qewqew_core.topic.topic_verification import TopicReport
 
 
 class TopicCommands(typer.core.TyperGroup):
@@ -376,15 +377,15 @@ def verify(path: TopicPath, dialect: WhichDialect = None, as_json: Json = False)
             with existing_topic(path, dialect=dialect and dialect.value) as topic:
                 report = topic.verify(progress)
         except (Corrupt, BadManifest) as error:  # so bad that it cannot even be opened
-            report = TopicReport(problems=[str(error)])
+            report = Report(problems=[str(error)])
     if as_json:
         print_json({"topic": path, "ok": report.ok} | vars(report))
     else:
         for problem in report.problems:
             print_line(f"damage: {problem}")
-        sums = [counted(report.blocks, "block"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
+        sums = [counted(report.files, "block"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
         found = "no problems" if report.ok else counted(len(report.problems), "problem")
-        print_line(f"{found}: {counted(report.messages, 'message')} read and found right ({', '.join(sums)})")
+        print_line(f"{found}: {counted(report.records, 'message')} read and found right ({', '.join(sums)})")
         if report.unchecked:
             print_line(f"{sized(report.unchecked)} of them were written by a zbus server: nobody kept a checksum")
     if not report.ok:
@@ -409,13 +410,13 @@ def repair(
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         report = repair_topic(path, dialect=cast(Any, dialect and dialect.value), lock_timeout=lock_timeout)
     if as_json:
-        print_json({"topic": path, "ok": report.ok} | vars(report))
+        print_json({"topic": path, "ok": report.ok} | dataclasses.asdict(report))
     else:
-        for problem in report.problems:
-            print_line(f"damage: {problem}")
-        if report.aside:
-            print_line(f"set aside: {report.aside}")
-        print_line("nothing to repair" if report.ok else f"mended: {counted(report.cut, 'byte')} cut off the end")
+        for damage in report.damage:
+            print_line(f"damage: {damage}")
+        if report.set_aside:
+            print_line(f"set aside: {report.set_aside}")
+        print_line("nothing to repair" if report.ok else f"mended: the topic holds {counted(report.records, 'message')}")
     if not report.ok:
         raise typer.Exit(DAMAGED)
 

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
 from qewqew_core.batch import places
+from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.cli import cli_batches, cli_files, cli_live, cli_readers, cli_topic
 from qewqew_core.cli.terminal import (
@@ -73,9 +74,7 @@ from qewqew_core.queue import paths
 from qewqew_core.queue.inspection import inspect
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
-from qewqew_core.queue.repairing import Damage, RepairReport
 from qewqew_core.queue.repairing import repair as repair_queue
-from qewqew_core.queue.verification import Report
 from qewqew_core.tools.listing import queues_in
 
 app = typer.Typer(
@@ -344,7 +343,7 @@ def verify(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = Fa
             print_line(f"damage: {problem}")
         for orphan in report.orphans:
             print_line(f"nothing refers to it, see `qewqew orphans`: {orphan}")
-        sums = [counted(report.chunks, "chunk"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
+        sums = [counted(report.files, "chunk"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
         found = "no problems" if report.ok else counted(len(report.problems), "problem")
         print_line(f"{found}: {counted(report.records, 'record')} read and found right ({', '.join(sums)})")
     if not report.ok:
@@ -375,7 +374,7 @@ def repair(path: QueuePath, yes: Yes = False, lock_timeout: LockTimeout = 10.0, 
 
 def _print_repair(report: RepairReport) -> None:
     for one in report.damage:
-        print_line(f"damage: {one.path}, offset {one.offset}, {counted(one.bytes, 'byte')}: {one.what} ({_lost(one)})")
+        print_line(f"damage: {one.path}, offset {one.offset}, {counted(one.bytes or 0, 'byte')}: {one.what} ({_lost(one)})")
     for note in report.notes:
         print_line(f"note: {note}")
     if report.set_aside:

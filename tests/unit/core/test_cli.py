@@ -269,8 +269,9 @@ def test_verify_reports_what_it_read(path):
         "ok": True,
         "records": 3,
         "bytes": 11,
-        "chunks": 1,
+        "files": 1,
         "batches": 1,
+        "unchecked": 0,
         "orphans": [],
         "problems": [],
     }

@@ -297,7 +297,7 @@ def test_verify_reports_what_it_read(path):
     lease(path, "run", max_records=1)
     assert done("topic", "verify", path) == b"no problems: 3 messages read and found right (1 block, 1 batch, 11 B)\n"
     found = json.loads(done("topic", "verify", path, "--json"))
-    assert [found[key] for key in ("topic", "ok", "messages", "bytes", "blocks", "batches", "problems")] == [
+    assert [found[key] for key in ("topic", "ok", "records", "bytes", "files", "batches", "problems")] == [
         *(str(path), True, 3, 11, 1, 1, [])
     ]
 
@@ -333,7 +333,7 @@ def test_repair_mends_what_verify_found_and_asks_first(path):
     damaged, aside, mended = result.stdout.splitlines()
     assert damaged.startswith(f"damage: {path / 'events.log'}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
-    assert mended == "mended: 0 bytes cut off the end"
+    assert mended == "mended: the topic holds 2 messages"
     assert content(path) == [b"one", b"two"]
     assert done("topic", "repair", path, "-y") == b"nothing to repair\n"
     assert json.loads(done("topic", "repair", path, "-y", "--json"))["ok"] is True
