@@ -13,7 +13,7 @@ class Report:
     bytes: int = 0  # payload, read and found right
     files: int = 0  # with records: chunk files of a queue, block files of a topic
     batches: int = 0  # of a topic: those of all readers
-    unchecked: int = 0  # bytes of a topic that a zbus server wrote: nobody kept a checksum
+    unchecked: int = 0  # bytes of a topic's blocks without a checksum: a zbus server wrote them, or the log that had it was lost
     orphans: list[str] = field(default_factory=list)  # chunk files that nothing refers to; they are never delivered
     problems: list[str] = field(default_factory=list)
 

@@ -97,7 +97,9 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
         found = "no problems" if report.ok else counted(len(report.problems), "problem")
         print_line(f"{found}: {counted(report.records, 'record')} read and found right ({', '.join(sums)})")
         if report.unchecked:
-            print_line(f"{sized(report.unchecked)} of them were written by a zbus server: nobody kept a checksum")
+            print_line(
+                f"{sized(report.unchecked)} of files have no checksum: a zbus server wrote them, or the log that had it was lost"
+            )
     if not report.ok:
         say(f"`qewqew repair {path}` rescues what is whole")
         raise typer.Exit(DAMAGED)

@@ -549,7 +549,6 @@ def test_a_full_queue_or_disk_is_6(path, bound):
         ["put", "PATH", "--lines", "--null"],
         ["put", "PATH", "--whole", "x"],
         ["put", "PATH", "-f", "-", "x"],
-        ["put", "PATH", "--sync", "sometimes", "x"],
         ["put", "PATH", "--chunk-size", 3, "x"],
         ["put", "PATH", "--log-bytes", 0, "x"],
         ["put", "PATH", "--key", "a/b", "x"],
