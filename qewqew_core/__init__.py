@@ -1,6 +1,7 @@
 """Durable local queues and topics, with sessions and batches; `inspect` and `repair`. Knows neither Spark nor Airflow."""
 
 from qewqew_core.batch.batch import Batch
+from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.errors import (
     BadArgument,
@@ -28,16 +29,14 @@ from qewqew_core.formats.zbus import Message
 from qewqew_core.queue.inspection import inspect
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
-from qewqew_core.queue.repairing import Damage, RepairReport, repair
+from qewqew_core.queue.repairing import repair
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.stage import Stage
-from qewqew_core.queue.verification import Report
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_reader
-from qewqew_core.topic.topic_repairing import TopicRepair, repair_topic
+from qewqew_core.topic.topic_repairing import repair_topic
 from qewqew_core.topic.topic_session import TopicSession
-from qewqew_core.topic.topic_verification import TopicReport
 
 __all__ = [
     "BadArgument",
@@ -72,8 +71,6 @@ __all__ = [
     "Stage",
     "StoreError",
     "Topic",
-    "TopicRepair",
-    "TopicReport",
     "TopicSession",
     "TopicStats",
     "inspect",

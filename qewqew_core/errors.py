@@ -17,6 +17,7 @@ class QewQewError(Exception):
     def __init__(self, message: str, *, path: str | None = None, offset: int | None = None) -> None:
         self.path = path
         self.offset = offset
+        self.what = message  # without the place
         where = "" if path is None else path if offset is None else f"{path}, offset {offset}"
         super().__init__(f"{where}: {message}" if where else message)
 

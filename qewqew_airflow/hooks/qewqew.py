@@ -17,7 +17,7 @@ from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Stage, Topic, i
 from qewqew_core.disk.journal import MOST_LOG_BYTES
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
-from qewqew_core.tools.listing import is_topic
+from qewqew_core.topic.topic_paths import is_topic
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
 EVERY_HOST = "*"

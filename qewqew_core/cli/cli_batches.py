@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,8 +12,7 @@ import typer
 
 from qewqew_core.batch.batch import Batch
 from qewqew_core.batch.leases import HasBatches
-from qewqew_core.cli.terminal import (
-    COMMIT_RECORDS,
+from qewqew_core.cli.targets import (
     MOST,
     BatchId,
     BatchIds,
@@ -22,25 +20,26 @@ from qewqew_core.cli.terminal import (
     JsonLines,
     LockTimeout,
     Null,
+    Path,
     QueuePath,
     ReaderName,
     Yes,
+    existing_queue,
+    leasing,
+)
+from qewqew_core.cli.terminal import (
+    answer,
     ask,
     counted,
     do_each,
-    existing_queue,
-    groups,
     iso,
-    leasing,
     print_json,
-    print_line,
     print_records,
     print_table,
     progress_bar,
     say,
     short,
     sized,
-    topic_hint,
     uninterrupted,
 )
 from qewqew_core.errors import BatchConflict
@@ -57,7 +56,7 @@ app.add_typer(dead_app, name="dead", rich_help_panel="Batches")
 
 @app.command("batches", rich_help_panel="Batches")
 def batches_command(
-    path: QueuePath,
+    path: Path,
     acked: Annotated[bool, typer.Option("--acked", help="Those that are acknowledged, and whose records are kept.")] = False,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
@@ -84,7 +83,9 @@ def replay(
     Each batch is one commit, and happens once: after an interruption, do it again. Of a topic, move or copy a reader instead.
     """
     repeated: dict[str, bool] = {}
-    with existing_queue(path, lock_timeout, **_KEEP) as queue:
+    with existing_queue(
+        path, "nothing is taken from a topic; `qewqew topic readers seek` moves a reader back", lock_timeout, **_KEEP
+    ) as queue:
 
         def put_again(batch: Batch) -> None:
             before = len(queue)
@@ -104,7 +105,7 @@ def replay(
 
 @app.command(rich_help_panel="Batches")
 def ack(
-    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+    path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
     """Acknowledge leased batches: the work on them is done.
 
@@ -116,7 +117,7 @@ def ack(
 
 @app.command(rich_help_panel="Batches")
 def nack(
-    path: QueuePath,
+    path: Path,
     batch_ids: BatchIds,
     reason: Annotated[str, typer.Option(help="Why it failed; it is shown with the batch.")] = "",
     max_attempts: Annotated[int, typer.Option(min=1, help="After so many leases it goes to the dead letters.")] = 5,
@@ -134,7 +135,7 @@ def nack(
 
 @app.command(rich_help_panel="Batches")
 def publish(
-    path: QueuePath,
+    path: Path,
     batch_id: BatchId,
     url: Annotated[
         str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/batches.", show_default=False)
@@ -151,15 +152,13 @@ def publish(
 
     The batch stays, in its state. The queue is not locked meanwhile: nobody else may end the batch.
     """
-    options = dict(_option(one) for one in option or ())
+    options = dict(_option(text) for text in option or ())
     with leasing(path, reader, lock_timeout) as queue:
         batch = queue.batch(batch_id)
-    with topic_hint() if reader else contextlib.nullcontext(), progress_bar("publishing") as progress:
+    with progress_bar("publishing") as progress:
         target = batch.publish(url, options=options, progress=progress)
-    if as_json:
-        print_json({"id": batch.id, "url": target, "records": batch.records})
-    else:
-        print_line(f"{target} has {counted(batch.records, 'record')}")
+    found = {"id": batch.id, "url": target, "records": batch.records}
+    answer(as_json, found, f"{target} has {counted(batch.records, 'record')}")
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -170,12 +169,12 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
-    found = [queue.batch(one) for one in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
+    found = [queue.batch(batch_id) for batch_id in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
     do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
 
 
 @dead_app.command("list")
-def dead_list(path: QueuePath, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
+def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List the dead letters, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
         _print_batches(queue.dead(), as_json, "no dead letters")
@@ -183,7 +182,7 @@ def dead_list(path: QueuePath, reader: ReaderName = None, lock_timeout: LockTime
 
 @dead_app.command("show")
 def dead_show(
-    path: QueuePath,
+    path: Path,
     batch_id: BatchId,
     number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many records.")] = 10,
     null: Null = False,
@@ -194,14 +193,12 @@ def dead_show(
     """Print the first records of a dead batch."""
     with leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
-    with topic_hint() if reader else contextlib.nullcontext():
-        for records in groups(islice(batch, number), COMMIT_RECORDS):
-            print_records(records, null, as_json)
+    print_records(islice(batch, number), null, as_json)
 
 
 @dead_app.command("return")
 def dead_return(
-    path: QueuePath, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
+    path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
     """Return dead batches, whole: the next lease gets them first."""
     with leasing(path, reader, lock_timeout) as queue:
@@ -210,7 +207,7 @@ def dead_return(
 
 @dead_app.command("drop")
 def dead_drop(
-    path: QueuePath,
+    path: Path,
     batch_id: BatchId,
     yes: Yes = False,
     reader: ReaderName = None,
@@ -226,10 +223,8 @@ def dead_drop(
         batch = _dead(queue, batch_id)
         with uninterrupted():
             batch.drop()
-    if as_json:
-        print_json({"id": batch.id, "records": batch.records})
-    else:
-        print_line(f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
+    found = {"id": batch.id, "records": batch.records}
+    answer(as_json, found, f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
 
 
 def _dead(queue: HasBatches, batch_id: str) -> Batch:

@@ -27,6 +27,7 @@ from typing import Literal, Self
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.leases import HasBatches, Leases
+from qewqew_core.batch.reports import Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
@@ -45,7 +46,7 @@ from qewqew_core.queue.queue_batches import QueueBatches
 from qewqew_core.queue.records import Records
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.state import State
-from qewqew_core.queue.verification import Report, verify
+from qewqew_core.queue.verification import verify
 from qewqew_core.queue.writing import Spill
 
 VANISHING = 0.2  # seconds to wait for a Java program that is closing the queue

@@ -4,41 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.queue import orphans, paths
-
-
-@dataclass
-class Damage:
-    """Something that was wrong, and what was done about it."""
-
-    path: str
-    offset: int  # in bytes, as `bytes`: what is damaged, or missing
-    bytes: int
-    records: int | None  # that are lost with it, in a queue or a batch; None: nobody can say
-    what: str
-
-
-@dataclass
-class RepairReport:
-    """What `repair` found, and what the queue holds afterwards."""
-
-    records: int = 0  # that will be delivered
-    batches: int = 0
-    damage: list[Damage] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a person should look at, though it need not be wrong
-    set_aside: str | None = None  # the directory with all that was replaced, and a report.json that says this too
-    changed: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Nothing was wrong."""
-        return not self.damage
 
 
 class Rescued(NamedTuple):

@@ -21,6 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qewqew_core.batch import places
+from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole, write_new
 from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull, QewQewError
@@ -34,10 +35,8 @@ from qewqew_core.queue.operations import Repair
 from qewqew_core.queue.reading import read_pointers
 from qewqew_core.queue.repair_decision import Decision
 from qewqew_core.queue.repair_pieces import Pieces
-from qewqew_core.queue.repair_plan import Damage, Plan, RepairReport
+from qewqew_core.queue.repair_plan import Plan
 from qewqew_core.queue.state import State
-
-__all__ = ["Damage", "RepairReport", "repair"]
 
 
 def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from qewqew_core.batch import places
+from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt, QewQewError
@@ -17,22 +17,6 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths
 from qewqew_core.queue.reading import read_pointers, unread
 from qewqew_core.queue.state import State
-
-
-@dataclass
-class Report:
-    """What was read, and what was wrong with it: one message for each problem, with path and offset."""
-
-    records: int = 0
-    bytes: int = 0  # payload, read and found right
-    chunks: int = 0
-    batches: int = 0
-    orphans: list[str] = field(default_factory=list)  # chunk files that nothing refers to; they are never delivered
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
 
 
 def verify(files: Files, path: str, state: State, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -53,7 +37,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
         logs.replay(read_whole(files, log_path), log_path)
     for chunk_state in state.chain.values():
         if chunk_state.records:
-            report.chunks += 1
+            report.files += 1
             with _noting(report):
                 _verify_chunk(files, chunk.chunk_path(path, chunk_state.id), chunk_state, report, read)
     for batch in state.batches.values():

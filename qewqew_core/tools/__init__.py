@@ -1,4 +1,4 @@
-"""What works on queues and topics from outside: dump, export and import, replay, listing, the files of .NET's DiskQueue.
+"""What works on queues and topics from outside: which a path is, putting, tail, dump, export, replay, DiskQueue's files.
 
 It may import all of the core but `cli`.
 """

@@ -28,7 +28,7 @@ from qewqew_core.topic.reader_state import Change, Lease
 from qewqew_core.topic.view import View
 
 
-class Kind(enum.StrEnum):
+class FileKind(enum.StrEnum):
     """What a file is."""
 
     HEADER = "header"
@@ -64,27 +64,27 @@ class Source:
         return self.read(0, self.size)
 
 
-def kind_of(path: str) -> Kind | None:
+def kind_by_name(path: str) -> FileKind | None:
     """What the file is, by its name; None where that does not say it."""
     name = os.path.basename(path)
     for kind, pattern in (
-        (Kind.LOG, r".+\.log(\.tmp)?"),
-        (Kind.BLOCK, r"\d{20}\.zbus"),
-        (Kind.SUMS, r"\d{20}\.sums"),
-        (Kind.STAMP, r".+\.stamp"),
-        (Kind.INDEX, r".+\.idx"),
-        (Kind.READER, r".+\.rdx"),
-        (Kind.NAK, r".+\.nak"),
-        (Kind.CHUNK, r".+\.[1-9]\d{0,4}"),
+        (FileKind.LOG, r".+\.log(\.tmp)?"),
+        (FileKind.BLOCK, r"\d{20}\.zbus"),
+        (FileKind.SUMS, r"\d{20}\.sums"),
+        (FileKind.STAMP, r".+\.stamp"),
+        (FileKind.INDEX, r".+\.idx"),
+        (FileKind.READER, r".+\.rdx"),
+        (FileKind.NAK, r".+\.nak"),
+        (FileKind.CHUNK, r".+\.[1-9]\d{0,4}"),
     ):
         if re.fullmatch(pattern, name):
             return kind
     if os.path.exists(path + paths.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
-        return Kind.HEADER
+        return FileKind.HEADER
     return None
 
 
-def lines(source: Source, kind: Kind) -> Iterator[Line]:
+def lines(source: Source, kind: FileKind) -> Iterator[Line]:
     """What the file says, in order. The last line is one of damage where nothing behind it can be read."""
     try:
         yield from _FORMATS[kind](source)
@@ -306,14 +306,14 @@ def _stamp(source: Source) -> Iterator[Line]:
     yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read: it says nothing")
 
 
-_FORMATS: dict[Kind, Callable[[Source], Iterable[Line]]] = {
-    Kind.HEADER: _header,
-    Kind.CHUNK: _chunk,
-    Kind.LOG: _log,
-    Kind.BLOCK: _block,
-    Kind.INDEX: _index,
-    Kind.READER: _reader,
-    Kind.NAK: _nak,
-    Kind.SUMS: _sums,
-    Kind.STAMP: _stamp,
+_FORMATS: dict[FileKind, Callable[[Source], Iterable[Line]]] = {
+    FileKind.HEADER: _header,
+    FileKind.CHUNK: _chunk,
+    FileKind.LOG: _log,
+    FileKind.BLOCK: _block,
+    FileKind.INDEX: _index,
+    FileKind.READER: _reader,
+    FileKind.NAK: _nak,
+    FileKind.SUMS: _sums,
+    FileKind.STAMP: _stamp,
 }

@@ -22,9 +22,11 @@ from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.queue import inspection, paths
 from qewqew_core.queue.reading import unread
+from qewqew_core.tools.listing import Kind
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.view import SCAN, Found, View
 
+GROUP_RECORDS, GROUP_BYTES = 1000, 1 << 20  # that are held in memory, or taken in one commit
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
@@ -34,6 +36,11 @@ Progress = Callable[[int, int], None]
 
 
 # What is there, without a lock
+
+
+def waiting(path: str, kind: Kind, progress: Progress) -> Iterator[Message]:
+    """The records that wait in a queue, or all messages of a topic; see `records` and `messages`."""
+    return records(path, progress) if kind is Kind.QUEUE else messages(path, progress)
 
 
 def records(path: str, progress: Progress) -> Iterator[Message]:
@@ -100,6 +107,20 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
             raise MessagesLost("messages were removed from the topic while they were read; try again", path=path)
     finally:
         view.close()
+
+
+def few(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Groups of messages that are small enough to be held in memory."""
+    group: list[Message] = []
+    size = 0
+    for message in messages:
+        group.append(message)
+        size += len(message.body)
+        if size >= GROUP_BYTES or len(group) >= GROUP_RECORDS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 # JSON lines

@@ -1,8 +1,9 @@
-"""Which queues and topics lie in a directory, told by their files; nothing is locked or changed."""
+"""What is a queue, and what a topic: told by the files at a path, or in a directory. Nothing is locked or changed."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import stat
 from collections import deque
@@ -12,9 +13,33 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths
+from qewqew_core.topic.topic_paths import is_topic
 
-REMAINS = (paths.LOG, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
+_REMAINS = (paths.LOG, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
 _OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, paths.STAGED, places.DAMAGED)  # directories of a queue
+
+
+class Kind(enum.StrEnum):
+    """What lies at a path."""
+
+    QUEUE = "queue"
+    TOPIC = "topic"
+
+
+def kind_of(path: str) -> Kind | None:
+    """What is at a path, whole or damaged; None if it is neither: nothing, or a directory that is no topic.
+
+    Any other file counts as a queue: who opens it is told what is wrong with it. Raises OSError if one may not look.
+    """
+    full = os.path.abspath(path)
+    if os.path.isdir(full):
+        return Kind.TOPIC if is_topic(full) else None
+    if any(os.path.lexists(full + suffix) for suffix in ("", *_REMAINS)):
+        return Kind.QUEUE
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if paths.chunk_ids(full, os.listdir(os.path.dirname(full))):
+            return Kind.QUEUE
+    return None
 
 
 @dataclass
@@ -62,12 +87,14 @@ def find(directory: str, most: int = 1000) -> Listing:
 def queues_in(directory: str) -> list[str]:
     """The names of the queues in this directory alone, sorted. Raises OSError."""
     names = set(os.listdir(directory))
-    candidates = {name.removesuffix(suffix) for name in names for suffix in ("", *REMAINS)} - {""}
+    candidates = {name.removesuffix(suffix) for name in names for suffix in ("", *_REMAINS)} - {""}
     return [name for name in sorted(candidates) if _is_queue(directory, name, names)]
 
 
-def is_topic(directory: str) -> bool:
-    return os.path.isfile(os.path.join(directory, os.path.basename(directory) + ".idx"))
+def names_in(directory: str) -> list[str]:
+    """The names of the queues and topics in this directory alone, sorted. Raises OSError."""
+    topics = [entry.name for entry in os.scandir(directory) if entry.is_dir() and is_topic(entry.path)]
+    return sorted([*queues_in(directory), *topics])
 
 
 def _is_queue(directory: str, name: str, names: set[str]) -> bool:

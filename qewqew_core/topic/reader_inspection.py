@@ -87,14 +87,14 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
 def missing_rdx(path: str) -> Corrupt:
     return Corrupt(
         "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
-        "`qewqew topic repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
+        "`qewqew repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
         path=path,
     )
 
 
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
-        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew topic "
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew "
         "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,

@@ -258,7 +258,7 @@ def unpack_seal(data: bytes) -> Seal | None:
     return Seal(generation, end) if crc == crc32(data[: SEAL - 4]) else None
 
 
-_WAY_OUT = "or `qewqew topic repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
+_WAY_OUT = "or `qewqew repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
 
 
 def missing(path: str) -> Corrupt:

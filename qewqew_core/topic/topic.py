@@ -19,6 +19,7 @@ from typing import Literal, Self
 
 from qewqew_core import arguments
 from qewqew_core.batch import leases
+from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
@@ -32,7 +33,6 @@ from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic.topic_session import TopicSession
 from qewqew_core.topic.topic_state import PutKey
-from qewqew_core.topic.topic_verification import TopicReport
 from qewqew_core.topic.view import Found, Position, View
 from qewqew_core.topic.writer import RECOVERED, Writer
 
@@ -397,7 +397,7 @@ class Topic:
         with self._look() as view:
             return stats_of(self.files, view)[0]
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> TopicReport:
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
         """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
 
         ``progress`` is called with the bytes of blocks that were read, and how many there are.

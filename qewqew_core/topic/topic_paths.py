@@ -27,12 +27,26 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
         return full
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is no directory; a topic is one", path=full)
-    if not DISK.exists(os.path.join(full, name + ".idx")) and set(DISK.list(full)) - {
-        *("data", "reader", "state"),  # of a topic that is being made, or damaged; in the meantime it may have been
-        *(name + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp")),
-    }:
+    if not DISK.exists(os.path.join(full, name + ".idx")) and _others(full):
         raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
     return full
+
+
+def is_topic(directory: str) -> bool:
+    """Whether a directory is a topic: it has an index or, if that was lost, blocks and no files of something else."""
+    if DISK.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
+        return True
+    try:
+        blocks = any(name.endswith(".zbus") for name in DISK.list(os.path.join(directory, "data")))
+        return blocks and not _others(directory)
+    except OSError:
+        return False
+
+
+def _others(directory: str) -> set[str]:
+    """The names in a directory that are not those of a topic: one that is being made, or damaged, may have no index."""
+    own = (os.path.basename(directory) + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp"))
+    return set(DISK.list(directory)) - {"data", "reader", "state", *own}
 
 
 def check_reader_name(name: object) -> str:

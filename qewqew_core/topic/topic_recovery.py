@@ -139,7 +139,7 @@ def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
 
 def _refuse_index(blocks: Blocks, what: str, offset: int) -> NoReturn:
     raise Corrupt(
-        f"{what}. Nothing was changed; bring the index back, or have `qewqew topic repair` make it anew",
+        f"{what}. Nothing was changed; bring the index back, or have `qewqew repair` make it anew",
         path=blocks.index_path,
         offset=offset,
     )

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
+from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
@@ -31,22 +31,13 @@ from qewqew_core.topic.reader_files import break_seal
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx, without_rdx
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
+from qewqew_core.topic.topic_inspection import inspect_topic
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.view import View
 
 
-@dataclass
-class TopicRepair:
-    """What was wrong, and what was done about it."""
-
-    problems: list[str] = field(default_factory=list)
-    aside: str | None = None  # the directory with what was set aside
-    cut: int = 0  # bytes behind the last whole message
-
-    @property
-    def ok(self) -> bool:
-        """Nothing was wrong, and nothing was changed."""
-        return not self.problems
+def _damage(error: Corrupt, records: int | None) -> Damage:
+    return Damage(error.path or "", error.offset, None, records, error.what)
 
 
 def _beginning(data: bytes, path: str) -> Replayed | None:
@@ -77,19 +68,22 @@ class _Repair:
         self.files = files
         self.path = path
         self.name = os.path.basename(path)
-        self.report = TopicRepair()
+        self.report = RepairReport()
         self.log = self._read_log()
         self.dialect = dialect or (self.log.state.dialect if self.log else "B")
 
+    def damaged(self, error: Corrupt, records: int | None) -> None:
+        self.report.damage.append(_damage(error, records))
+
     def aside(self) -> str:
         """The directory for what is set aside, made when the first thing is."""
-        if self.report.aside is None:
+        if self.report.set_aside is None:
             home = places.make_home(self.files, os.path.join(self.path, "state", "topic"), places.DAMAGED)
             number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
-            self.report.aside = os.path.join(home, str(number))
-            self.files.make_directory(self.report.aside)
+            self.report.set_aside = os.path.join(home, str(number))
+            self.files.make_directory(self.report.set_aside)
             self.files.sync_directory(home)
-        return self.report.aside
+        return self.report.set_aside
 
     def set_aside(self, path: str) -> None:
         self.files.rename(path, os.path.join(self.aside(), os.path.basename(path)))
@@ -110,7 +104,7 @@ class _Repair:
         try:
             return topic_log.replay(data, path)
         except Corrupt as error:
-            self.report.problems.append(str(error))
+            self.damaged(error, None)
             self.set_aside(path)
             return _beginning(data, path)
 
@@ -138,7 +132,7 @@ class _Repair:
         end, number = self._last(last, index.number)
         if end < last.end:
             where = os.path.join(self.path, "data", zbus.block_name(last.base))
-            self.report.problems.append(f"{where}, offset {end}: the last {last.end - end:,} bytes are no whole messages")
+            self.report.damage.append(Damage(where, end, last.end - end, None, "what is here are no whole messages"))
             self._cut(where, end)
         entries[place] = last._replace(end=end)
         new = bytearray(image if image is not None else zbus.new_index(now_ms()))
@@ -180,7 +174,7 @@ class _Repair:
                 return index, entries
             raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
         except Corrupt as error:
-            self.report.problems.append(str(error))
+            self.damaged(error, 0)
         if bases[0] != 0 and not self.log and start == 0:
             raise Corrupt(
                 f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
@@ -234,7 +228,6 @@ class _Repair:
             self.files.sync_directory(self.aside())
             self.files.truncate(fd, end)
             self.files.sync(fd)
-            self.report.cut = size - end
         finally:
             self.files.close(fd)
 
@@ -269,8 +262,7 @@ class _Repair:
                 place = zbus.unpack_position(rdx) if rdx is not None and whole else None
                 reader_log.check_whole(found, seal, place, stem + ".log")
                 if rdx is None or not whole:
-                    problem = missing_rdx(path) if rdx is None else short_rdx(path)
-                    self.report.problems.append(str(problem))
+                    self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
                     self._make_rdx(path, found.state)
                 if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
                     return
@@ -278,7 +270,7 @@ class _Repair:
             elif seal is not None:
                 raise reader_log.missing(stem + ".log")
         except Corrupt as error:
-            self.report.problems.append(str(error))
+            self.damaged(error, 0)
             if log is not None:
                 self.set_aside(stem + ".log")
             for home in (places.BATCHES, places.DEAD):
@@ -301,9 +293,8 @@ class _Repair:
                 except Corrupt:
                     return  # the messages are what is damaged
                 stands = block, max(at for at in heads if at <= max(0, offset))
-        self.report.problems.append(
-            f"{path}: no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
-        )
+        what = f"no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
+        self.report.damage.append(Damage(path, 0, None, 0, what))
         fd = self.files.open(path)
         try:
             self.files.write(fd, zbus.pack_position(*stands), 0)
@@ -326,7 +317,7 @@ def repair_topic(
     dialect: Literal["A", "B", "C"] | None = None,
     lock_timeout: float = 10.0,
     _files: Files | None = None,
-) -> TopicRepair:
+) -> RepairReport:
     """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
     ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
@@ -342,23 +333,30 @@ def repair_topic(
         files.make_directory(state)
         files.sync_directory(full)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
-    problem, log_path = None, os.path.join(full, os.path.basename(full) + ".log")
+    problem: Damage | None = None
+    log_path = os.path.join(full, os.path.basename(full) + ".log")
     try:
         if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
             raise Corrupt("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
-        problem = str(error)
+        problem = _damage(error, None)
     held, _ = lock.acquire(files, os.path.join(full, os.path.basename(full) + ".lock"), timeout)
     try:
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
         if problem is not None:
             repair.blocks()
-            if problem not in repair.report.problems:
-                repair.report.problems.insert(0, problem)
+            if str(problem) not in map(str, repair.report.damage):
+                repair.report.damage.insert(0, problem)
         repair.readers()
     finally:
         held.release()
     if problem is not None:
         repair.begin_log()
+    repair.report.changed = not repair.report.ok
+    try:
+        stats, readers = inspect_topic(full)
+        repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
+    except Corrupt as error:  # messages in the middle that cannot be read stay
+        repair.report.notes.append(f"what is there cannot be counted: {error}")
     return repair.report

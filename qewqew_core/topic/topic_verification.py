@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time as clock
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from qewqew_core.batch import places
+from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
@@ -19,36 +19,20 @@ from qewqew_core.topic.topic_inspection import names_of_readers
 from qewqew_core.topic.view import View
 
 
-@dataclass
-class TopicReport:
-    """What `Topic.verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
-
-    messages: int = 0
-    bytes: int = 0  # bodies, read and found right
-    blocks: int = 0
-    unchecked: int = 0  # bytes of messages that a zbus server wrote: nobody kept a checksum
-    batches: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-
-def verify(files: Files, view: View, progress: Callable[[int, int], None] | None) -> TopicReport:
+def verify(files: Files, view: View, progress: Callable[[int, int], None] | None) -> Report:
     """The topic of this view; see `Topic.verify`."""
-    report = TopicReport()
+    report = Report()
     index = view.index()
     entries = view.entries(index)
     total, done, number = sum(entry.end for entry in entries), 0, None
     base = entries[0].base if entries else 0
     for block, entry in enumerate(entries, index.start):
-        report.blocks += 1
+        report.files += 1
         try:
             number = _verify_block(files, view, block, entry, base, number, report)
         except (QewQewError, OSError) as error:
             if block < view.index().start:  # it was removed meanwhile
-                report.blocks -= 1
+                report.files -= 1
             else:
                 report.problems.append(str(error))
             number = None
@@ -75,7 +59,7 @@ def _published(view: View, number: int) -> int:
 
 
 def _verify_block(
-    files: Files, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: TopicReport
+    files: Files, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: Report
 ) -> int | None:
     """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""
     view.check_entry(block, entry)
@@ -97,12 +81,12 @@ def _verify_block(
     first = view.number_of(entry)
     numbers = [number for _, number in view.heads(entry, first if number is None else number)]
     count = len(numbers)
-    report.messages += count
+    report.records += count
     report.bytes += entry.end - HEAD * count
     return numbers[-1] + 1
 
 
-def _verify_reader(files: Files, view: View, name: str, report: TopicReport) -> None:
+def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
     try:
         state = reader_inspection.effective_state(files, view, name)
     except Corrupt as error:

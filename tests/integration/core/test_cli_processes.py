@@ -171,7 +171,7 @@ def test_signals_never_cut_a_commit_in_two(tmp_path):
     lines = b"\n".join(RECORDS) + b"\n"
     for number in range(12):
         path = tmp_path / f"{number}"
-        process = start("put", path, "--batch-size", 10, "--sync", "never", stdin=subprocess.PIPE)
+        process = start("put", path, "--batch-size", 10, stdin=subprocess.PIPE)
         process.stdin.write(lines)
         until(lambda path=path: inspect(path).records > 0)
         time.sleep(number / 200)

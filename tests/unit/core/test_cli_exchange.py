@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -62,11 +64,12 @@ def test_messages_come_back_with_tag_id_timestamp_and_corr_offset(tmp_path):
         t.append_many(MESSAGES)
     file = tmp_path / "out.jsonl"
     assert json.loads(done("export", tmp_path / "t", "--to", file, "--json")) == {
-        "topic": str(tmp_path / "t"),
-        "messages": 4,
+        "path": str(tmp_path / "t"),
+        "kind": "topic",
+        "records": 4,
         "file": str(file),
     }
-    assert done("import", tmp_path / "new", file, "--topic") == b"4 messages imported\n"
+    assert done("import", tmp_path / "new", file, "--topic") == b"4 records imported\n"
     assert topic_content(tmp_path / "new") == topic_content(tmp_path / "t")
 
 
@@ -86,8 +89,8 @@ def test_what_get_and_read_print_can_be_imported(tmp_path):
     fill(tmp_path / "q", RECORDS)
     done("import", tmp_path / "new", "-", stdin=done("get", tmp_path / "q", "--all", "--json"))
     assert content(tmp_path / "new") == RECORDS
-    done("topic", "append", tmp_path / "t", "--tag", "a", "hello")
-    done("import", tmp_path / "t", "-", stdin=done("topic", "peek", tmp_path / "t", "--json"))
+    done("put", tmp_path / "t", "--topic", "--tag", "a", "hello")
+    done("import", tmp_path / "t", "-", stdin=done("peek", tmp_path / "t", "--json"))
     one, other = topic_content(tmp_path / "t")
     assert other == one._replace(number=1)
 
@@ -175,7 +178,8 @@ def test_the_same_records_are_imported_once_unless_another_key_is_given(tmp_path
     assert done("import", tmp_path / "q", "-", stdin=lines) == b"2 records imported\n"
     assert done("import", tmp_path / "q", "-", stdin=lines) == b"nothing to do: 2 records imported before\n"
     assert json.loads(done("import", tmp_path / "q", "-", "--json", stdin=lines)) == {
-        "queue": str(tmp_path / "q"),
+        "path": str(tmp_path / "q"),
+        "kind": "queue",
         "records": 2,
         "repeated": True,
     }
@@ -228,7 +232,7 @@ def test_parquet_is_not_imported_but_read_by_spark(tmp_path):
 
 def test_a_queue_or_topic_need_not_be_imported(tmp_path):
     fill(tmp_path / "q", [b"x"])
-    done("topic", "append", tmp_path / "t", "x")
+    done("put", tmp_path / "t", "--topic", "x")
     for source in ("q", "t"):
         refused(
             2, "import", tmp_path / "new", tmp_path / source, match=f"qewqew export {tmp_path / source} | qewqew import PATH -"
@@ -252,7 +256,7 @@ def test_an_import_that_is_killed_has_happened_or_not_and_is_done_by_the_next(tm
         process.stdin.write(sent)
         process.stdin.flush()
         end = time.monotonic() + 60
-        while not (target / "new.idx" if topic else target).exists():
+        while fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4)) != bytes(4):  # until it has read all of it
             assert time.monotonic() < end
             time.sleep(0.005)
         if sent == lines:

@@ -179,7 +179,7 @@ def test_tail_says_when_there_is_nothing_and_what_does_not_go_together(tmp_path,
     assert run("tail", tmp_path).exit_code == 1
     result = run("tail", queue.path, "--filter", "a")
     assert result.exit_code == 2
-    assert "records of a queue have no tags" in result.stderr
+    assert "is a queue, and --filter is for a topic" in result.stderr
 
 
 # top
@@ -194,7 +194,9 @@ def test_top_shows_queues_and_topics_and_what_cannot_be_read(tmp_path, queue, to
         q.put(b"x")
     (tmp_path / "below" / "damaged.log").write_bytes(b"QEWQLOG1" + bytes(20))
     rows = [line.decode() for line in lines("top", tmp_path, "--once")]
-    assert [line.split()[:2] for line in rows] == [["name", "records"], ["q", "2,400"], ["below/damaged", "?"], ["t", "1,000"]]
+    assert [line.split()[:3] for line in rows] == [
+        *(["path", "kind", "records"], ["q", "queue", "2,400"], ["below/damaged", "queue", "?"], ["t", "topic", "1,000"])
+    ]
     assert rows[2].endswith("the head of the transaction log is damaged")
     found = json.loads(lines("top", tmp_path, "--once", "--json")[0])
     assert list(found) == ["time", "complete", "found"]

@@ -46,13 +46,7 @@ COMMANDS: dict[str, list[str]] = {
     "orphans show": ["PATH", "file"],
     "orphans adopt": ["PATH", "file"],
     "orphans aside": ["PATH", "file"],
-    "topic append": ["PATH", "x"],
     "topic read": ["PATH", "--reader", "r"],
-    "topic peek": ["PATH"],
-    "topic ls": ["PATH"],
-    "topic stat": ["PATH"],
-    "topic verify": ["PATH"],
-    "topic repair": ["PATH", "--yes"],
     "topic trim": ["PATH", "--delete-committed"],
     "topic readers list": ["PATH"],
     "topic readers add": ["PATH", "r"],
@@ -61,7 +55,7 @@ COMMANDS: dict[str, list[str]] = {
     "topic readers filter": ["PATH", "r", "a"],
     "topic readers delete": ["PATH", "r", "--yes"],
 }
-MAKES = {"put", "import", "topic append", "topic readers add"}  # what is not there
+MAKES = {"put", "import", "topic readers add"}  # what is not there
 
 
 def callbacks(of: typer.Typer, name: str = "") -> Iterator[tuple[str, Callable[..., object]]]:
@@ -133,7 +127,7 @@ def test_a_path_cannot_paint_the_terminal(tmp_path):
 def test_a_directory_with_other_files(command, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("hello")
-    check(run(*called(command, tmp_path / "mine")), 0 if command in ("ls", "top", "topic ls") else 1)
+    check(run(*called(command, tmp_path / "mine")), 0 if command in ("ls", "top") else 1)
     assert [one.name for one in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 

@@ -1588,7 +1588,7 @@ def test_verify_and_leases_find_flipped_bits_in_heads_and_bodies_with_path_and_o
         seen: list[tuple[int, int]] = []
         report = topic.verify(lambda done, total: seen.append((done, total)))
         assert report.ok
-        assert (report.messages, report.bytes, report.unchecked) == (5, 30, 0)
+        assert (report.records, report.bytes, report.unchecked) == (5, 30, 0)
         assert seen[-1] == (5 * 210, 5 * 210)
     block = sorted(Path(topic.path, "data").glob("*.zbus"))[0]
     good = block.read_bytes()

@@ -153,7 +153,7 @@ class TopicMachine(Machine):
         assert seen == right, differences(seen, [right])
         report = self.topic.verify()
         assert report.problems == []
-        assert report.messages == len(right.messages)
+        assert report.records == len(right.messages)
         assert report.bytes == sum(len(body) for body, _ in right.messages.values())
         assert [one.body for one in self.topic] == [body for body, _ in right.messages.values()]
 

@@ -40,10 +40,10 @@ def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
     with pytest.raises(Corrupt, match=r"events\.log"):
         Topic(path)
     report = repair_topic(path)
-    assert len(report.problems) == 1
-    assert "events.log" in report.problems[0]
-    assert report.aside is not None
-    assert (Path(report.aside) / "events.log").is_file()
+    assert len(report.damage) == 1
+    assert "events.log" in report.damage[0].path
+    assert report.set_aside is not None
+    assert (Path(report.set_aside) / "events.log").is_file()
     assert bodies(path) == [b"%d" % number for number in range(20)]
     with Topic(path) as topic, topic.reader("middle") as reader:
         assert reader.read().number == 7
@@ -79,7 +79,7 @@ def test_an_index_is_made_anew_from_the_blocks(path: Path, how: str) -> None:
     with pytest.raises(QewQewError):
         Topic(path)
     report = repair_topic(path)
-    assert "index" in " ".join(report.problems)
+    assert "index" in " ".join(map(str, report.damage))
     assert bodies(path) == [b"%d" % number for number in range(20)]
     with Topic(path) as topic:
         assert topic.append(b"20") == 20
@@ -96,9 +96,9 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
     with pytest.raises(Corrupt):
         Topic(path)
     report = repair_topic(path)
-    assert report.cut > 0
-    assert report.aside is not None
-    assert len(list(Path(report.aside).iterdir())) >= 1
+    assert report.damage[-1].bytes
+    assert report.set_aside is not None
+    assert len(list(Path(report.set_aside).iterdir())) >= 1
     assert bodies(path) == [b"%d" % number for number in range(19)]
     with Topic(path) as topic:
         assert topic.append(b"new") == 19
@@ -110,7 +110,7 @@ def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: 
     with Topic(path) as topic, pytest.raises(Corrupt):
         topic.reader("middle")
     report = repair_topic(path)
-    assert any("middle.log" in problem for problem in report.problems)
+    assert any("middle.log" in problem for problem in map(str, report.damage))
     with Topic(path) as topic, topic.reader("middle") as reader:
         assert reader.read().number == 7
 

@@ -530,7 +530,7 @@ class TopicWork(Work):
                 f"{what}: a session is undecided"
             )
         report = store.verify()
-        assert (report.unchecked, report.messages) == (0, len(seen.messages)), what
+        assert (report.unchecked, report.records) == (0, len(seen.messages)), what
         files_of_blocks = {int(one.name.partition(".")[0]) for one in (folder / "data").iterdir()}
         assert files_of_blocks == bases(store), f"{what}: blocks are there that the index does not know, or the other way round"
         store.append(b"after")

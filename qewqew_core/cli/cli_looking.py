@@ -1,0 +1,230 @@
+"""The commands that look at what is there: ls, stat, top. See docs/cli.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from datetime import datetime
+from itertools import chain
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+
+from qewqew_core import arguments
+from qewqew_core.batch.stats import last_lease
+from qewqew_core.cli.targets import Json, Path, existing
+from qewqew_core.cli.terminal import (
+    INTERRUPTED,
+    age,
+    counted,
+    exit_code,
+    iso,
+    print_json,
+    print_table,
+    say,
+    sized,
+    table_of,
+)
+from qewqew_core.disk import lock
+from qewqew_core.errors import QewQewError
+from qewqew_core.limits import now_ms
+from qewqew_core.queue.inspection import inspect
+from qewqew_core.tools import listing
+from qewqew_core.tools.listing import Kind
+from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic_inspection import TopicStats, inspect_topic
+
+app = typer.Typer()
+
+_COUNTS = ("leased", "returned", "dead")
+
+
+def _look(path: str, kind: Kind) -> dict[str, Any]:
+    """What a queue or topic holds as of its last commit; nothing is locked."""
+    if kind is Kind.QUEUE:
+        found = dataclasses.asdict(inspect(path))
+        found["files"] = found.pop("chunks")
+    else:
+        stats, readers = inspect_topic(path)
+        found = {
+            "records": stats.messages,
+            "bytes": stats.bytes,
+            "oldest": stats.oldest,
+            **_counts(*readers.values()),
+            "on_disk": stats.on_disk,
+            "last_lease": last_lease(batch for state in readers.values() for batch in state.batches.values()),
+            "files": stats.blocks,
+            "newest": stats.newest,
+            "first": stats.first,
+            "next": stats.next,
+            "lag": max(stats.readers.values(), default=None),
+            "readers": readers_json(stats, readers),
+        }
+    return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
+
+
+def _counts(*readers: ReaderState) -> dict[str, int]:
+    now = now_ms()
+    batches = [batch for state in readers for batch in state.batches.values()]
+    states = ["returned" if batch.expired(now) else batch.state for batch in batches]
+    return {state: states.count(state) for state in _COUNTS}
+
+
+def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dict[str, Any]]:
+    """The readers of a topic, as `inspect_topic` has found them."""
+    return [
+        {
+            "reader": name,
+            "filter": state.filter,
+            "lag": stats.readers[name],
+            "in_flight": len(state.in_flight),
+            "lost": state.lost,
+        }
+        | _counts(state)
+        for name, state in readers.items()
+    ]
+
+
+def print_readers(rows: list[dict[str, Any]]) -> None:
+    columns = ["reader", "filter", "lag", "in flight", "lost", *_COUNTS]
+    cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
+    print_table(columns, cells, numbers=tuple(columns[2:]))
+
+
+def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
+    """What is there, given what it is to be called and its path: each with its error; and the exit code of the worst one."""
+    rows: list[dict[str, Any]] = []
+    worst = 0
+    for name, path in found:
+        row: dict[str, Any] = {"path": name, "kind": None}
+        try:
+            row["kind"] = existing(path)
+            row |= _look(path, row["kind"])
+        except (QewQewError, OSError) as error:
+            row["error"] = f"{type(error).__name__}: {error}"
+            worst = max(worst, exit_code(error))
+        rows.append(row)
+    return rows, worst
+
+
+def _table(rows: list[dict[str, Any]], *more: str) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
+    """Columns, cells, and which of the columns are numbers. ``more``: other columns, of numbers."""
+    columns = ["path", "kind", "records", "bytes", "oldest", "lag", *_COUNTS, "on disk", *more]
+    if any("error" in row for row in rows):
+        columns.append("error")
+    return (
+        columns,
+        [[_cell(row, name) for name in columns] for row in rows],
+        ("records", "bytes", "lag", *_COUNTS, "on disk", *more),
+    )
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    value = row.get(name.replace(" ", "_"))
+    if "error" in row and name not in ("path", "kind", "error"):
+        return "?"
+    if value is None or isinstance(value, str):
+        return age(datetime.fromisoformat(value)) if value and name == "oldest" else value or ""
+    return sized(value) if name in ("bytes", "on disk") else f"{value:+,.1f}" if name == "per second" else f"{value:,}"
+
+
+@app.command(rich_help_panel="Looking")
+def ls(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="DIRECTORY", help="Directories, or single queues and topics.", show_default=".")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the queues and topics in directories, without locking them.
+
+    What cannot be read has its error in the list, and the exit code is that of the error.
+    """
+    rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(*_table(rows))
+    else:
+        say("no queues or topics here (an empty closed queue leaves no files)")
+    raise typer.Exit(worst)
+
+
+def _in(path: str) -> list[str]:
+    """The queues and topics in a directory; a path that is none for itself."""
+    if not os.path.isdir(path) or listing.kind_of(path) is not None:
+        return [path]
+    found = listing.names_in(path)
+    return found if path == "." else [os.path.join(path, name) for name in found]
+
+
+@app.command("stat", rich_help_panel="Looking")
+def stat_command(path: Path, as_json: Json = False) -> None:
+    """Show what a queue or topic holds, and how far the readers of a topic are, without locking it."""
+    kind = existing(path)
+    found = _look(path, kind)
+    full = os.path.abspath(path)
+    owner = lock.holder(full if kind is Kind.QUEUE else os.path.join(full, os.path.basename(full) + ".lock"))
+    if as_json:
+        print_json({"path": path, "kind": kind} | found | {"owner": owner})
+        return
+    numbers = f" ({found['first']:,} to {found['next'] - 1:,})" if kind is Kind.TOPIC and found["records"] else ""
+    rows = {
+        kind.value: path,
+        "records": f"{found['records']:,}{numbers}",
+        "bytes": f"{found['bytes']:,} ({sized(found['bytes'])})",
+    }
+    rows["files"] = f"{found['files']:,}"
+    for name in ("oldest", "newest") if kind is Kind.TOPIC else ("oldest",):
+        rows[name] = f"{found[name]} ({age(datetime.fromisoformat(found[name]))})" if found[name] else "none"
+    rows |= {name: counted(found[name], "batch", "batches") for name in _COUNTS}
+    rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
+    rows["locked by"] = f"process {owner}" if owner else "no process that can be seen"
+    print_table([], [[name, text] for name, text in rows.items()])
+    if found.get("readers"):
+        print_readers(found["readers"])
+
+
+@app.command(rich_help_panel="Looking")
+def top(
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Looked through with all below it.")] = ".",
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="From one look to the next.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each look.")] = False,
+) -> None:
+    """Watch the queues and topics below a directory, until Ctrl-C, without locking them.
+
+    "per second" is how much the records of a queue have become more or less, and how many messages were appended to a topic.
+    """
+    before: dict[str, int] = {}
+    began = 0.0
+    live = Live(auto_refresh=False, screen=True)
+    table = live.console.is_terminal and not as_json and not once
+    try:
+        with live if table else nullcontext():
+            while True:
+                now = time.monotonic()
+                found = listing.find(directory)
+                rows, _ = _rows((name, os.path.join(directory, name)) for name in (*found.queues, *found.topics))
+                for row in rows:
+                    count, old = row.get("next", row.get("records")), before.get(row["path"])
+                    row["per_second"] = None if count is None or old is None else round((count - old) / (now - began), 1)
+                    if count is not None:
+                        before[row["path"]] = count
+                began = now
+                if as_json:
+                    print_json({"time": iso(arguments.moment(now_ms())), "complete": found.complete, "found": rows})
+                elif table:
+                    live.update(table_of(*_table(rows, "per second")), refresh=True)
+                else:
+                    print_table(*_table(rows, "per second"))
+                if once:
+                    break
+                time.sleep(max(0.0, interval - (time.monotonic() - now)))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if not found.complete:
+        say(f"there are more below {directory} than are shown")

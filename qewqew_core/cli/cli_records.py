@@ -1,0 +1,253 @@
+"""The commands that put records, take them and show them: put, get, peek, tail. See docs/cli.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import IO, Annotated
+
+import typer
+
+from qewqew_core import arguments
+from qewqew_core.cli.targets import (
+    MOST,
+    AsTopic,
+    FilterText,
+    Json,
+    JsonLines,
+    LockTimeout,
+    Null,
+    Path,
+    QueuePath,
+    Timeout,
+    WhichDialect,
+    existing,
+    nothing,
+    only_for,
+    to_fill,
+)
+from qewqew_core.cli.terminal import (
+    INTERRUPTED,
+    answer,
+    counted,
+    print_messages,
+    print_records,
+    progress_bar,
+    say,
+    sync_output,
+    uninterrupted,
+)
+from qewqew_core.errors import Empty
+from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Message
+from qewqew_core.queue.inspection import inspect, steady
+from qewqew_core.queue.queue import Queue
+from qewqew_core.tools import exchange, tailing
+from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS, few
+from qewqew_core.tools.listing import Kind, kind_of
+from qewqew_core.tools.putting import into
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel="Records")
+def put(
+    path: Path,
+    records: Annotated[
+        list[str] | None, typer.Argument(metavar="RECORD", help="The records; without any, they are read from --file.")
+    ] = None,
+    as_topic: AsTopic = False,
+    tag: Annotated[str | None, typer.Option(help="Of a topic: the tag of all of them, which readers filter by.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="Of a topic: the application's id of all of them.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read records from FILE; - is standard input, the default.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line is a record, without its newline (default).")] = False,
+    null: Annotated[bool, typer.Option("--null", "-0", help="Each record ends with a NUL byte.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="The whole file is one record.")] = False,
+    key: Annotated[str | None, typer.Option(help="Put all in ONE commit, and only if this key was not used before.")] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Records in one commit, which happens whole or not at all.")
+    ] = 1000,
+    chunk_size: Annotated[int | None, typer.Option(help="Of a queue: bytes of each new chunk file.")] = None,
+    max_records: Annotated[int | None, typer.Option(help="Of a queue: exit with 6 rather than have more records wait.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Of a queue: exit with 6 rather than have more bytes wait.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Of a topic: bytes after which a new block file begins.")] = None,
+    dialect: WhichDialect = None,
+    min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 rather than leave less free on the file system.")] = 0,
+    log_bytes: Annotated[int, typer.Option(help="Bytes by which the log grows before it is cut back.")] = 4 << 20,
+    lock_timeout: LockTimeout = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Put records into a queue or topic. If nothing is there, a queue is made, or with --topic a topic.
+
+    When it returns, they are durable. Input is read as it comes, and what it goes into is locked for each commit alone.
+    """
+    if lines + null + whole > 1:
+        raise typer.BadParameter("--lines, --null and --whole exclude each other")
+    if records and (file is not None or lines or null or whole):
+        raise typer.BadParameter("records come from the arguments or from a file, not both")
+    if key is not None:
+        arguments.check_key(key)
+    kind = to_fill(path, as_topic)
+    of_queue = {"chunk_size": chunk_size, "max_records": max_records, "max_bytes": max_bytes}
+    of_topic = {"block_size": block_size, "dialect": dialect}
+    only_for(Kind.QUEUE, kind, path, **of_queue)
+    only_for(Kind.TOPIC, kind, path, **of_topic, tag=tag, id=message_id)
+    chosen = {name: value for name, value in (of_queue | of_topic).items() if value is not None}
+    settings = chosen | {"min_free_bytes": min_free_bytes, "log_bytes": log_bytes, "lock_timeout": lock_timeout}
+    stored, repeated = 0, False
+    with contextlib.ExitStack() as stack:
+        bodies = _bodies(stack, records, file, null, whole, chunk.MAX_RECORD if kind is Kind.QUEUE else zbus.LARGEST_BODY)
+        target = stack.enter_context(contextlib.closing(into(path, kind, **settings)))
+        try:
+            for commit in _commits(bodies, sys.maxsize if key is not None else batch_size):
+                for group in few(Message(body, tag, message_id) for body in commit):
+                    target.add(group)
+                with uninterrupted():
+                    committed = target.commit(key)
+                stored, repeated = stored + committed.records, committed.repeated
+        except BaseException:
+            if stored:
+                say(f"{counted(stored, 'record')} had been put before this, and stay")
+            raise
+    put_before = f"nothing to do: {counted(stored, 'record')} put under this key before"
+    done = put_before if repeated else f"{counted(stored, 'record')} put"
+    answer(as_json, {"path": path, "kind": kind, "records": stored, "repeated": repeated}, done)
+
+
+def _commits(bodies: Iterator[bytes], size: int) -> Iterator[Iterator[bytes]]:
+    """What belongs into each commit, to be read before the next; there is one at least, which may be empty."""
+    yield islice(bodies, size)
+    for body in bodies:
+        yield chain([body], islice(bodies, size - 1))
+
+
+def _bodies(
+    stack: contextlib.ExitStack, records: list[str] | None, file: str | None, null: bool, whole: bool, largest: int
+) -> Iterator[bytes]:
+    """The records that are to be stored. One that is larger than the ``largest`` that will be taken ends them, maybe cut."""
+    if records:
+        return map(os.fsencode, records)
+    opened = sys.stdin.buffer if file in (None, "-") else stack.enter_context(open(str(file), "rb"))  # noqa: SIM115
+    progress = stack.enter_context(progress_bar("putting"))
+    return iter([opened.read()]) if whole else _split(opened, b"\0" if null else b"\n", progress, largest)
+
+
+def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None], largest: int) -> Iterator[bytes]:
+    """The records of a file: each ends with ``end``, the last one maybe with the file."""
+    total = 0
+    with contextlib.suppress(OSError):
+        total = os.fstat(file.fileno()).st_size
+    rest, done = b"", 0
+    while block := file.read1(1 << 20):  # type: ignore[attr-defined]
+        *records, rest = (rest + block).split(end)
+        yield from records
+        if len(rest) > largest:
+            break  # it will be refused: no need to read on
+        done += len(block)
+        progress(done, total)
+    if rest:
+        yield rest
+
+
+@app.command(rich_help_panel="Records")
+def get(
+    path: QueuePath,
+    number: Annotated[
+        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Take up to so many records; 1 by default.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Take all records.")] = False,
+    timeout: Timeout = 0,
+    null: Null = False,
+    as_json: JsonLines = False,
+    lock_timeout: LockTimeout = 10.0,
+) -> None:
+    """Take records off the front of a queue and print them. (Of a topic: `qewqew topic read`.)
+
+    They are taken after they were written: when the output cannot be written, or get is killed, they stay. What it had
+    printed of the last commit (up to 1,000 records) is then printed again by the next get.
+    """
+    if everything and number is not None:
+        raise typer.BadParameter("--all and --number exclude each other")
+    if kind_of(path) is not None:
+        existing(path, Kind.QUEUE, "`qewqew topic read` prints what a reader of a topic is to get next")
+    most = sys.maxsize if everything else number or 1
+    deadline = time.monotonic() + timeout
+    taken = 0
+    while not taken:
+        # The queue has one owner at a time: whoever waits for records must leave it to those who put them.
+        while not inspect(path).records:
+            if not time.monotonic() < deadline:
+                raise _empty(path)
+            time.sleep(tailing.POLL_SECONDS)
+        with Queue(path, lock_timeout=lock_timeout) as queue, queue.session() as session:
+            while taken < most and (records := session.get_many(min(most - taken, GROUP_RECORDS), GROUP_BYTES)):
+                print_records(records, null, as_json)
+                sync_output()
+                with uninterrupted():
+                    session.commit()
+                taken += len(records)
+
+
+def _empty(path: str) -> Empty:
+    kind = kind_of(path)
+    return nothing(path, Kind.QUEUE) if kind is None else Empty(f"the {kind} is empty", path=path)
+
+
+@app.command(rich_help_panel="Records")
+def peek(
+    path: Path,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many.")] = 1,
+    text: FilterText = None,
+    null: Null = False,
+    as_json: JsonLines = False,
+) -> None:
+    """Print the oldest records of a queue or topic. They stay, nothing is locked, no reader is moved."""
+    kind = existing(path)
+    only_for(Kind.TOPIC, kind, path, filter=text)
+    chosen = Filter(text)
+
+    def begin() -> tuple[Message | None, Iterator[Message]]:
+        found = (one for one in exchange.waiting(path, kind, lambda done, total: None) if chosen.matches(one.tag))
+        return next(found, None), found
+
+    first, others = steady(path, begin)
+    if first is None:
+        raise Empty("no message matches", path=path) if chosen else _empty(path)
+    print_messages(chain([first], islice(others, number - 1)), null, as_json, kind is Kind.TOPIC)
+
+
+@app.command(rich_help_panel="Records")
+def tail(
+    path: Path,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, max=MOST, help="Print so many of the newest.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print what comes, until Ctrl-C.")] = False,
+    text: FilterText = None,
+    null: Null = False,
+    as_json: JsonLines = False,
+) -> None:
+    """Print the newest records of a queue or topic, and go on. They stay, nothing is locked, no reader is moved.
+
+    Of a queue, what is put and taken again within a tenth of a second may not be seen.
+    """
+    kind = Kind.QUEUE if follow and kind_of(path) is None and not os.path.isdir(path) else existing(path)
+    only_for(Kind.TOPIC, kind, path, filter=text)
+
+    def lost(number: int) -> None:
+        say(f"the messages from {number:,} on were removed from the topic before they could be read")
+
+    try:
+        if kind is Kind.QUEUE:
+            found = tailing.records(path, number, follow)
+        else:
+            found = tailing.messages(path, number, Filter(text), follow, lost)
+        for messages in found:
+            print_messages(messages, null, as_json, kind is Kind.TOPIC)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None

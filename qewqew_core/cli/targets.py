@@ -1,0 +1,149 @@
+"""What a command is about: a path, what lies there (a queue, a topic, neither), and the options that many commands have."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from qewqew_core import arguments
+from qewqew_core.batch.leases import HasBatches
+from qewqew_core.errors import BadArgument, BadPath, Empty
+from qewqew_core.queue import paths
+from qewqew_core.queue.queue import Queue
+from qewqew_core.tools.listing import Kind, kind_of, queues_in
+from qewqew_core.topic import topic_paths
+from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.topic import Topic
+
+MOST = 1_000_000_000  # that can be asked for
+NO_READERS = "a queue has no readers, and does not keep what was taken"
+
+
+class Dialect(enum.StrEnum):
+    A = "A"
+    B = "B"
+    C = "C"
+
+
+def _seconds(value: float) -> float:
+    return arguments.check_timeout("a time to wait", value)
+
+
+Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the queue or topic.", show_default=False)]
+QueuePath = Annotated[str, typer.Argument(metavar="QUEUE", help="The path of the queue.", show_default=False)]
+TopicPath = Annotated[str, typer.Argument(metavar="TOPIC", help="The path of the topic, a directory.", show_default=False)]
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="The id of the batch.", show_default=False)]
+BatchIds = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the batches.", show_default=False)]
+ReaderName = Annotated[
+    str | None, typer.Option("--reader", metavar="READER", help="If PATH is a topic: its reader that has the batches.")
+]
+AsTopic = Annotated[bool, typer.Option("--topic", help="Make a topic if nothing is there, and not a queue.")]
+WhichDialect = Annotated[
+    Dialect | None, typer.Option(help="Of a topic; needed once for one in dialect C that a zbus server has made.")
+]
+FilterText = Annotated[str | None, typer.Option("--filter", metavar="FILTER", help="Of a topic: tags, as 'order.*;invoice.#'.")]
+LockTimeout = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="How long to wait for another process that has the lock.", callback=_seconds),
+]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the first one.", callback=_seconds)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help='Print one JSON object for each record: {"record": …} or {"base64": …}; of a topic also number, tag, id and time.',
+    ),
+]
+Null = Annotated[bool, typer.Option("--null", "-0", help="End each record with a NUL byte instead of a newline.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+# What is there
+
+
+def nothing(path: str, kind: Kind | None = None) -> Empty:
+    hint = "" if kind is Kind.TOPIC else " (an empty closed queue leaves no files)"
+    return Empty(f"there is no {kind or 'queue or topic'} here{hint}", path=path)
+
+
+def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
+    """What is at a path. Raises `Empty` if nothing is, and `BadPath` for what is neither or, with ``instead``, not wanted."""
+    found = kind_of(path)
+    if found is None and os.path.isdir(path):
+        os.listdir(path)  # if one may not, that is what is wrong
+        name = os.path.basename(os.path.abspath(path))
+        example = os.path.join(path, "orders.qew")
+        what = f"is a directory, and no topic: there is no {name}.idx in it. A queue is a file in a directory, such as {example}"
+        raise BadPath(what, path=path)
+    if found is None:
+        paths.check_path(path)
+        raise nothing(path, wanted)
+    if wanted not in (None, found):
+        raise BadPath(f"is a {_called(found, path)}, and this needs a {wanted}: {instead}", path=path)
+    return found
+
+
+def _called(found: Kind | None, path: str) -> str:
+    directory, name = os.path.split(os.path.abspath(path))
+    return "file of something else" if found is Kind.QUEUE and name not in queues_in(directory) else str(found)
+
+
+def to_fill(path: str, as_topic: bool) -> Kind:
+    """What is at a path or, if nothing is, what is to be made there. Raises `BadPath` if it cannot be."""
+    found = kind_of(path)
+    if found is Kind.QUEUE and as_topic:
+        raise BadPath(f"is a {_called(found, path)}, and no topic can be made here: give another path", path=path)
+    if found is None and not as_topic and os.path.isdir(path):
+        raise BadPath("is a directory, and no topic: give the path of a queue in it, or --topic to make one of it", path=path)
+    kind = found or (Kind.TOPIC if as_topic else Kind.QUEUE)
+    (paths.check_path if kind is Kind.QUEUE else topic_paths.check_topic_path)(path)
+    return kind
+
+
+def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
+    """Raises `BadArgument` if options are given that only the other kind has."""
+    if found is not kind and (given := [name for name, value in options.items() if value is not None]):
+        raise BadArgument(f"is a {found}, and --{given[0].replace('_', '-')} is for a {kind}: leave it out", path=path)
+
+
+# Opening it: what is not there is not made
+
+
+def existing_queue(path: str, instead: str, lock_timeout: float, **settings: Any) -> Queue:
+    existing(path, Kind.QUEUE, instead)
+    return Queue(path, lock_timeout=lock_timeout, **settings)
+
+
+def existing_topic(path: str, **settings: Any) -> Topic:
+    existing(path, Kind.TOPIC, NO_READERS)
+    return Topic(path, **settings)
+
+
+def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
+    topic_paths.check_reader_name(name)
+    if name not in (names := topic.readers()):
+        raise Empty(f"the topic has no reader {name!r}; it has {', '.join(names) or 'none'}", path=topic.path)
+    return topic.reader(name, **settings)
+
+
+@contextlib.contextmanager
+def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[HasBatches]:
+    """What has batches: a queue, or a reader of a topic."""
+    kind = existing(path)
+    only_for(Kind.TOPIC, kind, path, reader=reader)
+    if kind is Kind.QUEUE:
+        with Queue(path, lock_timeout=lock_timeout, **settings) as queue:
+            yield queue
+        return
+    with Topic(path, lock_timeout=lock_timeout, **settings) as topic:
+        if reader is None:
+            names = ", ".join(topic.readers()) or "none"
+            raise BadArgument(f"is a topic: say with --reader which of its readers has the batches; it has {names}", path=path)
+        with existing_reader(topic, reader) as opened:
+            yield opened

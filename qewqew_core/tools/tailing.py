@@ -1,0 +1,128 @@
+"""The newest records of a queue, or messages of a topic, and those that come: without a lock, and no reader is moved."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import islice
+
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import RecordsTaken
+from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.sparse_index import IndexEntry
+from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Message
+from qewqew_core.queue import inspection, paths
+from qewqew_core.tools.exchange import chunk_records, few
+from qewqew_core.topic import topic_paths
+from qewqew_core.topic.view import Found, Position, View
+
+POLL_SECONDS = 0.1
+
+
+def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callable[[int], None]) -> Iterator[list[Message]]:
+    """The newest so many messages of a topic that match and, with ``follow``, those that come, for ever.
+
+    ``lost`` is told the number of the next message when that was removed before it could be read. Raises `BadPath`, `Corrupt`.
+    """
+    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
+        place = _newest(view, number, chosen)
+        filter = chosen if chosen else None
+
+        def come() -> Iterator[Message]:
+            nonlocal place
+            for found in view.messages(place, filter=filter):
+                place = found.after if isinstance(found, Found) else found
+                if isinstance(found, Found):
+                    yield found.message
+
+        yield from few(come())
+        while follow:
+            time.sleep(POLL_SECONDS)
+            if place.block < view.index().start:
+                lost(place.number)
+                place = view.oldest()
+            yield from few(come())
+
+
+def _newest(view: View, number: int, chosen: Filter) -> Position:
+    """Where the last so many messages that match begin."""
+    oldest, latest = view.oldest(), view.latest()
+    back = number
+    while number:
+        first = max(oldest.number, latest.number - back)
+        begin = view.by_number(first) or oldest
+        if not chosen:
+            return begin
+        found = deque((one.at for one in view.messages(begin, latest, chosen) if isinstance(one, Found)), maxlen=number)
+        if len(found) == number or begin.number <= oldest.number:
+            return found[0] if found else latest
+        back *= 8  # so all that is read costs little more than the last time
+    return latest
+
+
+def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
+    """The newest so many records of a queue and, with ``follow``, those that come, for ever.
+
+    What is put and taken again between two looks is not seen. Raises `BadPath`, `Corrupt`.
+    """
+    full = paths.check_path(path)
+    stamp = _stamp(full)
+    found = inspection.snapshot(full)
+    skip = sum(one.records for one in found.chunks) - number
+    for one in found.chunks:
+        if skip < one.records:
+            yield from few(islice(_of_chunk(full, found, one), max(0, skip), None))
+        skip -= one.records
+    seen = _end(found)
+    settled = False
+    while follow:
+        time.sleep(POLL_SECONDS)
+        if (now := _stamp(full)) == stamp and settled:
+            continue
+        # Once more when it has not changed: two commits in one tick of the file system's clock leave the same time.
+        began, settled, stamp = time.monotonic(), now == stamp, now
+        found = inspection.snapshot(full)
+        for one in _behind(found.chunks, seen):
+            yield from few(_of_chunk(full, found, one))
+        seen = _end(found) or seen
+        time.sleep(time.monotonic() - began)  # not more than half of the time is spent on looking
+
+
+def _of_chunk(path: str, found: inspection.Snapshot, one: Chunk) -> Iterator[Message]:
+    with suppress(RecordsTaken):  # they are no longer the newest
+        for piece in chunk_records(path, one, found.pending.get(one.id, [])):
+            yield from map(Message, piece)
+
+
+def _stamp(path: str) -> tuple[tuple[int, int], ...]:
+    """Changes with each commit."""
+    stamps = []
+    for name in (path, path + paths.LOG):
+        with suppress(FileNotFoundError):
+            status = os.stat(name)
+            stamps.append((status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
+
+
+_End = tuple[int, IndexEntry, int]  # chunk, its last piece, tail
+
+
+def _end(found: inspection.Snapshot) -> _End | None:
+    for last in found.chunks[-1:]:
+        return last.id, last.pieces[-1], last.tail
+    return None
+
+
+def _behind(chunks: list[Chunk], seen: _End | None) -> list[Chunk]:
+    """The chunks with records that were put after what was seen."""
+    for number, one in enumerate(chunks):
+        if seen is not None and one.id == seen[0] and seen[1] in one.pieces:
+            if one.tail == seen[2]:
+                return chunks[number + 1 :]
+            return [replace(one, head=max(one.head, seen[2])), *chunks[number + 1 :]]
+    return chunks  # what was seen is taken, and all that is there is newer
