@@ -65,11 +65,15 @@ def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -
 def make_home(files: Files, path: str, suffix: str) -> str:
     """The directory that holds batches, made durably if it is not there."""
     home = path + suffix
-    if not files.is_directory(home):
-        if files.exists(home):
+    while not files.is_directory(home):
+        if files.exists(home) and not files.is_directory(home):  # of stages, another process may make it just now
             raise BadPath("is in the way: the batches of the queue belong there. Nothing was changed; move it away", path=home)
-        files.make_directory(home)
+        try:
+            files.make_directory(home)
+        except FileExistsError:
+            continue
         files.sync_directory(os.path.dirname(home))
+        break
     return home
 
 

@@ -280,7 +280,11 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         body = logs.commit(now_ms(), [Believe(found.header, stored, believed.empty)])
         data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
     log_fd = Descriptors()
-    _new_log(files, found.path, data, log_fd)
+    try:
+        _new_log(files, found.path, data, log_fd)
+    except BaseException:
+        log_fd.close()  # now: whoever looks at the traceback would keep it locked
+        raise
     return Journal(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from itertools import pairwise
 from typing import Literal, cast
 
 from qewqew_core import arguments
@@ -119,7 +120,7 @@ class _Repair:
         """Index and blocks."""
         index_path = os.path.join(self.path, self.name + ".idx")
         image = self.read(index_path)
-        bases = sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
+        bases = self._bases()
         if not bases:
             raise Corrupt("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
         index, entries = self._index(image, index_path, bases)
@@ -157,22 +158,46 @@ class _Repair:
         finally:
             self.files.close(fd)
 
+    def index_problem(self) -> Damage | None:
+        """What is wrong with the index of a topic that opens: that looks at its last block alone."""
+        path = os.path.join(self.path, self.name + ".idx")
+        try:
+            image = self.read(path)
+            self._entries(self._head(image, path), image, path, self._bases())
+        except Corrupt as error:
+            return _damage(error, None)
+        return None
+
+    def _bases(self) -> list[int]:
+        return sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
+
+    def _head(self, image: bytes | None, path: str) -> Index:
+        """The head of the index, if it agrees with the log. Raises `Corrupt`."""
+        if image is None:
+            raise Corrupt("the index is missing", path=path)
+        index = zbus.unpack_index(image, path)
+        start = self.log.state.start if self.log else 0
+        if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
+            raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
+        return index
+
+    def _entries(self, index: Index, image: bytes | None, path: str, bases: list[int]) -> list[Entry]:
+        """The entries of the index, if they are those of the block files. Raises `Corrupt`."""
+        padded = (image or b"").ljust(zbus.INDEX_SIZE, b"\0")
+        entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(index.start, index.start + index.blocks)]
+        # The last block may have been made by a commit that did not happen, or before its entry was written.
+        follows = all(one.base + one.end == following.base for one, following in pairwise(entries))
+        if [one.base for one in entries] in (bases, bases[:-1]) and follows and all(one.end >= 0 for one in entries):
+            return entries
+        raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
+
     def _index(self, image: bytes | None, path: str, bases: list[int]) -> tuple[Index, list[Entry]]:
         """The index as it is, if its entries are those of the block files; else as these say."""
         start = self.log.state.start if self.log else 0
         try:
-            if image is None:
-                raise Corrupt("the index is missing", path=path)
-            index = zbus.unpack_index(image, path)
-            if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
-                raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
+            index = self._head(image, path)
             start = index.start
-            padded = image.ljust(zbus.INDEX_SIZE, b"\0")
-            entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(start, start + index.blocks)]
-            # The last block may have been made by a commit that did not happen, or before its entry was written.
-            if [entry.base for entry in entries] in (bases, bases[:-1]) and all(entry.end >= 0 for entry in entries):
-                return index, entries
-            raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
+            return index, self._entries(index, image, path, bases)
         except Corrupt as error:
             self.damaged(error, 0)
         if bases[0] != 0 and not self.log and start == 0:
@@ -293,6 +318,8 @@ class _Repair:
                 except Corrupt:
                     return  # the messages are what is damaged
                 stands = block, max(at for at in heads if at <= max(0, offset))
+        if stands == (block, offset):
+            return  # the messages are what is damaged
         what = f"no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
         self.report.damage.append(Damage(path, 0, None, 0, what))
         fd = self.files.open(path)
@@ -344,6 +371,7 @@ def repair_topic(
     held, _ = lock.acquire(files, os.path.join(full, os.path.basename(full) + ".lock"), timeout)
     try:
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
+        problem = problem or repair.index_problem()
         if problem is not None:
             repair.blocks()
             if str(problem) not in map(str, repair.report.damage):

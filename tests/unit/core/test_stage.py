@@ -381,6 +381,41 @@ def test_a_stage_begins_again_where_what_it_makes_is_removed_by_another(
     assert not (tmp_path / "q.staged").exists()
 
 
+@pytest.mark.parametrize("question", [1, 2, 3])
+def test_another_stage_makes_the_directory_at_the_same_moment(tmp_path: Path, question: int) -> None:
+    """Just before this one asks for the ``question``-th time what is there, or before it makes the directory."""
+
+    class Racing(Files):
+        questions = 0
+
+        def race(self, path: str) -> None:
+            if path.endswith(".staged"):
+                self.questions += 1
+                if self.questions == question:
+                    os.mkdir(path)
+
+        def exists(self, path: str) -> bool:
+            self.race(path)
+            return super().exists(path)
+
+        def is_directory(self, path: str) -> bool:
+            if self.questions:
+                self.race(path)
+            there = super().is_directory(path)
+            if not self.questions:
+                self.race(path)
+            return there
+
+        def make_directory(self, path: str) -> None:
+            self.race(path)
+            super().make_directory(path)
+
+    with Stage(tmp_path / "q", chunk_size=64, _files=Racing()) as stage:
+        stage.put_many(numbers(0, 50))
+    with Queue(tmp_path / "q") as queue:
+        assert queue.get_many(99) == numbers(0, 50)
+
+
 def test_a_stage_that_ends_removes_the_directory_while_another_process_closes_the_queue(tmp_path: Path) -> None:
     class Removing(Files):
         removed = 0

@@ -180,7 +180,7 @@ def test_a_bit_of_the_place_where_a_closed_reader_stands_hides_no_message_and_re
     except Corrupt as error:
         assert error.path.endswith("leases.rdx")  # noqa: PT017
         assert rdx.read_bytes() == bad
-        assert len(repair_topic(path).problems) == 1
+        assert len(repair_topic(path).damage) == 1
         assert repair_topic(path).ok
         assert rdx.read_bytes() == good
     else:  # where a server may have moved it: to the beginning of another message, or of the block behind the last
@@ -191,3 +191,18 @@ def test_a_bit_of_the_place_where_a_closed_reader_stands_hides_no_message_and_re
     with Topic(path) as topic, topic.reader("leases") as reader:
         assert [(batch.key, list(batch)) for batch in reader.batches()] == expected
         assert [message.number for message in reader.read_many(99)] == list(range(3, 20))
+
+
+@pytest.mark.parametrize("byte", range(8, 20))
+def test_an_entry_of_the_index_that_opening_does_not_look_at_is_made_anew_too(path: Path, byte: int) -> None:
+    index = path / "events.idx"
+    flip(index, zbus.entry_at(0) + byte)
+    with pytest.raises(Corrupt):
+        bodies(path)
+    assert len(repair_topic(path).damage) == 1
+    assert repair_topic(path).ok
+    assert bodies(path) == [b"%d" % number for number in range(20)]
+    with Topic(path) as topic, topic.reader("middle") as reader, topic.reader("leases") as leases:
+        assert [message.number for message in reader.read_many(99)] == list(range(7, 20))
+        assert [list(batch) for batch in leases.batches()] == [[b"0", b"1", b"2"]]
+        assert topic.append_many([b"again"], key="first") == 5
