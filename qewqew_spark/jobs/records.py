@@ -43,7 +43,7 @@ class Records:
         read = int(seen.get["rows"])
         if read != self.description.records:
             raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
-        counted = spark.read.parquet(quarantine).groupBy("reason").count().collect()
+        counted = spark.read.parquet(quarantine).groupBy(F.substring_index("reason", ": ", 1).alias("reason")).count().collect()
         if not counted:
             delete(spark, quarantine)
         return {row["reason"]: int(row["count"]) for row in sorted(counted)}
