@@ -168,7 +168,7 @@ _AFTER_OBJECT = np.zeros(256, bool)
 _AFTER_OBJECT[list(b",}]")] = True
 # Behind an object within another one, white space may precede what may stand there.
 _BEHIND = re.compile(rb"[ \t\r\n]*[,}\]]")
-_INF = re.compile(rb"[:\[,][ \t\r\n]*-?Inf(?!inity)")
+_NOT_FINITE = re.compile(rb"[:\[,][ \t\r\n]*(?:-?Inf|NaN)")
 _IN_NUMBER = np.zeros(256, bool)
 _IN_NUMBER[list(b"0123456789.eE+-")] = True
 _LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % MAX_DIGITS)
@@ -204,9 +204,12 @@ def odd(values: pa.Array) -> Mask:
         values.cast(pa.string())
     except pa.ArrowInvalid:
         wrong |= [not _is_utf8(record) for record in values.to_pylist()]
-    capitals = np.flatnonzero(np.equal(data, ord("I"), out=same)[:-1])
-    if (data[capitals + 1] == ord("n")).any():
-        wrong[np.searchsorted(ends, [found.start() for found in _INF.finditer(whole)], "right")] = True
+    for word in b"Inf", b"NaN":  # which Arrow's reader takes for numbers, and RFC 8259 does not
+        begin, middle, end = word
+        capitals = np.flatnonzero(np.equal(data, begin, out=same)[:-2])
+        if ((data[capitals + 1] == middle) & (data[capitals + 2] == end)).any():
+            found = [match.start() for match in _NOT_FINITE.finditer(whole)]
+            wrong[np.searchsorted(ends, found, "right")] = True
     if lengths.max() > MAX_DIGITS:
         wrong |= _beyond_limits(whole, data, begins, ends)
     return wrong

@@ -14,7 +14,7 @@ import json.scanner
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import tzinfo
 from decimal import Decimal
@@ -41,6 +41,7 @@ class JsonCodec:
         self._zone = texts.zone_option(options.text("timeZone") or "UTC")
         self._strict = options.flag("strict", False)
         self._columns = columns_of(fields, [fit_of(field.dataType, self._zone) for field in fields])
+        self._ascii = {field.name: fit_of(field.dataType, self._zone, ascii_only=True) for field in fields}
         arrow = [pa.field(column.name, column.type) for column in self._columns]
         self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
 
@@ -49,7 +50,7 @@ class JsonCodec:
         runs = Runs(values, doubtful, self._arrow)
         if not runs.left.size and len(runs.pieces) == 1:
             return Decoded(runs.pieces[0])
-        rows = _Rows(self._strict)
+        rows = _Rows(self._strict, self._ascii)
         left = values.take(pa.array(runs.left)).to_pylist()
         for number, data, careful in zip(runs.left.tolist(), left, doubtful[runs.left].tolist(), strict=True):
             rows.add(number, data, careful)
@@ -67,8 +68,9 @@ class JsonCodec:
 class _Rows:
     """The rows of records, which are added one after the other."""
 
-    def __init__(self, strict: bool) -> None:
+    def __init__(self, strict: bool, ascii_fits: Mapping[str, Fit]) -> None:
         self._strict = strict
+        self._ascii_fits = ascii_fits
         self._objects: list[dict[str, Any]] = []  # of each row
         self._records: dict[int, bytes] = {}  # by number
         self.numbers: list[int] = []  # of each row's record
@@ -131,13 +133,15 @@ class _Rows:
         except (ValueError, TypeError, Inexact, Lost):
             pass
         for row in rest:
-            number, misfit = self.numbers[row], None
+            number, fit = self.numbers[row], column.fit
+            if self._records[number].isascii():
+                fit = self._ascii_fits[column.name]
             try:
                 try:
-                    fitted[row], misfit = fit_one(column.kind, column.fit, values[row], column.name)
+                    fitted[row], misfit = fit_one(column.kind, fit, values[row], column.name)
                 except Inexact:
                     self._make_exact(number)
-                    fitted[row], misfit = fit_one(column.kind, column.fit, self._objects[row].get(column.name), column.name)
+                    fitted[row], misfit = fit_one(column.kind, fit, self._objects[row].get(column.name), column.name)
             except Lost:
                 fitted[row], misfit = None, Misfit(values[row], column.kind, column.name)
                 lost.add(number)
@@ -263,14 +267,16 @@ def _checked(value: Any, depth: int = 1) -> Any:
 # Values, as `Fit`: of JSON, numbers are bytes
 
 
-def fit_of(kind: types.DataType, zone: tzinfo) -> Fit:
-    """What Spark makes of a value for a type."""
+def fit_of(kind: types.DataType, zone: tzinfo, ascii_only: bool = False) -> Fit:
+    """What Spark makes of a value for a type; ``ascii_only``: any other character is written as an escape."""
     if isinstance(kind, types.StructType):
-        return objects.struct(kind, [fit_of(field.dataType, zone) for field in kind])
+        return objects.struct(kind, [fit_of(field.dataType, zone, ascii_only) for field in kind])
     if isinstance(kind, types.ArrayType):
-        return objects.array(kind, fit_of(kind.elementType, zone))
+        return objects.array(kind, fit_of(kind.elementType, zone, ascii_only))
     if isinstance(kind, types.MapType):
-        return objects.mapping(kind, fit_of(kind.valueType, zone))
+        return objects.mapping(kind, fit_of(kind.valueType, zone, ascii_only))
+    if isinstance(kind, types.BinaryType):
+        return lambda value: _binary(value, ascii_only)
     if isinstance(kind, types.DecimalType):
         return lambda value: _decimal(value, kind.precision, kind.scale)
     if isinstance(kind, types.TimestampType):
@@ -356,10 +362,12 @@ def _date(value: Any) -> int:
 
 
 _BASE64 = re.compile(r"[\x00- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
-_CUT = re.compile(r"[A-Za-z0-9+/]|[A-Za-z0-9+/]{2}=")  # behind these, Jackson takes the quote for a character of them
+# Behind these, Jackson takes the quote for a character of the four; and it goes on within a character of several bytes.
+_CUT = re.compile(r"[A-Za-z0-9+/]|[A-Za-z0-9+/]{2}=")
+_WIDE = re.compile(r"[A-Za-z0-9+/]{0,3}[^\x00-\x7f]|[A-Za-z0-9+/]{2}=[^\x00-\x7f]")
 
 
-def _binary(value: Any) -> bytes:
+def _binary(value: Any, ascii_only: bool) -> bytes:
     """Base64. White space may stand in front of each four characters."""
     if type(value) is not str:
         raise TypeError(value)
@@ -368,7 +376,7 @@ def _binary(value: Any) -> bytes:
         found += binascii.a2b_base64(four.group())
         at = four.end()
     rest = value[at:].lstrip(texts.JAVA_SPACE)
-    if _CUT.fullmatch(rest):
+    if _CUT.fullmatch(rest) or (_WIDE.match(rest) and not ascii_only):
         raise Lost
     if rest:
         raise ValueError(value)
@@ -384,7 +392,6 @@ _SCALARS: dict[type[types.DataType], Fit] = {
     types.FloatType: _single,
     types.DoubleType: _double,
     types.StringType: _string,
-    types.BinaryType: _binary,
     types.DateType: _date,
     types.TimestampNTZType: lambda value: texts.local_micros(_text(value)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 
@@ -19,20 +20,30 @@ FIRST = b'{"first":1}'  # Spark's reader of lines would drop a byte order mark f
 
 
 def well_formed(record: bytes) -> bool:
-    """Whether it is JSON as RFC 8259 has it, or blank."""
+    """Whether it is JSON as RFC 8259 has it, and within the limits of Spark's reader; or blank."""
 
-    def refuse(constant: str) -> None:
-        raise ValueError(constant)
+    def number(text: str) -> None:
+        if "N" in text or "I" in text or sum(map(str.isdigit, text)) > 1000:
+            raise ValueError(text)
 
+    def members(pairs: list) -> list:
+        if any(len(name.encode("utf-8", "replace")) > 50_000 for name, _ in pairs):
+            raise ValueError
+        return [value for _, value in pairs]
+
+    def depth(value: object) -> int:
+        return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+    numbers = dict.fromkeys(["parse_int", "parse_float", "parse_constant"], number)
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(10_000)
     try:
-        json.loads(record.decode() if record.strip(b" \t") else "0", parse_constant=refuse)
+        text = record.removeprefix(codecs.BOM_UTF8).decode()
+        return not record.strip(b" \t") or depth(json.loads(text, object_pairs_hook=members, **numbers)) <= 1000
     except ValueError:
         return False
     finally:
         sys.setrecursionlimit(limit)
-    return True
 
 
 def assert_same(spark, tmp_path, records, schema, sizes=(1000,), **options):
@@ -49,7 +60,7 @@ def assert_same(spark, tmp_path, records, schema, sizes=(1000,), **options):
     if "_corrupt_record" in schema.names and bad:
         at = schema.names.index("_corrupt_record")
         for row, record in zip(our_rows(bad, schema, codec="json", **options), bad, strict=True):
-            assert row == (*(None,) * at, java_text(record), *(None,) * (len(row) - at - 1))
+            assert (row, record) == ((*(None,) * at, java_text(record), *(None,) * (len(row) - at - 1)), record)
 
 
 @pytest.mark.parametrize("kind", TYPES)
