@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-# Why a record is corrupt.
+# Why a record is corrupt: one of these, and mostly a colon and what is particular to this record.
 EMPTY = "empty record"
 NOT_UTF8 = "not valid UTF-8"
 NO_OBJECT = "not a JSON object"
 MALFORMED = "malformed JSON"
-SEVERAL = "more than one JSON value"
 MISFIT = "a value does not fit the schema"
 
 
@@ -35,14 +34,3 @@ class Codec(Protocol):
 
     def decode(self, values: pa.Array) -> Decoded:
         """The rows of records, a binary array without nulls."""
-
-
-def merged(pieces: list[list[pa.Array]], numbers: list[npt.NDArray[np.int64]], bad: dict[int, str]) -> Decoded:
-    """The rows of several pieces in the order of their records; ``bad``: reasons, by the number of a row in the last piece."""
-    records = np.concatenate(numbers)
-    order = np.argsort(records, kind="stable")
-    columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in zip(*pieces, strict=True)]
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    before = len(records) - len(numbers[-1])
-    return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in bad.items()})

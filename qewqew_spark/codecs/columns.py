@@ -1,9 +1,6 @@
-"""From Spark's types and from Python's values to Arrow."""
+"""From Spark's types to Arrow's."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types
@@ -26,6 +23,14 @@ _SIMPLE: dict[type[types.DataType], pa.DataType] = {
 }
 
 
+def use_spark(parser: str = "from_json") -> str:
+    """What to do where the typed read is not enough."""
+    return (
+        "Spark's own parser does: read without the option 'codec', and then "
+        f"select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
+    )
+
+
 def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     """The Arrow type in which Spark takes a column; ``where`` names the field. Raises `BadArgument` if nothing decodes to it."""
     if type(kind) in _SIMPLE:
@@ -43,7 +48,7 @@ def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     if isinstance(kind, types.StructType):
         return pa.struct(arrow_fields(kind, where))
     raise BadArgument(
-        f"the field {where} is of the type {kind.simpleString().upper()}, which is not decoded; read it as STRING, and convert it"
+        f"the field {where} is of the type {kind.simpleString().upper()}, which the typed read does not know; {use_spark()}"
     )
 
 
@@ -64,9 +69,3 @@ def _check_nullable(nullable: bool, where: str) -> None:
         raise BadArgument(
             f"the schema says NOT NULL of {where}, but any record may lack any value; leave it out, and filter what is null"
         )
-
-
-def arrays(rows: Sequence[Sequence[Any]], fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Columns of rows, whose values are as Arrow stores them: dates are days, timestamps microseconds, structs dictionaries."""
-    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
-    return [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)]

@@ -148,11 +148,11 @@ def _fit_branch(avro: Avro, kind: types.DataType, where: str) -> Fit:
     name = _name(avro)
     logical = avro.get("logicalType", "") if isinstance(avro, dict) else ""
     if isinstance(kind, types.StructType) and name == "record":
-        return objects.struct(kind.names, _fits(avro, kind, f"{where}."))
+        return objects.struct(kind, _fits(avro, kind, f"{where}."))
     if isinstance(kind, types.ArrayType) and name == "array":
-        return objects.array(_fit(avro["items"], kind.elementType, f"{where}[]"))
+        return objects.array(kind, _fit(avro["items"], kind.elementType, f"{where}[]"))
     if isinstance(kind, types.MapType) and name == "map":
-        return objects.mapping(_fit(avro["values"], kind.valueType, f"{where}{{}}"))
+        return objects.mapping(kind, _fit(avro["values"], kind.valueType, f"{where}{{}}"))
     if isinstance(kind, types.DateType) and logical == "date":
         return objects.whole(32)
     if isinstance(kind, types.TimestampType | types.TimestampNTZType):

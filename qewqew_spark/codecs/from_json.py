@@ -1,610 +1,397 @@
-"""JSON objects as rows: what `spark.read.json` makes of the same texts.
+"""JSON objects as rows: what `spark.read.json` makes of every record that is well-formed (RFC 8259).
 
-Records go through Arrow's reader, many at once, but for those that could be understood differently there: they are looked for
-before and after. They go through `plain_json`, and the odd ones through `jackson`, with the rules of Spark's JacksonParser for
-values that do not fit.
+Records go through Arrow's reader, many at once, where it is certain that Spark would read the same. The others go through
+Python's `json`, with numbers as they are written, and with Spark's rules for values that are not of the type of their field. A
+record that is not well-formed is corrupt as a whole.
 """
 
 from __future__ import annotations
 
+import binascii
 import codecs
+import json.decoder
+import json.scanner
 import re
-from collections.abc import Callable
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import tzinfo
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json as pj
 from pyspark.sql import types
 
-from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, SEVERAL, Decoded, jackson, merged, texts
-from qewqew_spark.codecs.columns import arrays, arrow_fields
-from qewqew_spark.codecs.jackson import (
-    ARRAY,
-    END_ARRAY,
-    END_OBJECT,
-    FALSE,
-    FLOAT,
-    INTEGER,
-    NAME,
-    NULL,
-    OBJECT,
-    SPACE,
-    STRING,
-    TRUE,
-    Malformed,
-    Reader,
-)  # fmt: skip
-from qewqew_spark.codecs.moments import Mask, dates, timestamps
-from qewqew_spark.codecs.plain_json import PlainRecords
+from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, Decoded, objects, texts
+from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, ArrowReader, Runs, odd, readable
+from qewqew_spark.codecs.moments import dates, timestamps
+from qewqew_spark.codecs.objects import Column, Fit, Misfit, Object, Unreadable, columns_of, fit_one, shown
 from qewqew_spark.options import Options
 
 OPTIONS = frozenset(["timeZone", "strict"])
-FEW = 64  # records that are not worth another call of Arrow's reader
-TRIES = 4  # times as many records as there are go into calls that fail
-JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
-
-Convert = Callable[[Reader], Any]
-Row = list[Any]
+SPACE = b" \t\r\n"
 
 
 class JsonCodec:
     """See `Codec`; option ``timeZone``: of timestamps without one; ``strict``: a record is one object, else it is corrupt."""
 
     def __init__(self, fields: types.StructType, options: Options) -> None:
-        self._fields = arrow_fields(fields)
-        zone = texts.zone_option(options.text("timeZone") or "UTC")
-        self._fast = _Fast(self._fields, zone) if all(_fast_type(field.type) for field in self._fields) else None
-        self._plain = PlainRecords(fields, zone)
-        records = _Records(fields, zone)
-        self._read = records.strict if options.flag("strict", False) else records.lenient
+        self._zone = texts.zone_option(options.text("timeZone") or "UTC")
+        self._strict = options.flag("strict", False)
+        self._columns = columns_of(fields, [fit_of(field.dataType, self._zone) for field in fields])
+        self._ascii = {field.name: fit_of(field.dataType, self._zone, ascii_only=True) for field in fields}
+        arrow = [pa.field(column.name, column.type) for column in self._columns]
+        self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
 
     def decode(self, values: pa.Array) -> Decoded:
-        pieces, numbers, slow = self._read_runs(values)
-        rows: list[Row] = []
-        of_rows: list[int] = []
-        bad: dict[int, str] = {}  # by number in `rows`
-        for number in slow:
-            data = values[number].as_py()
-            row = self._plain.read(data)
-            found, reason = self._read(data) if row is None else ([row], None)
-            for row in found:
-                if reason is not None:
-                    bad[len(rows)] = reason
-                rows.append(row)
-                of_rows.append(number)
-        if not slow and len(pieces) == 1:
-            return Decoded(pieces[0])
-        return merged([*pieces, arrays(rows, self._fields)], [*numbers, np.array(of_rows, np.int64)], bad)
-
-    def _read_runs(self, values: pa.Array) -> tuple[list[list[pa.Array]], list[npt.NDArray[np.int64]], list[int]]:
-        """Columns of what Arrow has read, the numbers of the records in them, and of those that it has not."""
-        pieces, numbers = [], []
-        slow = np.ones(len(values), bool)
-        runs = [] if self._fast is None else [np.flatnonzero(~odd(values))]
-        patience = TRIES * len(values)
-        while runs and self._fast is not None:
-            records = runs.pop()
-            if not records.size or patience <= 0:
-                continue
-            found = self._fast.read(values if records.size == len(values) else values.take(pa.array(records)))
-            if found is not None:
-                columns, certain = found
-                pieces.append(columns)
-                numbers.append(records[certain])
-                slow[records[certain]] = False
-            elif records.size > FEW:
-                patience -= records.size
-                runs += reversed(np.array_split(records, 2))
-        return pieces, numbers, np.flatnonzero(slow).tolist()
+        doubtful = odd(values)
+        runs = Runs(values, doubtful, self._arrow)
+        if not runs.left.size and len(runs.pieces) == 1:
+            return Decoded(runs.pieces[0])
+        rows = _Rows(self._strict, self._ascii)
+        left = values.take(pa.array(runs.left)).to_pylist()
+        for number, data, careful in zip(runs.left.tolist(), left, doubtful[runs.left].tolist(), strict=True):
+            rows.add(number, data, careful)
+        pieces = [*runs.pieces, rows.columns(self._columns, self._zone)]
+        numbers = [*runs.numbers, np.array(rows.numbers, np.int64)]
+        records = np.concatenate(numbers)
+        order = np.argsort(records, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        before = len(records) - len(rows.numbers)
+        columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in zip(*pieces, strict=True)]
+        return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in rows.reasons.items()})
 
 
-def _fast_type(kind: pa.DataType) -> bool:
-    """Does Arrow's reader give this type, or what it is made of here?"""
-    if pa.types.is_struct(kind):
-        return all(_fast_type(kind.field(at).type) for at in range(kind.num_fields))
-    if pa.types.is_list(kind):
-        return _fast_type(kind.value_type)
-    return not (pa.types.is_map(kind) or pa.types.is_binary(kind))
+class _Rows:
+    """The rows of records, which are added one after the other."""
 
+    def __init__(self, strict: bool, ascii_fits: Mapping[str, Fit]) -> None:
+        self._strict = strict
+        self._ascii_fits = ascii_fits
+        self._objects: list[dict[str, Any]] = []  # of each row
+        self._records: dict[int, bytes] = {}  # by number
+        self.numbers: list[int] = []  # of each row's record
+        self.corrupt: dict[int, str] = {}  # reasons, by number of a record
 
-class _Fast:
-    """Arrow's reader, for records of which it is certain that Spark would read the same."""
-
-    def __init__(self, fields: list[pa.Field], zone: tzinfo) -> None:
-        self._types = [field.type for field in fields]
-        self._zone = zone
-        self._options = pj.ParseOptions(
-            explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in fields]),
-            unexpected_field_behavior="ignore",
-        )
-
-    def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
-        """Columns of the records that are not `odd` and of which the reading is certain, and which these are; None: of none."""
-        certain = np.ones(len(values), bool)
-        table = self._table(values)
-        if isinstance(table, list):  # without these it should go well
-            certain[table] = False
-            table = self._table(values.filter(pa.array(certain)))
-        if not isinstance(table, pa.Table):
-            return None
-        doubtful = np.zeros(len(table), bool)
-        columns = []
-        for kind, column in zip(self._types, table.columns, strict=True):
-            made, doubts = self._made(column.combine_chunks(), kind)
-            columns.append(made)
-            if doubts is not None:
-                doubtful |= doubts
-        if doubtful.any():
-            certain[np.flatnonzero(certain)[doubtful]] = False
-            columns = [column.filter(pa.array(~doubtful)) for column in columns]
-        return columns, certain
-
-    def _table(self, values: pa.Array) -> pa.Table | list[int] | None:
-        """What Arrow reads; if it cannot, the records at which it stops; None if it does not say where."""
-        if not len(values):
-            return self._options.explicit_schema.empty_table()
-        ends = np.cumsum(np.asarray(pc.binary_length(values)) + np.int64(1))
-        if ends[-1] > JOINED and len(values) > 1:
-            return None
-        line = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-        joined = pc.binary_join(line, b"\n")[0].as_buffer()
-        stops: list[int] = []
-        begin = 0
-        while begin < len(values):
-            rest = joined.slice(int(ends[begin - 1]) if begin else 0)
-            options = pj.ReadOptions(use_threads=False, block_size=len(rest) + 1)
-            try:
-                table = pj.read_json(pa.BufferReader(rest), options, self._options)
-                break
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                row = _ROW.search(str(error))
-                if row is None or begin + int(row[1]) >= len(values):
-                    return None
-                begin += int(row[1])
-            stops.append(begin)
-            begin += 1
-            if len(stops) > len(values) // FEW:  # what is behind may be as wrong
-                stops += range(begin, len(values))
-                break
-        return stops or (table if len(table) == len(values) else None)
-
-    def _made(self, column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask | None]:
-        """The column as Spark wants it of the one that was read, and in which rows it may be wrong (None: in none)."""
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        if pa.types.is_date(kind):
-            return dates(column)
-        if pa.types.is_timestamp(kind):
-            return timestamps(column, None if kind.tz is None else self._zone)
-        if pa.types.is_floating(kind):
-            # Of a number beyond the largest one becomes infinity; Spark takes -0 for 0, and -0.0 for -0.0.
-            numbers = np.asarray(column.fill_null(1))
-            return column, ~np.isfinite(numbers) | ((numbers == 0) & np.signbit(numbers))
-        if pa.types.is_decimal(kind):
-            # Arrow does not check the precision here.
-            limit = pa.scalar(Decimal(10) ** (kind.precision - kind.scale), pa.decimal256(76, kind.scale))
-            large = pc.greater_equal(pc.abs(column.cast(pa.decimal256(76, kind.scale))), limit)
-            return column.cast(kind, safe=False), np.asarray(large.fill_null(False))
-        if pa.types.is_struct(kind):
-            found = [self._made(column.field(at), kind.field(at).type) for at in range(kind.num_fields)]
-            inner = [mask for _, mask in found if mask is not None]
-            made = pa.StructArray.from_arrays([each for each, _ in found], fields=list(kind), mask=column.is_null())
-            return made, np.logical_or.reduce(inner) & np.asarray(column.is_valid()) if inner else None
-        if pa.types.is_list(kind):
-            values, mask = self._made(column.flatten(), kind.value_type)
-            rows = None
-            if mask is not None:
-                rows = np.zeros(len(column), bool)
-                rows[np.asarray(pc.list_parent_indices(column))[mask]] = True
-            offsets = pc.list_value_length(column).fill_null(0)
-            bounds = np.concatenate([[0], np.cumsum(np.asarray(offsets))]).astype(np.int32)
-            return pa.ListArray.from_arrays(pa.array(bounds), values, type=kind, mask=column.is_null()), rows
-        return column, None
-
-
-def _read_as(kind: pa.DataType) -> pa.DataType:
-    """The type as which Arrow's reader is to read a column: dates and timestamps are made of texts, see `moments`."""
-    if pa.types.is_temporal(kind):
-        return pa.string()
-    if pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(each.name, _read_as(each.type)) for each in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _read_as(kind.value_type)))
-    return kind
-
-
-_ROW = re.compile(r" in row ([0-9]+)$")
-_AFTER_OBJECT = np.zeros(256, bool)
-_AFTER_OBJECT[list(b",}]")] = True
-# Behind an object within another one, white space may precede what may stand there.
-_BEHIND = re.compile(rb"[ \t\r\n]*[,}\]]")
-_INF = re.compile(rb"[:\[,][ \t\r\n]*-?Inf(?!inity)")
-_IN_NUMBER = np.zeros(256, bool)
-_IN_NUMBER[list(b"0123456789.eE+-")] = True
-_LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % jackson.MAX_DIGITS)
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
-_SAMPLES = 16  # that are taken of the digits of a long number
-
-
-def odd(values: pa.Array) -> Mask:
-    """The records that Arrow's reader might read differently from Jackson, or not survive.
-
-    It reads object after object, whatever is between them: two of one record, or one in the place of an empty record. It stops
-    at a NUL byte, and crashes on some values that are no objects. So each record must begin and end as an object does, and
-    behind a closing brace there must be what goes on within an object or array, or the next record.
-    """
-    lengths = np.asarray(pc.binary_length(values))
-    if not lengths.any():
-        return np.ones(len(values), bool)
-    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-    whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-    data, begins, ends = np.frombuffer(whole, np.uint8), bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
-
-    # Of an empty record these are other bytes.
-    wrong: Mask = (begins == ends) | (data[np.minimum(begins, data.size - 1)] != ord("{")) | (data[ends - 1] != ord("}"))
-    same = np.empty(len(data), bool)  # used again and again: fresh memory costs more than the comparison
-    closing = np.flatnonzero(np.equal(data, ord("}"), out=same)[:-1])
-    inner = closing[~_AFTER_OBJECT[data[closing + 1]]]
-    if not np.array_equal(inner, ends[:-1] - 1):
-        for at in np.setdiff1d(inner, ends - 1).tolist():
-            record = np.searchsorted(ends, at, "right")
-            wrong[record] |= _BEHIND.match(whole, at + 1, int(ends[record])) is None
-    try:
-        values.cast(pa.string())
-    except pa.ArrowInvalid:
-        wrong |= [not _is_utf8(record) for record in values.to_pylist()]
-    capitals = np.flatnonzero(np.equal(data, ord("I"), out=same)[:-1])
-    if (data[capitals + 1] == ord("n")).any():
-        wrong[np.searchsorted(ends, [found.start() for found in _INF.finditer(whole)], "right")] = True
-    if lengths.max() > jackson.MAX_DIGITS:
-        wrong |= _beyond_limits(whole, data, begins, ends)
-    return wrong
-
-
-def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, ends: Any) -> Mask:
-    """In which records may there be a name, a nesting or a number that is too long for Jackson?"""
-    wrong, lengths = np.zeros(len(ends), bool), ends - begins
-    for record in np.flatnonzero(lengths > jackson.MAX_NAME).tolist():
-        text = data[begins[record] : ends[record]]
-        quotes = np.flatnonzero((text[1:] == ord('"')) & (text[:-1] != ord("\\")))
-        wrong[record] |= quotes.size > 1 and np.diff(quotes).max() > jackson.MAX_NAME
-    if lengths.max() > 2 * jackson.MAX_DEPTH:  # what opens closes, too
-        opening = np.searchsorted(ends, np.flatnonzero((data == ord("{")) | (data == ord("["))), "right")
-        for record in np.flatnonzero(np.bincount(opening, minlength=len(ends)) > jackson.MAX_DEPTH).tolist():
-            steps = _STEPS[data[begins[record] : ends[record]]]
-            wrong[record] |= np.cumsum(steps, dtype=np.int64).max() > jackson.MAX_DEPTH
-    samples = _IN_NUMBER[data[:: jackson.MAX_DIGITS // _SAMPLES]].tobytes()
-    if b"\1" * _SAMPLES in samples:
-        wrong[np.searchsorted(ends, [found.start() for found in _LONG_NUMBER.finditer(whole)], "right")] = True
-    return wrong
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-class _Misfit(ValueError):
-    """A value is not of the type of its field."""
-
-
-class _Partial(Exception):
-    """Something in an array, a map or a struct does not fit; ``value`` is what is left of it."""
-
-    def __init__(self, value: Any, reason: str) -> None:
-        super().__init__(reason)
-        self.value = value
-        self.reason = reason
-
-
-class _Records:
-    """Reads record by record, as Spark's JacksonParser does."""
-
-    def __init__(self, fields: types.StructType, zone: tzinfo) -> None:
-        self._zone = zone
-        self._null: Row = [None] * len(fields.names)
-        self._object = self._object_reader(fields)
-
-    def lenient(self, data: bytes) -> tuple[list[Row], str | None]:
-        """The rows of a record, and why it is corrupt (None: it is not)."""
+    def add(self, number: int, data: bytes, careful: bool) -> None:
+        if not self._strict and not data.strip(SPACE):
+            return  # a blank record is no row
+        found: list[dict[str, Any]] = [{}]
         try:
-            reader = _reader(data)
-            if reader.next() is None:
-                return [], None  # a blank line is none
-            return self._root(reader)
-        except Malformed:
-            return [self._null], MALFORMED
-        except _Misfit:
-            return [self._null], MISFIT
+            if self._strict and not data.lstrip(SPACE).startswith(b"{"):
+                data.decode()
+                raise Unreadable(NO_OBJECT if data else EMPTY)
+            value = parse(data, careful)
+            if isinstance(value, dict):
+                found = [value]
+            elif not isinstance(value, list):
+                self.corrupt[number] = f"{NO_OBJECT}: {shown(value)}"
+            elif all(isinstance(each, dict) for each in value):
+                found = value
+            else:
+                self.corrupt[number] = f"{MISFIT}: an array with something else than objects in it is no rows"
+        except UnicodeDecodeError as error:
+            self.corrupt[number] = f"{NOT_UTF8}: at byte {error.start}"
+        except Unreadable as error:
+            self.corrupt[number] = str(error)
+        self._objects += found
+        self.numbers += [number] * len(found)
+        self._records[number] = data
 
-    def strict(self, data: bytes) -> tuple[list[Row], str | None]:
-        """As `lenient`, but one row always: a record is one object in UTF-8."""
-        if not data:
-            return [self._null], EMPTY
-        if not _is_utf8(data):
-            return [self._null], NOT_UTF8
-        if not data.lstrip(SPACE).startswith(b"{"):
-            return [self._null], NO_OBJECT
-        reader = Reader(data)
+    @property
+    def reasons(self) -> dict[int, str]:
+        """By row: of an array of objects, all are corrupt if one is."""
+        return {row: self.corrupt[number] for row, number in enumerate(self.numbers) if number in self.corrupt}
+
+    def columns(self, columns: list[Column], zone: tzinfo) -> list[pa.Array]:
+        """The columns; `corrupt` then has the records in which a value does not fit, too."""
+        lost: set[int] = set()
+        made = [self._column(column, zone, lost) for column in columns]
+        if lost:
+            gone = np.isin(self.numbers, list(lost))
+            made = [column.take(pa.array(np.arange(len(gone)), mask=gone)) for column in made]
+        return made
+
+    def _column(self, column: Column, zone: tzinfo, lost: set[int]) -> pa.Array:
+        values = [row.get(column.name) for row in self._objects]
+        if pa.types.is_temporal(column.type):
+            plain = pa.array([value if type(value) is str else None for value in values], pa.string())
+            read = dates(plain) if pa.types.is_date(column.type) else timestamps(plain, zone if column.type.tz else None)
+            done = read[0].is_valid().to_numpy(zero_copy_only=False)
+            rest = [row for row, value in enumerate(values) if value is not None and not done[row]]
+            if not rest:
+                return read[0]
+            fitted = read[0].view(pa.int32() if pa.types.is_date(column.type) else pa.int64()).to_pylist()
+        else:
+            fitted, rest = values, list(range(len(values)))
         try:
-            reader.next()
-            rows, reason = self._root(reader)
-            rest = data[reader.at :].strip(SPACE)
-            if not rest and reason != MALFORMED:
-                return rows, reason
-            if reason is None and rest.startswith(b",") and _is_json(b"[" + rest[1:] + b"]"):
-                return [self._null], SEVERAL
-        except Malformed:
+            if len(rest) == len(values):  # nearly always all of them fit
+                return pa.array([None if value is None else column.fit(value) for value in values], column.type)
+        except (ValueError, TypeError, Inexact, Lost):
             pass
-        return [self._null], MALFORMED
-
-    def _root(self, reader: Reader) -> tuple[list[Row], str | None]:
-        if reader.token == OBJECT:
-            row, reason = self._object(reader)
-            return [row], reason
-        if reader.token != ARRAY:
-            return [self._null], NO_OBJECT
-        rows, reason = [], None
-        while reader.next() not in (None, END_ARRAY):
-            if reader.token != OBJECT:
-                raise _Misfit("not an object")
-            row, trouble = self._object(reader)
-            rows.append(row)
-            reason = reason or trouble
-        return rows, reason
-
-    def _object_reader(self, struct: types.StructType) -> Callable[[Reader], tuple[Row, str | None]]:
-        """Reads the fields of an object, and gives the reason if not all of them fit."""
-        readers: dict[str | None, tuple[int, Convert]] = {
-            field.name: (at, self._converter(field.dataType)) for at, field in enumerate(struct)
-        }
-
-        def read(reader: Reader) -> tuple[Row, str | None]:
-            row: Row = [None] * len(readers)
-            reason = None
-            while reader.next() not in (None, END_OBJECT):
-                found = readers.get(reader.name)
-                if found is None:
-                    reader.skip()
-                    continue
-                at, convert = found
+        for row in rest:
+            number, fit = self.numbers[row], column.fit
+            if self._records[number].isascii():
+                fit = self._ascii_fits[column.name]
+            try:
                 try:
-                    row[at] = convert(reader)
-                except _Partial as partial:
-                    row[at] = partial.value
-                    reason = reason or partial.reason
-                except ValueError as error:
-                    # As Spark does it, also in the midst of an array, or where the text is no JSON.
-                    reason = reason or (MALFORMED if isinstance(error, Malformed) else MISFIT)
-                    reader.skip()
-            return row, reason
+                    fitted[row], misfit = fit_one(column.kind, fit, values[row], column.name)
+                except Inexact:
+                    self._make_exact(number)
+                    fitted[row], misfit = fit_one(column.kind, fit, self._objects[row].get(column.name), column.name)
+            except Lost:
+                fitted[row], misfit = None, Misfit(values[row], column.kind, column.name)
+                lost.add(number)
+            if misfit is not None:
+                self.corrupt.setdefault(number, str(misfit))
+        return pa.array(fitted, column.type)
 
-        return read
-
-    def _converter(self, kind: types.DataType) -> Convert:
-        """Reads a value of a type; raises `_Misfit`, `_Partial` or `Malformed`."""
-        accept = self._acceptor(kind)
-
-        def convert(reader: Reader) -> Any:
-            token = reader.next() if reader.token == NAME else reader.token
-            while token == NAME:
-                token = reader.next()
-            return None if token is None or token == NULL else accept(reader, token)
-
-        return convert
-
-    def _acceptor(self, kind: types.DataType) -> Callable[[Reader, str], Any]:
-        if isinstance(kind, types.StructType):
-            return self._struct(kind)
-        if isinstance(kind, types.ArrayType):
-            return self._list(kind)
-        if isinstance(kind, types.MapType):
-            return self._map(kind)
-        if isinstance(kind, types.DecimalType):
-            return lambda reader, token: _decimal(reader, token, kind.precision, kind.scale)
-        if isinstance(kind, types.TimestampType):
-            return lambda reader, token: _timestamp(reader, token, self._zone)
-        return _SCALARS[type(kind)]
-
-    def _struct(self, kind: types.StructType) -> Callable[[Reader, str], Any]:
-        read, names = self._object_reader(kind), kind.names
-
-        def accept(reader: Reader, token: str) -> dict[str, Any]:
-            if token != OBJECT:
-                raise _misfit(reader)
-            row, reason = read(reader)
-            value = dict(zip(names, row, strict=True))
-            if reason is not None:
-                raise _Partial(value, reason)
-            return value
-
-        return accept
-
-    def _list(self, kind: types.ArrayType) -> Callable[[Reader, str], Any]:
-        convert = self._converter(kind.elementType)
-
-        def accept(reader: Reader, token: str) -> list[Any]:
-            if token != ARRAY:
-                raise _misfit(reader)
-            values, reason = [], None
-            while reader.next() not in (None, END_ARRAY):
-                try:
-                    values.append(convert(reader))
-                except _Partial as partial:
-                    values.append(partial.value)
-                    reason = reason or partial.reason
-            if reason is not None:
-                raise _Partial(values, reason)
-            return values
-
-        return accept
-
-    def _map(self, kind: types.MapType) -> Callable[[Reader, str], Any]:
-        convert = self._converter(kind.valueType)
-
-        def accept(reader: Reader, token: str) -> list[tuple[str, Any]]:
-            if token != OBJECT:
-                raise _misfit(reader)
-            entries: list[tuple[str, Any]] = []
-            reason, wrong = None, None
-            while reader.next() not in (None, END_OBJECT):
-                key = jackson.text_of(reader.name or "")
-                try:
-                    entries.append((key, convert(reader)))
-                except _Partial as partial:
-                    entries.append((key, partial.value))
-                    reason = reason or partial.reason
-                except ValueError as error:
-                    wrong = wrong or error
-                    reader.skip()
-            if wrong is not None:
-                raise wrong
-            if reason is not None:
-                raise _Partial(entries, reason)
-            return entries
-
-        return accept
+    def _make_exact(self, number: int) -> None:
+        """Read the record again, so that what is written in it is known of all its objects and arrays."""
+        value = parse(self._records[number], careful=True, exact=True)
+        first = bisect_left(self.numbers, number)
+        found = value if isinstance(value, list) else [value]
+        self._objects[first : first + len(found)] = found
 
 
-def _reader(data: bytes) -> Reader:
-    """A reader of what may begin with a byte order mark, or be UTF-16 or UTF-32, which Jackson detects by the zeros in it."""
-    if data.startswith(codecs.BOM_UTF8):
-        return Reader(data, 3)
-    start = (*data[:4], 1, 1, 1, 1)[:4]
-    zeros = tuple(not byte for byte in start)
-    for encoding, mark, pattern in _WIDE:
-        if data.startswith(mark) or (len(data) >= len(mark) and zeros[: len(pattern)] == pattern):
-            begin = len(mark) if data.startswith(mark) else 0
-            return Reader(data[begin:].decode(encoding, "replace").encode())
-    return Reader(data)
+class Inexact(Exception):
+    """The text of an object or array is wanted, and not known."""
 
 
-_WIDE = [
-    ("utf-32-be", codecs.BOM_UTF32_BE, (True, True, True)),
-    ("utf-32-le", codecs.BOM_UTF32_LE, (False, True, True, True)),
-    ("utf-16-be", codecs.BOM_UTF16_BE, (True,)),
-    ("utf-16-le", codecs.BOM_UTF16_LE, (False, True)),
-]
+class Lost(Exception):
+    """A value that does not fit makes Spark lose the whole record."""
 
 
-def _is_json(data: bytes) -> bool:
-    reader = Reader(data)
+class Array(list[Any]):
+    """An array whose text is known."""
+
+    written: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else Object(pairs)
+
+
+def _constant(text: str) -> None:
+    raise Unreadable(f"{MALFORMED}: {text} is no value")
+
+
+class _Exact(json.JSONDecoder):
+    """Knows what is written, and is some times slower than the scanner in C."""
+
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=Object, **_NUMBERS)
+        # The parts of Python's scanner that is not in C are not in the descriptions of types.
+        scan: Any = json.scanner
+        parts: Any = json.decoder
+        self.parse_object = self._kept(parts.JSONObject, lambda value: value)
+        self.parse_array = self._kept(parts.JSONArray, Array)
+        self.scan_once = scan.py_make_scanner(self)
+
+    @staticmethod
+    def _kept(parse: Callable[..., Any], made: Callable[[Any], Any]) -> Callable[..., Any]:
+        def kept(begin: tuple[str, int], *more: Any) -> tuple[Any, int]:
+            value, end = parse(begin, *more)
+            value = made(value)
+            value.written = begin[0][begin[1] - 1 : end]
+            return value, end
+
+        return kept
+
+
+# Numbers as bytes, which tells them from texts, and costs little.
+_NUMBERS: Any = {"parse_int": str.encode, "parse_float": str.encode, "parse_constant": _constant}
+_DECODER, _EXACT = json.JSONDecoder(object_pairs_hook=_object, **_NUMBERS), _Exact()
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a pair
+
+
+def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
+    """The value; raises `Unreadable` and UnicodeDecodeError. ``careful``: it may be beyond a limit of Jackson's."""
+    text = data.removeprefix(codecs.BOM_UTF8).decode()
+    careful = careful or (b"\\u" in data and _HALF.search(data) is not None)
     try:
-        while reader.next() is not None:
-            reader.text()
-    except Malformed:
-        return False
-    return True
+        return _parse(text, careful, exact)
+    except RecursionError:
+        with _deep_stack():
+            return _parse(text, careful, exact)
 
 
-def _misfit(reader: Reader) -> _Misfit:
-    return _Misfit(reader.text())  # Spark reads a string to its end for the message
+def _parse(text: str, careful: bool, exact: bool) -> Any:
+    try:
+        value = (_EXACT if exact else _DECODER).decode(text)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"{MALFORMED}: at byte {len(text[: error.pos].encode())}: {error.msg.removesuffix(' at')}") from error
+    return _checked(value) if careful else value
 
 
-def _boolean(reader: Reader, token: str) -> bool:
-    if token not in (TRUE, FALSE):
-        raise _misfit(reader)
-    return token == TRUE
+@contextmanager
+def _deep_stack() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 10 * MAX_DEPTH)
+    try:
+        yield
+    except RecursionError as error:
+        raise Unreadable(f"{MALFORMED}: nested deeper than {MAX_DEPTH}") from error
+    finally:
+        sys.setrecursionlimit(limit)
 
 
-def _whole(bits: int) -> Callable[[Reader, str], int]:
+def _checked(value: Any, depth: int = 1) -> Any:
+    """The value within Jackson's limits; half of a pair of UTF-16 is a question mark in a text, and not allowed in a name."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bytes) and len(value.translate(None, b"+-.eE")) > MAX_DIGITS:
+        raise Unreadable(f"{MALFORMED}: a number has more than {MAX_DIGITS} digits")
+    if not isinstance(value, dict | list):
+        return value
+    if depth > MAX_DEPTH:
+        raise Unreadable(f"{MALFORMED}: nested deeper than {MAX_DEPTH}")
+    if isinstance(value, list):
+        value[:] = [_checked(each, depth + 1) for each in value]
+        return value
+    for name in value:
+        try:
+            if len(name.encode()) > MAX_NAME:
+                raise Unreadable(f"{MALFORMED}: a name has more than {MAX_NAME} bytes")
+        except UnicodeEncodeError as error:
+            raise Unreadable(f"{MALFORMED}: half of a surrogate pair in a name") from error
+    if isinstance(value, Object):
+        return Object([(name, _checked(each, depth + 1)) for name, each in value.pairs], value.written)
+    return {name: _checked(each, depth + 1) for name, each in value.items()}
+
+
+# Values, as `Fit`: of JSON, numbers are bytes
+
+
+def fit_of(kind: types.DataType, zone: tzinfo, ascii_only: bool = False) -> Fit:
+    """What Spark makes of a value for a type; ``ascii_only``: any other character is written as an escape."""
+    if isinstance(kind, types.StructType):
+        return objects.struct(kind, [fit_of(field.dataType, zone, ascii_only) for field in kind])
+    if isinstance(kind, types.ArrayType):
+        return objects.array(kind, fit_of(kind.elementType, zone, ascii_only))
+    if isinstance(kind, types.MapType):
+        return objects.mapping(kind, fit_of(kind.valueType, zone, ascii_only))
+    if isinstance(kind, types.BinaryType):
+        return lambda value: _binary(value, ascii_only)
+    if isinstance(kind, types.DecimalType):
+        return lambda value: _decimal(value, kind.precision, kind.scale)
+    if isinstance(kind, types.TimestampType):
+        return lambda value: _timestamp(value, zone)
+    return _SCALARS.get(type(kind), objects.refuse)  # `arrow_type` says more of it
+
+
+def _whole(bits: int) -> Fit:
     least, beyond = -(1 << bits - 1), 1 << bits - 1
 
-    def accept(reader: Reader, token: str) -> int:
-        if token != INTEGER:
-            raise _misfit(reader)
-        value = int(reader.text())
-        if bits == 8 and beyond <= value < 256:  # Jackson takes unsigned bytes too
-            return value - 256
-        if not least <= value < beyond:
-            raise _Misfit("out of range")
-        return value
+    def fit(value: Any) -> int:
+        if type(value) is not bytes:
+            raise TypeError(value)
+        number = int(value)  # digits alone
+        if least <= number < beyond:
+            return number
+        if bits == 8 and beyond <= number < 256:  # Jackson takes unsigned bytes too
+            return number - 256
+        raise ValueError(value)
 
-    return accept
+    return fit
 
 
-# Of texts and, without quotes, of numbers.
 _NOT_FINITE = {"NaN": "nan", "+INF": "inf", "+Infinity": "inf", "Infinity": "inf", "-INF": "-inf", "-Infinity": "-inf"}
 
 
-def _floating(parse: Callable[[str], float]) -> Callable[[Reader, str], float]:
-    def accept(reader: Reader, token: str) -> float:
-        text = reader.text()
-        if token == INTEGER and len(text) < 20:
-            return parse(str(int(text)))  # of integers, -0 is 0
-        if token in (INTEGER, FLOAT):
-            return parse(_NOT_FINITE.get(text, text))
-        if token == STRING and text in _NOT_FINITE:
-            return float(_NOT_FINITE[text])
-        raise _misfit(reader)
-
-    return accept
+def _double(value: Any) -> float:
+    if type(value) is bytes:
+        return float(value) if value != b"-0" else 0.0  # as an integer it has no sign
+    return float(_NOT_FINITE.get(_text(value), ""))
 
 
-def _string(reader: Reader, token: str) -> str:
-    return jackson.text_of(reader.text()) if token == STRING else texts.java_text(reader.raw())
+def _single(value: Any) -> float:
+    if type(value) is bytes and value != b"-0":
+        return texts.to_float32(value.decode())
+    return _double(value)
 
 
-def _binary(reader: Reader, token: str) -> bytes:
-    if token != STRING:
-        raise _misfit(reader)
-    return reader.base64()
+def _string(value: Any) -> str:
+    if type(value) is str:
+        return value
+    if type(value) is bytes:
+        return value.decode()
+    if type(value) is bool:
+        return "true" if value else "false"
+    if not isinstance(value, dict | list):
+        raise TypeError(value)
+    written: str | None = getattr(value, "written", None)
+    if written is None:
+        raise Inexact
+    return written
 
 
-def _decimal(reader: Reader, token: str, precision: int, scale: int) -> Decimal:
-    if token not in (INTEGER, FLOAT, STRING):
-        raise _misfit(reader)
-    text = jackson.text_of(reader.text())
-    return texts.fit_decimal(texts.to_decimal(text if token == STRING else text.replace(",", "x")), precision, scale)
-
-
-def _text(reader: Reader, token: str) -> str:
+def _text(value: Any) -> str:
     """A text that is not empty."""
-    if token != STRING or not reader.text():
-        raise _misfit(reader)
-    return jackson.text_of(reader.text())
+    if type(value) is not str or not value:
+        raise TypeError(value)
+    return value
 
 
-def _timestamp(reader: Reader, token: str, zone: tzinfo) -> int:
-    if token == INTEGER:  # seconds; too many of them overflow in Spark
-        seconds = _whole(64)(reader, token)
-        return (seconds * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63)
-    return texts.with_gmt(lambda text: texts.timestamp_micros(text, zone), _text(reader, token))
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(value)
+    return value
 
 
-def _local(reader: Reader, token: str) -> int:
-    return texts.local_micros(_text(reader, token))
+def _decimal(value: Any, precision: int, scale: int) -> Decimal:
+    number = texts.exact_decimal(value.decode()) if type(value) is bytes else texts.to_decimal(_text(value))
+    return texts.fit_decimal(number, precision, scale)
 
 
-def _date(reader: Reader, token: str) -> int:
-    text = _text(reader, token)
+def _timestamp(value: Any, zone: tzinfo) -> int:
+    if type(value) is bytes:  # seconds; too many of them overflow in Spark
+        return int((_whole(64)(value) * 1_000_000 + (1 << 63)) % (1 << 64) - (1 << 63))
+    return texts.with_gmt(lambda text: texts.timestamp_micros(text, zone), _text(value))
+
+
+def _date(value: Any) -> int:
     try:
-        return texts.with_gmt(texts.date_days, text)
+        return texts.with_gmt(texts.date_days, _text(value))
     except ValueError:
-        return texts.stored_days(text)
+        return texts.stored_days(value)
 
 
-_SCALARS: dict[type[types.DataType], Callable[[Reader, str], Any]] = {
+_BASE64 = re.compile(r"[\x00- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)")
+# Behind these, Jackson takes the quote for a character of the four; and it goes on within a character of several bytes.
+_CUT = re.compile(r"[A-Za-z0-9+/]|[A-Za-z0-9+/]{2}=")
+_WIDE = re.compile(r"[A-Za-z0-9+/]{0,3}[^\x00-\x7f]|[A-Za-z0-9+/]{2}=[^\x00-\x7f]")
+
+
+def _binary(value: Any, ascii_only: bool) -> bytes:
+    """Base64. White space may stand in front of each four characters."""
+    if type(value) is not str:
+        raise TypeError(value)
+    found, at = bytearray(), 0
+    while (four := _BASE64.match(value, at)) is not None:
+        found += binascii.a2b_base64(four.group())
+        at = four.end()
+    rest = value[at:].lstrip(texts.JAVA_SPACE)
+    if _CUT.fullmatch(rest) or (_WIDE.match(rest) and not ascii_only):
+        raise Lost
+    if rest:
+        raise ValueError(value)
+    return bytes(found)
+
+
+_SCALARS: dict[type[types.DataType], Fit] = {
     types.BooleanType: _boolean,
     types.ByteType: _whole(8),
     types.ShortType: _whole(16),
     types.IntegerType: _whole(32),
     types.LongType: _whole(64),
-    types.FloatType: _floating(texts.to_float32),
-    types.DoubleType: _floating(float),
+    types.FloatType: _single,
+    types.DoubleType: _double,
     types.StringType: _string,
-    types.BinaryType: _binary,
     types.DateType: _date,
-    types.TimestampNTZType: _local,
+    types.TimestampNTZType: lambda value: texts.local_micros(_text(value)),
 }

@@ -43,11 +43,11 @@ def _load(data: bytes) -> dict[str, Any]:
 
 def _fit(kind: types.DataType, where: str) -> Fit:
     if isinstance(kind, types.StructType):
-        return objects.struct(kind.names, [_fit(field.dataType, f"{where}.{field.name}") for field in kind])
+        return objects.struct(kind, [_fit(field.dataType, f"{where}.{field.name}") for field in kind])
     if isinstance(kind, types.ArrayType):
-        return objects.array(_fit(kind.elementType, f"{where}[]"))
+        return objects.array(kind, _fit(kind.elementType, f"{where}[]"))
     if isinstance(kind, types.MapType):
-        return objects.mapping(_fit(kind.valueType, f"{where}{{}}"))
+        return objects.mapping(kind, _fit(kind.valueType, f"{where}{{}}"))
     if isinstance(kind, types.DecimalType):
         return objects.decimal(kind.precision, kind.scale)
     if isinstance(kind, types.TimestampType):

@@ -1,13 +1,15 @@
-"""Records that a library decodes to Python objects, as rows: nothing is converted to another kind of value.
+"""Records that a library decodes to Python objects, as columns.
 
-A value fits a field or it does not: an integer is none of another range, and no text; a number with a fraction is no integer.
-What does not fit is null, the rest of the record stays, and the record is corrupt.
+A value fits its field or it does not. What does not fit is null, the rest of the record stays, and the record is corrupt. Nothing
+is converted to another kind of value, but where a codec brings functions of its own: an integer is none of another range, and no
+text; a number with a fraction is no integer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -15,110 +17,214 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MISFIT, Decoded, texts
-from qewqew_spark.codecs.columns import arrays, arrow_fields
+from qewqew_spark.codecs.columns import arrow_fields
 
-Fit = Callable[[Any], Any]  # raises ValueError or TypeError for what does not fit, `Partial` if something in it does not
+# Of a value that is not null, what Arrow is to store: dates are days, timestamps microseconds, structs dictionaries, maps pairs.
+# Raises ValueError or TypeError for what does not fit, which is `Misfit` for what is nested.
+Fit = Callable[[Any], Any]
+SHOWN = 40  # characters of a value in a reason
 
 
-class Partial(Exception):
-    """Something in a value does not fit; ``value`` is what is left of it."""
+class Misfit(ValueError):
+    """A value does not fit. ``left``: what is left of the value that it is nested in; None: nothing."""
 
-    def __init__(self, value: Any) -> None:
-        super().__init__(MISFIT)
-        self.value = value
+    def __init__(self, value: Any, kind: types.DataType, where: str = "", left: Any = None) -> None:
+        self.value, self.kind, self.where, self.left = value, kind, where, left
+
+    def within(self, where: str, left: Any) -> Misfit:
+        return Misfit(self.value, self.kind, where + self.where, left)
+
+    def __str__(self) -> str:
+        nested = isinstance(self.kind, types.StructType | types.ArrayType | types.MapType)
+        kind = self.kind.typeName() if nested else self.kind.simpleString()
+        return f"{MISFIT}: {self.where}: {shown(self.value)} is no {kind.upper()}"
+
+
+def shown(value: Any) -> str:
+    """A value in few characters; ``bytes`` are, of JSON, the digits of a number."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    text = (
+        repr(value[: SHOWN + 1])
+        if isinstance(value, str)
+        else value.decode("latin-1")
+        if isinstance(value, bytes)
+        else str(value)
+    )
+    return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}…"
+
+
+class Object(dict[str, Any]):
+    """An object of JSON in which a name stands several times, or whose text is known. A name that does has `Several` values."""
+
+    def __init__(self, pairs: list[tuple[str, Any]], written: str | None = None) -> None:
+        super().__init__(pairs)
+        self.pairs, self.written = pairs, written
+        if len(self) < len(pairs):
+            found: dict[str, Several] = {}
+            for name, value in pairs:
+                found.setdefault(name, Several()).values.append(value)
+            self.update((name, several) for name, several in found.items() if len(several.values) > 1)
+
+
+class Several:
+    """The values of a name that stands several times in an object. The last one counts that fits."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
 
 
 class Unreadable(ValueError):
     """The bytes of a record are not what the codec decodes; the text is the reason."""
 
 
+@dataclass(frozen=True)
+class Column:
+    """A field of the records."""
+
+    name: str
+    kind: types.DataType
+    type: pa.DataType
+    fit: Fit
+
+
+def columns_of(fields: types.StructType, fits: Iterable[Fit]) -> list[Column]:
+    """Raises `BadArgument` for fields that are not decoded."""
+    listed = zip(fields, arrow_fields(fields), fits, strict=True)
+    return [Column(field.name, field.dataType, arrow.type, fit) for field, arrow, fit in listed]
+
+
 class ObjectCodec:
     """See `Codec`. ``load`` makes a dictionary of a record, or raises `Unreadable`; ``fits``: one for each field."""
 
     def __init__(self, fields: types.StructType, load: Callable[[bytes], dict[str, Any]], fits: Sequence[Fit]) -> None:
-        self._fields = arrow_fields(fields)
+        self._columns = columns_of(fields, fits)
         self._load = load
-        self._fit = struct(fields.names, fits)
 
     def decode(self, values: pa.Array) -> Decoded:
-        nothing: dict[str, Any] = dict.fromkeys(field.name for field in self._fields)
-        rows, reasons = [], {}
+        rows: list[dict[str, Any]] = []
+        reasons: dict[int, str] = {}
         for number, data in enumerate(values.to_pylist()):
-            row = nothing
             try:
                 if not data:
                     raise Unreadable(EMPTY)
-                row = self._fit(self._load(data))
-            except Partial as partial:
-                row, reasons[number] = partial.value, MISFIT
+                rows.append(self._load(data))
             except Unreadable as error:
+                rows.append({})
                 reasons[number] = str(error)
-            rows.append(tuple(row.values()))
-        return Decoded(arrays(rows, self._fields), None, reasons)
+        columns = []
+        for column in self._columns:
+            fitted, misfits = fit_all(column, [row.get(column.name) for row in rows])
+            columns.append(pa.array(fitted, column.type))
+            for number, misfit in misfits.items():
+                reasons.setdefault(number, str(misfit))
+        return Decoded(columns, None, reasons)
+
+
+def fit_all(column: Column, values: list[Any]) -> tuple[list[Any], dict[int, Misfit]]:
+    """The values of a field as Arrow is to store them, and which of them did not fit."""
+    fit = column.fit
+    try:  # nearly always
+        return [None if value is None else fit(value) for value in values], {}
+    except (ValueError, TypeError):
+        pass
+    found: list[Any] = []
+    misfits = {}
+    for number, value in enumerate(values):
+        left, misfit = fit_one(column.kind, fit, value, column.name)
+        found.append(left)
+        if misfit is not None:
+            misfits[number] = misfit
+    return found, misfits
+
+
+def fit_one(kind: types.DataType, fit: Fit, value: Any, where: str) -> tuple[Any, Misfit | None]:
+    """What Arrow is to store of a value, and why that is not all of it (None: it is)."""
+    if value is None:
+        return None, None
+    try:
+        return fit(value), None
+    except Misfit as nested:
+        return nested.left, nested.within(where, None)
+    except (ValueError, TypeError):
+        if not isinstance(value, Several):
+            return None, Misfit(value, kind, where)
+    left = first = None
+    for each in value.values:
+        found, misfit = fit_one(kind, fit, each, where)
+        if misfit is None or found is not None:
+            left = found
+        first = first or misfit
+    return left, first
 
 
 def refuse(value: Any) -> Any:
     raise TypeError(value)
 
 
-def struct(names: Sequence[str], fits: Sequence[Fit]) -> Fit:
+def struct(kind: types.StructType, fits: Sequence[Fit], dot: str = ".") -> Fit:
     """Of dictionaries: the named entries; one that is not there is null."""
-    fields = list(zip(names, fits, strict=True))
+    fields = [(field.name, field.dataType, fit) for field, fit in zip(kind, fits, strict=True)]
 
     def fit(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise TypeError(value)
-        found, partly = dict.fromkeys(names), False
-        for name, inner in fields:
-            entry = value.get(name)
-            if entry is not None:
-                try:
-                    found[name] = inner(entry)
-                except Partial as partial:
-                    found[name], partly = partial.value, True
-                except (ValueError, TypeError):
-                    partly = True
-        if partly:
-            raise Partial(found)
+        found, first = {}, None
+        for name, inner, fit_field in fields:
+            found[name], misfit = fit_one(inner, fit_field, value.get(name), f"{dot}{name}")
+            first = first or misfit
+        if first is not None:
+            raise first.within("", found)
         return found
 
     return fit
 
 
-def _all(fit: Fit, values: Sequence[Any]) -> tuple[list[Any], bool]:
-    found, partly = [], False
-    for value in values:
-        try:
-            found.append(None if value is None else fit(value))
-        except Partial as partial:
-            found.append(partial.value)
-            partly = True
-    return found, partly
+def array(kind: types.ArrayType, fit_element: Fit) -> Fit:
+    """Of lists. If nothing is left of an element, nothing is left of the array."""
 
-
-def array(fit_element: Fit) -> Fit:
     def fit(value: Any) -> list[Any]:
         if not isinstance(value, list):
             raise TypeError(value)
-        found, partly = _all(fit_element, value)
-        if partly:
-            raise Partial(found)
-        return found
+        return _each(kind.elementType, fit_element, value, "[{}]".format)
 
     return fit
 
 
-def mapping(fit_value: Fit) -> Fit:
+def mapping(kind: types.MapType, fit_value: Fit) -> Fit:
+    """Of dictionaries with texts as keys, as `array`."""
+
     def fit(value: Any) -> list[tuple[str, Any]]:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        if not isinstance(value, dict):
             raise TypeError(value)
-        found, partly = _all(fit_value, list(value.values()))
-        entries = list(zip(map(text, value), found, strict=True))
-        if partly:
-            raise Partial(entries)
-        return entries
+        pairs = value.pairs if isinstance(value, Object) else value.items()
+        keys = [key if type(key) is str else refuse(key) for key, _ in pairs]
+        try:
+            values = _each(kind.valueType, fit_value, [entry for _, entry in pairs], lambda at: f"[{keys[at]!r}]")
+        except Misfit as misfit:
+            left = None if misfit.left is None else list(zip(keys, misfit.left, strict=True))
+            raise misfit.within("", left) from None
+        return list(zip(keys, values, strict=True))
 
     return fit
+
+
+def _each(kind: types.DataType, fit: Fit, values: list[Any], name: Callable[[int], str]) -> list[Any]:
+    try:
+        return [None if value is None else fit(value) for value in values]
+    except (ValueError, TypeError):
+        pass
+    found, first = [], None
+    for at, value in enumerate(values):
+        left, misfit = fit_one(kind, fit, value, name(at))
+        if misfit is not None and left is None:
+            raise misfit
+        found.append(left)
+        first = first or misfit
+    assert first is not None
+    raise first.within("", found)
 
 
 def whole(bits: int) -> Fit:

@@ -58,7 +58,10 @@ def date_days(text: str) -> int:
     if found is None:
         raise ValueError(text)
     sign, year, month, day = found.groups()
-    return civil_days(int(sign + year), int(month or 1), int(day or 1))
+    days = civil_days(int(sign + year), int(month or 1), int(day or 1))
+    if not -(1 << 31) <= days < 1 << 31:
+        raise ValueError(text)
+    return days
 
 
 def stored_days(text: str) -> int:
@@ -181,13 +184,19 @@ def zone_option(name: str) -> tzinfo:
 
 
 _EXACT = Context(prec=10_000_000, rounding=ROUND_HALF_UP, Emax=MAX_EMAX, Emin=MIN_EMIN)
+_LARGE = 400_000_000  # an exponent of ten, beyond which Java may refuse a number whatever its digits are
+_LARGEST_POWER = 536_870_919  # of ten that Java's BigInteger has room for
 
 
 def fit_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
     """The value rounded half up to ``scale`` digits; `ValueError` if it then has more than ``precision``."""
     if not value.is_finite() or (value and value.adjusted() >= precision - scale + 1):
         raise ValueError(value)
-    if value and value.adjusted() < -scale - 1:
+    if abs(value.adjusted()) > _LARGE:
+        digits_behind = -int(value.as_tuple().exponent)
+        if not -(1 << 31) <= digits_behind < 1 << 31 or digits_behind - scale > _LARGEST_POWER:
+            raise ValueError(value)
+    if not value or value.adjusted() < -scale - 1:
         return Decimal(0).scaleb(-scale)
     rounded = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
     if rounded and rounded.adjusted() >= precision - scale:
@@ -201,8 +210,13 @@ def to_decimal(text: str) -> Decimal:
     # Digits of any script are digits in Java and in Python alike; what only Python takes is left out.
     if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
         raise ValueError(text)
+    return exact_decimal(text)
+
+
+def exact_decimal(text: str) -> Decimal:
+    """Of a number of JSON; `ValueError` if its exponent is too large."""
     try:
-        return _EXACT.create_decimal(text)
+        return Decimal(text)
     except ArithmeticError as error:
         raise ValueError(text) from error
 

@@ -15,7 +15,6 @@ import logging
 import os
 import time
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from qewqew_core import arguments
 from qewqew_core.batch.store import Local, Remote, Store, store_of
+from qewqew_core.crc import crc32
 from qewqew_core.errors import BadArgument, BadPath, Corrupt, DiskFull
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.zbus import Message
@@ -116,7 +116,7 @@ class Sink:
             step = max(1, PIECE_BYTES * records.num_rows // max(1, records.nbytes))
             for at in range(0, records.num_rows, step):
                 part = records.slice(at, step).serialize().to_pybytes()
-                pieces.append(Piece(len(part), zlib.crc32(part)))
+                pieces.append(Piece(len(part), crc32(part)))
                 yield part
             number += rows.num_rows
 
@@ -152,7 +152,7 @@ class Sink:
             with store.open(staged.file) as read:
                 for piece in staged.pieces:
                     data = read(at, at + piece.size)
-                    if len(data) != piece.size or zlib.crc32(data) != piece.crc32:
+                    if len(data) != piece.size or crc32(data) != piece.crc32:
                         raise Corrupt("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
                     yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
                     at += piece.size

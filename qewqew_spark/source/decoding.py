@@ -14,15 +14,14 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument, Corrupt
-from qewqew_spark.codecs import Codec, Decoded, from_avro, from_csv, from_json, from_msgpack
-from qewqew_spark.codecs.columns import arrow_type
+from qewqew_spark.codecs import Codec, Decoded, from_avro, from_json, from_msgpack
+from qewqew_spark.codecs.columns import arrow_type, use_spark
 from qewqew_spark.codecs.texts import java_text
 from qewqew_spark.options import Options
 
 # Of each codec its class, and the options that only it has.
 CODECS: dict[str, tuple[type[Any], frozenset[str]]] = {
     "json": (from_json.JsonCodec, from_json.OPTIONS),
-    "csv": (from_csv.CsvCodec, from_csv.OPTIONS),
     "avro": (from_avro.AvroCodec, from_avro.OPTIONS),
     "msgpack": (from_msgpack.MsgpackCodec, frozenset()),
 }
@@ -43,6 +42,8 @@ class Decoding:
 
     def __init__(self, schema: types.StructType, options: Options) -> None:
         self._given = schema, options
+        if (options.text("codec") or "").lower() == "csv":
+            raise BadArgument(f"the typed read has no codec csv; {use_spark('from_csv')}")
         codec = options.choice("codec", CODECS, "json")
         self._mode = options.choice("mode", MODES, "PERMISSIVE")
         self._record = options.text("columnNameOfCorruptRecord") or "_corrupt_record"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, Corrupt, MessagesLost
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -292,7 +292,7 @@ def _verified(view: View, one: TopicRange, pieces: list[IndexEntry]) -> Iterator
             continue
         crc = piece.crc
         for at in range(piece.offset, following.offset, SCAN):
-            crc = zlib.crc32(view.read(one.base, at, min(SCAN, following.offset - at)), crc)
+            crc = crc32(view.read(one.base, at, min(SCAN, following.offset - at)), crc)
         if crc != following.crc:
             raise damaged(view.block_path(one.base), piece, following)
         if following.offset - end >= SCAN and following.offset < one.end:

@@ -111,6 +111,15 @@ def typed(names: Names, home: Path) -> Iterator[None]:
     assert (second.id, second._corrupt_record) == (None, "{bad")
 
 
+@example("from pyspark.sql.functions import col, from_csv")
+def _(names: Names, home: Path) -> Iterator[None]:
+    lease(home / "q", [b'{"id":1,"day":"24.11.2026"}', b"2;x"], home / "queues" / "batches" / "orders-1a2b")
+    yield
+    assert [row.id for row in names["orders"].collect()] == [1, None]
+    assert str(names["orders"].first().day) == "2026-11-24"
+    assert names["lines"].collect()[1] == (2, "x")
+
+
 @example('df = spark.read.format("qewqew").load(')
 def topic_read(names: Names, home: Path) -> Iterator[None]:
     with Topic(home / "data" / "topics" / "orders") as topic:

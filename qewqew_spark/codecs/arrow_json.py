@@ -1,0 +1,241 @@
+"""Arrow's reader of JSON, for records of which it is certain that Spark would read the same; which those are."""
+
+from __future__ import annotations
+
+import re
+from datetime import tzinfo
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from qewqew_spark.codecs.moments import Mask, dates, timestamps
+
+FEW = 64  # records that are not worth another call of Arrow's reader
+TRIES = 4  # times as many records as there are go into calls that fail
+JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
+MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
+
+
+class Runs:
+    """What Arrow has read of some records, and which are left over."""
+
+    def __init__(self, values: pa.Array, odd: Mask, reader: ArrowReader | None) -> None:
+        self.pieces: list[list[pa.Array]] = []  # columns
+        self.numbers: list[npt.NDArray[np.int64]] = []  # of the records in each piece
+        left = np.ones(len(values), bool)
+        runs = [] if reader is None else [np.flatnonzero(~odd)]
+        patience = TRIES * len(values)
+        while runs and reader is not None:
+            records = runs.pop()
+            if not records.size or patience <= 0:
+                continue
+            found = reader.read(values if records.size == len(values) else values.take(pa.array(records)))
+            if found is not None:
+                columns, certain = found
+                self.pieces.append(columns)
+                self.numbers.append(records[certain])
+                left[records[certain]] = False
+            elif records.size > FEW:
+                patience -= records.size
+                runs += reversed(np.array_split(records, 2))
+        self.left = np.flatnonzero(left)
+
+
+def readable(kind: pa.DataType) -> bool:
+    """Does Arrow's reader give this type, or what it is made of here?"""
+    if pa.types.is_struct(kind):
+        return all(readable(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_list(kind):
+        return readable(kind.value_type)
+    return not (pa.types.is_map(kind) or pa.types.is_binary(kind))
+
+
+class ArrowReader:
+    """Arrow's reader, for records of which it is certain that Spark would read the same."""
+
+    def __init__(self, fields: list[pa.Field], zone: tzinfo) -> None:
+        self._types = [field.type for field in fields]
+        self._zone = zone
+        self._options = pj.ParseOptions(
+            explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in fields]),
+            unexpected_field_behavior="ignore",
+        )
+
+    def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
+        """Columns of the records that are not `odd` and of which the reading is certain, and which these are; None: of none."""
+        certain = np.ones(len(values), bool)
+        table = self._table(values)
+        if isinstance(table, list):  # without these it should go well
+            certain[table] = False
+            table = self._table(values.filter(pa.array(certain)))
+        if not isinstance(table, pa.Table):
+            return None
+        doubtful = np.zeros(len(table), bool)
+        columns = []
+        for kind, column in zip(self._types, table.columns, strict=True):
+            made, doubts = self._made(column.combine_chunks(), kind)
+            columns.append(made)
+            if doubts is not None:
+                doubtful |= doubts
+        if doubtful.any():
+            certain[np.flatnonzero(certain)[doubtful]] = False
+            columns = [column.filter(pa.array(~doubtful)) for column in columns]
+        return columns, certain
+
+    def _table(self, values: pa.Array) -> pa.Table | list[int] | None:
+        """What Arrow reads; if it cannot, the records at which it stops; None if it does not say where."""
+        if not len(values):
+            return self._options.explicit_schema.empty_table()
+        ends = np.cumsum(np.asarray(pc.binary_length(values)) + np.int64(1))
+        if ends[-1] > JOINED and len(values) > 1:
+            return None
+        line = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+        joined = pc.binary_join(line, b"\n")[0].as_buffer()
+        stops: list[int] = []
+        begin = 0
+        while begin < len(values):
+            rest = joined.slice(int(ends[begin - 1]) if begin else 0)
+            options = pj.ReadOptions(use_threads=False, block_size=len(rest) + 1)
+            try:
+                table = pj.read_json(pa.BufferReader(rest), options, self._options)
+                break
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                row = _ROW.search(str(error))
+                if row is None or begin + int(row[1]) >= len(values):
+                    return None
+                begin += int(row[1])
+            stops.append(begin)
+            begin += 1
+            if len(stops) > len(values) // FEW:  # what is behind may be as wrong
+                stops += range(begin, len(values))
+                break
+        return stops or (table if len(table) == len(values) else None)
+
+    def _made(self, column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask | None]:
+        """The column as Spark wants it of the one that was read, and in which rows it may be wrong (None: in none)."""
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        if pa.types.is_date(kind):
+            return dates(column)
+        if pa.types.is_timestamp(kind):
+            return timestamps(column, None if kind.tz is None else self._zone)
+        if pa.types.is_floating(kind):
+            # Of a number beyond the largest one becomes infinity; Spark takes -0 for 0, and -0.0 for -0.0.
+            numbers = np.asarray(column.fill_null(1))
+            return column, ~np.isfinite(numbers) | ((numbers == 0) & np.signbit(numbers))
+        if pa.types.is_decimal(kind):
+            # Arrow does not check the precision here.
+            limit = pa.scalar(Decimal(10) ** (kind.precision - kind.scale), pa.decimal256(76, kind.scale))
+            large = pc.greater_equal(pc.abs(column.cast(pa.decimal256(76, kind.scale))), limit)
+            return column.cast(kind, safe=False), np.asarray(large.fill_null(False))
+        if pa.types.is_struct(kind):
+            found = [self._made(column.field(at), kind.field(at).type) for at in range(kind.num_fields)]
+            inner = [mask for _, mask in found if mask is not None]
+            made = pa.StructArray.from_arrays([each for each, _ in found], fields=list(kind), mask=column.is_null())
+            return made, np.logical_or.reduce(inner) & np.asarray(column.is_valid()) if inner else None
+        if pa.types.is_list(kind):
+            values, mask = self._made(column.flatten(), kind.value_type)
+            rows = None
+            if mask is not None:
+                rows = np.zeros(len(column), bool)
+                rows[np.asarray(pc.list_parent_indices(column))[mask]] = True
+            offsets = pc.list_value_length(column).fill_null(0)
+            bounds = np.concatenate([[0], np.cumsum(np.asarray(offsets))]).astype(np.int32)
+            return pa.ListArray.from_arrays(pa.array(bounds), values, type=kind, mask=column.is_null()), rows
+        return column, None
+
+
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    """The type as which Arrow's reader is to read a column: dates and timestamps are made of texts, see `moments`."""
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(38, kind.scale)
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _read_as(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _read_as(kind.value_type)))
+    return kind
+
+
+_ROW = re.compile(r" in row ([0-9]+)$")
+_AFTER_OBJECT = np.zeros(256, bool)
+_AFTER_OBJECT[list(b",}]")] = True
+# Behind an object within another one, white space may precede what may stand there.
+_BEHIND = re.compile(rb"[ \t\r\n]*[,}\]]")
+_NOT_FINITE = re.compile(rb"[:\[,][ \t\r\n]*(?:-?Inf|NaN)")
+_IN_NUMBER = np.zeros(256, bool)
+_IN_NUMBER[list(b"0123456789.eE+-")] = True
+_LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % MAX_DIGITS)
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
+_SAMPLES = 16  # that are taken of the digits of a long number
+
+
+def odd(values: pa.Array) -> Mask:
+    """The records that Arrow's reader might read differently from Jackson, or not survive.
+
+    It reads object after object, whatever is between them: two of one record, or one in the place of an empty record. It stops
+    at a NUL byte, and crashes on some values that are no objects. So each record must begin and end as an object does, and
+    behind a closing brace there must be what goes on within an object or array, or the next record.
+    """
+    lengths = np.asarray(pc.binary_length(values))
+    if not lengths.any():
+        return np.ones(len(values), bool)
+    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+    data, begins, ends = np.frombuffer(whole, np.uint8), bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
+
+    # Of an empty record these are other bytes.
+    wrong: Mask = (begins == ends) | (data[np.minimum(begins, data.size - 1)] != ord("{")) | (data[ends - 1] != ord("}"))
+    same = np.empty(len(data), bool)  # used again and again: fresh memory costs more than the comparison
+    closing = np.flatnonzero(np.equal(data, ord("}"), out=same)[:-1])
+    inner = closing[~_AFTER_OBJECT[data[closing + 1]]]
+    if not np.array_equal(inner, ends[:-1] - 1):
+        for at in np.setdiff1d(inner, ends - 1).tolist():
+            record = np.searchsorted(ends, at, "right")
+            wrong[record] |= _BEHIND.match(whole, at + 1, int(ends[record])) is None
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        wrong |= [not _is_utf8(record) for record in values.to_pylist()]
+    for word in b"Inf", b"NaN":  # which Arrow's reader takes for numbers, and RFC 8259 does not
+        begin, middle, end = word
+        capitals = np.flatnonzero(np.equal(data, begin, out=same)[:-2])
+        if ((data[capitals + 1] == middle) & (data[capitals + 2] == end)).any():
+            found = [match.start() for match in _NOT_FINITE.finditer(whole)]
+            wrong[np.searchsorted(ends, found, "right")] = True
+    if lengths.max() > MAX_DIGITS:
+        wrong |= _beyond_limits(whole, data, begins, ends)
+    return wrong
+
+
+def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, ends: Any) -> Mask:
+    """In which records may there be a name, a nesting or a number that is too long for Jackson?"""
+    wrong, lengths = np.zeros(len(ends), bool), ends - begins
+    for record in np.flatnonzero(lengths > MAX_NAME).tolist():
+        text = data[begins[record] : ends[record]]
+        quotes = np.flatnonzero((text[1:] == ord('"')) & (text[:-1] != ord("\\")))
+        wrong[record] |= quotes.size > 1 and np.diff(quotes).max() > MAX_NAME
+    if lengths.max() > 2 * MAX_DEPTH:  # what opens closes, too
+        opening = np.searchsorted(ends, np.flatnonzero((data == ord("{")) | (data == ord("["))), "right")
+        for record in np.flatnonzero(np.bincount(opening, minlength=len(ends)) > MAX_DEPTH).tolist():
+            steps = _STEPS[data[begins[record] : ends[record]]]
+            wrong[record] |= np.cumsum(steps, dtype=np.int64).max() > MAX_DEPTH
+    samples = _IN_NUMBER[data[:: MAX_DIGITS // _SAMPLES]].tobytes()
+    if b"\1" * _SAMPLES in samples:
+        wrong[np.searchsorted(ends, [found.start() for found in _LONG_NUMBER.finditer(whole)], "right")] = True
+    return wrong
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
