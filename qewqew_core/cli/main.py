@@ -8,8 +8,8 @@ import sys
 from typing import Annotated
 
 try:
+    import typer  # noqa: I001 - it is what a person misses first
     import rich  # noqa: F401
-    import typer
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
