@@ -223,6 +223,7 @@ class Replayed:
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
+    torn: bool = False  # something else than zeros stands behind the last whole frame
 
     def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
         """Whether a crash may have left these pointers in the file of a chunk whose pointers are to be ``pointers``: each of the
@@ -274,8 +275,8 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         result.end = end
-    reserved = data[result.end :] == bytes(len(data) - result.end)  # zeros hide no frame
-    if snapshot or (not reserved and journal.was_durable(data, generation, result.end, _APPENDED)):
+    result.torn = data[result.end :] != bytes(len(data) - result.end)  # zeros hide no frame
+    if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
     return result
 

@@ -244,7 +244,7 @@ def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int])
     """A process of ours has left this log, whose last frame may be torn. After it the log ends with a whole frame."""
     (fd,) = descriptor
     size = files.size(fd)
-    if size > replayed.end and not replayed.handed_over:
+    if size > replayed.end and (replayed.torn or not replayed.handed_over):
         files.truncate(fd, size := replayed.end)
     ends = replayed.end, replayed.snapshot_end
     log = Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
