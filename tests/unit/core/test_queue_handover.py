@@ -157,3 +157,19 @@ def test_damage_to_a_queue_that_was_handed_over_is_repaired_without_loss(tmp_pat
     repair(path)
     with opened(path) as queue:
         assert list(queue) == numbers(0, 400)
+
+
+@pytest.mark.usefixtures("awaited")
+def test_what_a_crash_tore_behind_a_handover_is_not_left_behind_the_next_frames(tmp_path: Path) -> None:
+    path, log = tmp_path / "q", tmp_path / "q.log"
+    with opened(path) as queue:
+        queue.put(b"first")
+    end = inspect_log(path)
+    with log.open("r+b") as file:
+        file.seek(end + 500)
+        file.write(b"torn" * 100)
+    with opened(path) as queue:
+        queue.put(b"second")
+        assert b"torn" not in log.read_bytes()
+    with opened(path) as queue:
+        assert list(queue) == [b"first", b"second"]
