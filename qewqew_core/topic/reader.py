@@ -127,11 +127,13 @@ class Reader(HasBatches):
 
     def _open(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
         files, log_path = self._files, self._stem + ".log"
-        if not files.exists(self.path):
+        if new := not files.exists(self.path):
             self._make(start, chosen, temporary)
         for path in (self.path, log_path):
             remove_if_there(files, path + ".tmp")  # of who was killed while making it
         data = self._shared.open_rdx()
+        if new:
+            self._shared.tell_all()
         whole, data = len(data) == zbus.READER_SIZE, data.ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(data)
         has_log = files.exists(log_path)
@@ -156,22 +158,21 @@ class Reader(HasBatches):
         self._adopt(block, offset, zbus.unpack_filter(data))
 
     def _make(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
-        """A new reader. It is there when its .rdx is: with its filter, and temporary, for who makes it may be killed now."""
+        """A new reader. It is there when its .rdx is: with its filter, and temporary, for who makes it may be killed now.
+
+        Its log is there before: an .rdx alone is a server's, and may not name a place that a power cut has taken (``sync="never"``).
+        """
         files, log_path = self._files, self._stem + ".log"
-        if files.exists(log_path):  # of a reader that was deleted
-            if seal_of(files, self._stem) is not None:
-                raise missing_rdx(self.path)
-            files.unlink(log_path)
-        self._shared.break_seal()
-        files.sync_directory(os.path.dirname(self._stem))  # a power cut must not bring it back beside the new .rdx
+        if files.exists(log_path) and seal_of(files, self._stem) is not None:  # else it is of a reader that was deleted
+            raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
+        self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
         data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
         for at, patch in (zbus.filter_patch(text), zbus.mask_patch(zbus.DELETE_ON_EXIT if temporary else 0)):
             data[at : at + len(patch)] = patch
         write_new(files, self.path + ".tmp", bytes(data))
         files.rename(self.path + ".tmp", self.path)
         files.sync_directory(os.path.dirname(self.path))
-        self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
     def _adopt(self, block: int, offset: int, text: str | None) -> None:

@@ -149,7 +149,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
         return view.latest()
     if not 0 <= block < behind:
         raise Corrupt(
-            f"the reader stands in block {block:,}, and the last block is {behind - 1:,}. Bring the file back; or `qewqew topic "
+            f"the reader stands in block {block:,}, and the last block is {behind - 1:,}. Bring the file back; or `qewqew "
             "repair` (repair_topic) puts the reader where its log says, or at the beginning",
             path=path,
             offset=0,
@@ -161,7 +161,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
     place = view.by_offset(entry.base + offset) if 0 <= offset < entry.end else None
     if place is None:
         raise Corrupt(
-            f"no message begins at {offset} of block {block}, where the reader stands. Bring the file back; or `qewqew topic "
+            f"no message begins at {offset} of block {block}, where the reader stands. Bring the file back; or `qewqew "
             "repair` (repair_topic) puts the reader where its log says, or before a message",
             path=path,
             offset=0,

@@ -218,7 +218,8 @@ class SharedLog(Gate):
         self._attach(
             journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader"), state
         )
-        self._tell_all()
+        if self._rdx_fds:  # else it is a new reader, and a seal without an .rdx is damage
+            self.tell_all()
 
     def _attach(self, log: Journal, state: ReaderState) -> None:
         self.engine.attach(log, state)
@@ -257,7 +258,7 @@ class SharedLog(Gate):
 
     def _checkpoint(self) -> None:
         self.engine.log.sync(self.engine.log.position, refuse=False)
-        self._tell_all()
+        self.tell_all()
         self._files.sync(self.rdx_fd)
         self.break_seal()
 
@@ -269,7 +270,7 @@ class SharedLog(Gate):
         if log.end - log.snapshot_end > LIMITS.reader_log_bytes_at_close:
             self.rotate()
         log.sync(log.position, refuse=False)
-        self._tell_all()
+        self.tell_all()
         self.write_rdx(*zbus.filter_patch(state.filter))
         self._files.sync(self.rdx_fd)
         log.append(reader_log.CHECKPOINT, b"")
@@ -332,10 +333,9 @@ class SharedLog(Gate):
                     raise
             self._sealed = log.synced
 
-    def _tell_all(self) -> None:
-        """All of the log is durable."""
-        if self._rdx_fds:
-            self._untold = [(self.engine.log.durable, self.engine.state.committed_position())]
+    def tell_all(self) -> None:
+        """Have the .rdx and the seal say what the log says. All of it is durable."""
+        self._untold = [(self.engine.log.durable, self.engine.state.committed_position())]
         self._tell_durable()
 
     def break_seal(self) -> None:

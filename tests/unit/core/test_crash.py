@@ -186,6 +186,32 @@ def cut_without_fsyncs(tmp_path: Path, every: Every, seed: int) -> int:
     return checked
 
 
+def test_a_power_cut_may_take_the_messages_before_a_reader_that_is_made(tmp_path):
+    """The reader is durable at once, and the messages are not: it is there, at the end of what is left, or it is not there."""
+    root, folder = tmp_path / "work", tmp_path / "image"
+    root.mkdir()
+    disk = JournalDisk(str(root))
+    with Topic(root / "t", sync="never", _files=disk) as topic:
+        topic.append_many([b"lost"] * 10)
+        begin = len(disk.calls)
+        topic.reader("r", start="latest")
+        end = len(disk.calls)
+    found = set()
+    for stop in range(begin, end + 1):
+        for luck in range(10):
+            image(disk.calls[:stop], str(root), folder, random.Random(luck))
+            with Topic(folder / "t", sync="never", _files=NoSync()) as topic:
+                left = topic.stats().messages
+                found.add((left, tuple(topic.readers())))
+                reader = topic.reader("r", start="latest")
+                assert reader.read_many(20) == []
+                topic.append(b"new")
+                assert [message.body for message in reader.read_many(20)] == [b"new"]
+                assert topic.verify().problems == []
+            shutil.rmtree(folder)
+    assert {(0, ("r",)), (0, ()), (10, ("r",))} <= found
+
+
 # Queues: where what was not synced hides
 
 

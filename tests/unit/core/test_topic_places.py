@@ -170,12 +170,12 @@ def test_a_temporary_reader_may_be_kept(path: str) -> None:
 
 
 class Killed(Files):
-    """Dies while it makes the reader r: when its .rdx is there, and its log is not."""
+    """Dies while it makes the reader r: when its .rdx is there, just now."""
 
     def rename(self, source: str, target: str) -> None:
-        if target.endswith("/r.log"):
-            raise KeyboardInterrupt
         super().rename(source, target)
+        if target.endswith("/r.rdx"):
+            raise KeyboardInterrupt
 
 
 def test_a_temporary_reader_goes_although_its_maker_was_killed(path: str) -> None:
