@@ -160,7 +160,7 @@ class Reader(HasBatches):
     def _make(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
         """A new reader. It is there when its .rdx is: with its filter, and temporary, for who makes it may be killed now.
 
-        Its log is there before: an .rdx alone is a server's, and may not name a place that a power cut has taken (``sync="never"``).
+        Its log is there before: an .rdx alone is a server's, and where one names a place that a power cut has taken is damage.
         """
         files, log_path = self._files, self._stem + ".log"
         if files.exists(log_path) and seal_of(files, self._stem) is not None:  # else it is of a reader that was deleted
