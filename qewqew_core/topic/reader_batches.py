@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
@@ -126,7 +125,8 @@ class ReaderBatches(Source):
             files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
-        places.write_manifest(files, directory, self._manifest(batch, segments))
+        body = reader_files.new_manifest(self._topic, self._reader, self._dialect, self.engine.state.filter, batch, segments)
+        places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
 
     def _was_trimmed(self) -> bool:
@@ -141,23 +141,6 @@ class ReaderBatches(Source):
                 self.files.sync(fds[0])
         self.files.sync_directory(os.path.join(self._directory, "data"))
         self.files.sync_directory(self._directory)
-
-    def _manifest(self, batch: BatchState, segments: list[Segment]) -> Manifest:
-        created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
-        return Manifest(
-            batch.id,
-            batch.keys[-1],
-            self._topic,
-            created,
-            batch.attempt,
-            batch.records,
-            batch.bytes,
-            tuple(segments),
-            manifest.BLOCK,
-            self._reader,
-            self._dialect,
-            self.engine.state.filter,
-        )
 
     def _cut(self, max_records: int, max_bytes: int) -> Cut:
         """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and

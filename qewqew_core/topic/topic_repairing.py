@@ -6,6 +6,7 @@
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
+5. The manifest of a batch that is missing or damaged is made anew by the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -28,6 +29,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths
+from qewqew_core.topic.manifest_repair import repair_manifests
 from qewqew_core.topic.reader_files import break_seal
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx, without_rdx
 from qewqew_core.topic.reader_state import ReaderState
@@ -263,6 +265,7 @@ class _Repair:
             there = [name.removesuffix(".rdx") for name in files if name.endswith(".rdx")]
             for name in (*there, *without_rdx(self.files, self.path)):
                 self._reader(view, name)
+                self._batches(view, name)
         finally:
             view.close()
 
@@ -328,6 +331,12 @@ class _Repair:
             self.files.sync(fd)
         finally:
             self.files.close(fd)
+
+    def _batches(self, view: View, name: str) -> None:
+        """Those that the reader's log knows."""
+        log_path = os.path.join(self.path, "state", name + ".log")
+        if (log := self.read(log_path)) is not None:
+            repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
 
     def begin_log(self) -> None:
         """A new log, with the keys that could be read."""
