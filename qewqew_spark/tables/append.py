@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -83,7 +84,8 @@ class Append(ABC):
         self.new: list[StructField] = []
         self._columns = StructType()  # of what was written
         self._attempt = uuid.uuid4().hex
-        self._directory = f"data/qewqew/{batch}/{self._attempt}"  # below the table
+        readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
+        self._directory = f"data/qewqew/{readable}-{self._attempt}"  # below the table
         self._staged: str | None = None  # the directory of this attempt
 
     # What a kind of table knows

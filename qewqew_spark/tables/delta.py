@@ -138,8 +138,10 @@ class DeltaAppend(Append):
         if files:
             places = [f"{self._location().rstrip('/')}/{name}" for name in counts]
             found = self.spark.read.parquet(*places).groupBy(F.col("_metadata.file_path").alias("path")).count().collect()
-            mark = f"/{self._directory}/"
-            counts |= {f"{self._directory}/{unquote(row.path.partition(mark)[2])}": int(row["count"]) for row in found}
+            for row in found:  # of an empty file there is none
+                below = unquote(row.path).rpartition(f"/{self._directory}/")[2]
+                counts[f"{self._directory}/{below}"] = int(row["count"])
+            assert len(counts) == len(files), f"Spark names files of {self._directory} otherwise: {found}"
         return counts
 
 

@@ -214,8 +214,17 @@ def test_a_table_may_be_rewritten_in_between(lake: Lake, kind: str) -> None:
     assert lake.rows(kind) == [(0,), (1,), (2,), (3,)]
 
 
+@pytest.mark.parametrize("batch", ["a b/../c", "ü%20é", "x" * 500, "a'b\"c,=", "."])
 @KINDS
-def test_rows_come_once_whatever_there_are_none_of(lake: Lake, kind: str) -> None:
+def test_a_batch_may_have_any_name(lake: Lake, kind: str, batch: str) -> None:
+    table = lake.name(kind)
+    for name in batch, batch, f"{batch} ":
+        append_once(lake.session.range(2), table, name, format=kind)
+    assert lake.rows(kind) == [(0,), (0,), (1,), (1,)]
+
+
+@KINDS
+def test_a_batch_without_rows_is_there_as_well(lake: Lake, kind: str) -> None:
     table = lake.name(kind)
     assert not append_once(lake.session.range(0), table, "none", format=kind).again
     assert append_once(lake.session.range(5), table, "none", format=kind).again
@@ -368,7 +377,7 @@ def test_a_job_that_fails_its_checks_appends_nothing(lake: Lake, kind: str, tmp_
     with pytest.raises(TooManyBadRecords):
         run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"), max_bad_records=0)
     assert lake.rows(kind) == []
-    assert not list(lake.place.rglob("data/qewqew/*/*/*.parquet"))
+    assert not list(lake.place.rglob("data/qewqew/*/*.parquet"))
     run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"))
     assert lake.rows(kind) == [(1,)]
 
