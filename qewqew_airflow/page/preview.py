@@ -44,7 +44,7 @@ def _records(path: str) -> Iterator[bytes]:
     found = inspection.snapshot(path)
     for chunk in found.chunks:
         # Each piece is measured before it is read.
-        for _, some in zip(_small_pieces(chunk), chunk_records(path, chunk, found.pending.get(chunk.id, [])), strict=False):
+        for _, some in zip(_small_pieces(chunk), chunk_records(path, found, chunk), strict=False):
             yield from some
 
 

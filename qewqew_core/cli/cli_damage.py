@@ -48,7 +48,7 @@ from qewqew_core.cli.terminal import (
     visible,
     write,
 )
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
@@ -236,8 +236,7 @@ def dump(
         raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)
     files = Files()
     path = os.path.abspath(path)
-    fd = files.open_to_read(path, follow=True)
-    try:
+    with Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
         what = kind or dumping.kind_by_name(path)
         if what is None:
             raise BadArgument("its name does not say what this file is: say it with --as (a manifest is JSON itself)", path=path)
@@ -254,8 +253,6 @@ def dump(
                 if len(shown) >= _LINES:
                     _print_lines(shown)
         _print_lines(shown)
-    finally:
-        files.close(fd)
     if damaged:
         say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what is whole")
         raise typer.Exit(DAMAGED)

@@ -188,10 +188,9 @@ class Reader(HasBatches):
         handed_out = add_naks(self._files, self._view, nak_path, state)
         self._shared.begin(state)
         if handed_out:
-            with Descriptors() as fds:
-                fds.append(self._files.open(nak_path))
+            with Descriptors([self._files.open(nak_path)]) as (fd,):
                 for at in handed_out:
-                    self._files.write(fds[0], b"\0", at)
+                    self._files.write(fd, b"\0", at)
 
     def _come_back(self) -> None:
         """If a power cut took messages from the topic (``sync="never"``) that were read already: those to come are new ones."""

@@ -136,9 +136,8 @@ class ReaderBatches(Source):
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
         for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
-            with Descriptors() as fds:
-                fds.append(self.files.open_to_read(path))
-                self.files.sync(fds[0])
+            with Descriptors([self.files.open_to_read(path)]) as (fd,):
+                self.files.sync(fd)
         self.files.sync_directory(os.path.join(self._directory, "data"))
         self.files.sync_directory(self._directory)
 

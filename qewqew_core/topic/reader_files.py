@@ -47,11 +47,10 @@ def is_lock_of(files: Files, fd: int, stem: str) -> bool:
 
 
 def break_seal(files: Files, stem: str) -> None:
-    with contextlib.suppress(FileNotFoundError), Descriptors() as fds:
-        fds.append(files.open(stem + ".lock"))
-        if files.size(fds[0]):
-            files.truncate(fds[0], 0)
-            files.sync(fds[0])
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + ".lock")]) as (fd,):
+        if files.size(fd):
+            files.truncate(fd, 0)
+            files.sync(fd)
 
 
 def delete(files: Files, directory: str, name: str) -> None:

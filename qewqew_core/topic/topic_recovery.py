@@ -265,9 +265,8 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
     files = blocks.files
-    with Descriptors() as fds:
-        fds.append(files.open(log_path_of(blocks)))
-        files.sync(fds[0])  # what a killed process has not synced must not be lost when blocks and index follow it
+    with Descriptors([files.open(log_path_of(blocks))]) as (fd,):
+        files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
     while True:
         for block in (*found.state.full, found.state.last):
             if not blocks.exists(block.base):
@@ -384,8 +383,8 @@ def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[
     """The log need not know of sessions that their readers have noted, once that is durable."""
     noted &= state.sessions.keys()
     for name in {name for session in noted for name in state.sessions[session]}:
-        with contextlib.suppress(FileNotFoundError), Descriptors() as fds:  # the reader was deleted
-            fds.append(files.open_to_read(os.path.join(directory, "state", name + ".log")))
-            files.sync(fds[0])
+        log = os.path.join(directory, "state", name + ".log")
+        with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(log)]) as (fd,):  # else it was deleted
+            files.sync(fd)
     for session in noted:
         del state.sessions[session]

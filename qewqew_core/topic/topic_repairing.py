@@ -22,7 +22,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files, read_whole, write_new
+from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -149,14 +149,11 @@ class _Repair:
 
     def _write_again(self, log: Replayed, base: int) -> None:
         """What the log carries of the last block."""
-        fd = self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))
-        try:
+        with Descriptors([self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))]) as (fd,):
             for _, redo in log.redo:
                 if redo.block.base == base and redo.data is not None:
                     self.files.write(fd, redo.data, redo.offset)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
 
     def index_problem(self) -> Damage | None:
         """What is wrong with the index of a topic that opens: that looks at its last block alone."""
@@ -209,11 +206,8 @@ class _Repair:
         entries = []
         for place, base in enumerate(bases):
             block_path = os.path.join(self.path, "data", zbus.block_name(base))
-            fd = self.files.open_to_read(block_path)
-            try:
+            with Descriptors([self.files.open_to_read(block_path)]) as (fd,):
                 size = self.files.size(fd)
-            finally:
-                self.files.close(fd)
             time = self.files.modified(block_path)
             end = bases[place + 1] - base if place + 1 < len(bases) else min(size, zbus.LARGEST_BLOCK)
             entries.append(Entry(time, base, end, time))
@@ -225,8 +219,7 @@ class _Repair:
             return 0, number
         at, following = 0, None
         path = os.path.join(self.path, "data", zbus.block_name(entry.base))
-        fd = self.files.open_to_read(path)
-        try:
+        with Descriptors([self.files.open_to_read(path)]) as (fd,):
             size = min(self.files.size(fd), entry.end)
             with contextlib.suppress(Corrupt):  # here no whole message begins
                 while at < size:
@@ -235,26 +228,18 @@ class _Repair:
                     if found < 0:
                         break
                     at, following = after, found + 1
-        finally:
-            self.files.close(fd)
         return at, number if following is None else following
 
     def _cut(self, path: str, end: int) -> None:
-        fd = self.files.open(path)
-        try:
+        copy = os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}")
+        with Descriptors([self.files.open(path)]) as (fd,), Descriptors([self.files.open(copy, new=True)]) as (target,):
             size = self.files.size(fd)
-            target = self.files.open(os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}"), new=True)
-            try:
-                for at in range(end, size, 1 << 20):
-                    self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
-                self.files.sync(target)
-            finally:
-                self.files.close(target)
+            for at in range(end, size, 1 << 20):
+                self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
+            self.files.sync(target)
             self.files.sync_directory(self.aside())
             self.files.truncate(fd, end)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
 
     def readers(self) -> None:
         view = View(self.files, self.path, self.dialect)
@@ -322,12 +307,9 @@ class _Repair:
             return  # the messages are what is damaged
         what = f"no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
         self.report.damage.append(Damage(path, 0, None, 0, what))
-        fd = self.files.open(path)
-        try:
+        with Descriptors([self.files.open(path)]) as (fd,):
             self.files.write(fd, zbus.pack_position(*stands), 0)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
 
     def begin_log(self) -> None:
         """A new log, with the keys that could be read."""
