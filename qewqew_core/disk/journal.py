@@ -20,12 +20,14 @@ further on says that the place was durable, then it was not torn but damaged.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -135,6 +137,18 @@ def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T
             if here == seen:
                 raise
             seen = here
+
+
+def look_again(look: Callable[[], T], changing: tuple[type[Exception], ...] = (Corrupt,)) -> T:
+    """What ``look`` finds in a store that others use: it may change between two looks at it. Damage looks the same each time.
+
+    ``changing``: what it raises then; the fifth time it passes through.
+    """
+    for attempt in range(4):
+        with contextlib.suppress(*changing):
+            return look()
+        time.sleep(0.01 * attempt)
+    return look()
 
 
 # A damaged log

@@ -136,7 +136,7 @@ class _Repair:
             if files.exists(path) and target not in targets:
                 targets.add(target)
                 moves.append([os.path.relpath(path, self._plan.parent), os.path.relpath(target, self._plan.parent)])
-        self._plan.report.set_aside, self._plan.report.changed = directory, True
+        self._plan.report.set_aside = directory
         self._plan.report.records, self._plan.report.batches = new.records, len(new.batches)
         body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
         body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]

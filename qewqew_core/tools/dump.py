@@ -11,6 +11,7 @@ import enum
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -261,12 +262,9 @@ def _of_topic(source: Source) -> tuple[int, str]:
     """Where the messages of the block end, and in which dialect they are, as far as the topic says it."""
     base = int(os.path.basename(source.path)[:20])
     try:
-        view = View.of(Files(), os.path.dirname(os.path.dirname(source.path)))
-        try:
-            entry = next((one for one in view.entries(view.index()) if one.base == base), None)
+        with closing(View.of(Files(), os.path.dirname(os.path.dirname(source.path)))) as view:
+            entry = next((entry for entry in view.entries(view.index()) if entry.base == base), None)
             return entry.end if entry else source.size, view.dialect
-        finally:
-            view.close()
     except (QewQewError, OSError):
         return source.size, "C" if zbus.crc_is_right(source.read(0, zbus.HEAD).ljust(zbus.HEAD), 0) else "B"
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
@@ -93,8 +94,7 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
 
     Raises `BadPath`, `Corrupt`, `MessagesLost` if retention has removed some while they were read.
     """
-    view = View.of(Files(), topic_paths.check_topic_path(path))
-    try:
+    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0
         for found in view.messages(at, stop, window=SCAN):
@@ -105,8 +105,6 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
             progress(done, total)
         if (at.block, at.offset) != (stop.block, stop.offset) and view.index().start > at.block:
             raise MessagesLost("messages were removed from the topic while they were read; try again", path=path)
-    finally:
-        view.close()
 
 
 def few(messages: Iterable[Message]) -> Iterator[list[Message]]:

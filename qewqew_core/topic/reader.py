@@ -21,15 +21,8 @@ from typing import Self
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
-from qewqew_core.errors import (
-    BadArgument,
-    Broken,
-    Closed,
-    CommitConflict,
-    DiskFull,
-    Empty,
-)
+from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.errors import BadArgument, Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
@@ -167,12 +160,7 @@ class Reader(HasBatches):
             raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
         self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
-        data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
-        for at, patch in (zbus.filter_patch(text), zbus.mask_patch(zbus.DELETE_ON_EXIT if temporary else 0)):
-            data[at : at + len(patch)] = patch
-        write_new(files, self.path + ".tmp", bytes(data))
-        files.rename(self.path + ".tmp", self.path)
-        files.sync_directory(os.path.dirname(self.path))
+        reader_files.make_rdx(files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
     def _adopt(self, block: int, offset: int, text: str | None) -> None:
@@ -409,7 +397,7 @@ class Reader(HasBatches):
         """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return stats_of(self._engine.state, self._view, self._stem)
+            return stats_of(self._engine.state, self._view)
 
     # The end
 

@@ -6,14 +6,13 @@ import contextlib
 import os
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.batch.stats import QueueStats, counts, last_lease
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Delivered, Lose, Move, Range, ReaderState
@@ -190,7 +189,7 @@ def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], li
     return (pending, offsets, lost) if offsets or pending != state.pending else None
 
 
-def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
+def stats_of(state: ReaderState, view: View) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
     latest = view.latest()
@@ -216,16 +215,12 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
             records += count
             size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
     blocks = range(state.committed_position().block, latest.block + 1)
-    now = now_ms()
-    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=records,
         bytes=size,
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
-        leased=kinds.count("leased"),
-        returned=kinds.count("returned"),
-        dead=kinds.count("dead"),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
         last_lease=last_lease(state.batches.values()),
+        **counts(state.batches.values()),
     )

@@ -204,12 +204,8 @@ class Topic:
 
     def _is_beyond(self, state: ReaderState) -> bool:
         """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
-        view = View(self.files, self.path, "B")
-        try:
-            end = view.latest()
-        finally:
-            view.close()
-        return state.furthest()[:2] > end[:2]
+        with contextlib.closing(View(self.files, self.path, "B")) as view:
+            return state.furthest()[:2] > view.latest()[:2]
 
     # Appending
 
@@ -343,15 +339,10 @@ class Topic:
         if self._closed and not self._opening:
             raise Closed("the topic is closed", path=self.path)
 
-    @contextlib.contextmanager
-    def _look(self) -> Iterator[View]:
+    def _look(self) -> contextlib.closing[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
         self._usable()
-        view = View(self.files, self.path, self.dialect)
-        try:
-            yield view
-        finally:
-            view.close()
+        return contextlib.closing(View(self.files, self.path, self.dialect))
 
     def header(self) -> Common:
         """Mask, times (milliseconds since the epoch), creator and the four extension texts."""

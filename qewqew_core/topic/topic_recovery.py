@@ -218,8 +218,7 @@ def _last_entry(blocks: Blocks, index: Index) -> tuple[int, Entry]:
 
 def _count(blocks: Blocks, state: TopicState) -> None:
     """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
-    view = View(blocks.files, blocks.directory, state.dialect)
-    try:
+    with contextlib.closing(View(blocks.files, blocks.directory, state.dialect)) as view:
         last, block = state.last, state.last.block
         entry = Entry(last.created, last.base, last.end, last.updated)
         if entry.end:
@@ -240,8 +239,6 @@ def _count(blocks: Blocks, state: TopicState) -> None:
                 _check_dialect(blocks, view, entry, state.dialect)
                 for _, number in view.heads(entry, view.number_of(entry)):
                     state.number = number + 1
-    finally:
-        view.close()
 
 
 def _check_dialect(blocks: Blocks, view: View, entry: Entry, dialect: str) -> None:

@@ -28,11 +28,10 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths
-from qewqew_core.topic.reader_files import break_seal
-from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx, without_rdx
-from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.reader_files import break_seal, make_rdx
+from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
 from qewqew_core.topic.topic import Topic
-from qewqew_core.topic.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.view import View
 
@@ -242,23 +241,9 @@ class _Repair:
             self.files.sync(fd)
 
     def readers(self) -> None:
-        view = View(self.files, self.path, self.dialect)
-        try:
-            files = self.files.list(os.path.join(self.path, "reader"))
-            there = [name.removesuffix(".rdx") for name in files if name.endswith(".rdx")]
-            for name in (*there, *without_rdx(self.files, self.path)):
+        with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+            for name in all_readers(self.files, self.path):
                 self._reader(view, name)
-        finally:
-            view.close()
-
-    def _make_rdx(self, path: str, state: ReaderState) -> None:
-        """As the log says."""
-        data = bytearray(zbus.new_reader(now_ms(), *state.committed_position()[:2]))
-        at, patch = zbus.filter_patch(state.filter)
-        data[at : at + len(patch)] = patch
-        write_new(self.files, path + ".tmp", bytes(data))
-        self.files.rename(path + ".tmp", path)
-        self.files.sync_directory(os.path.dirname(path))
 
     def _reader(self, view: View, name: str) -> None:
         stem = os.path.join(self.path, "state", name)
@@ -273,7 +258,7 @@ class _Repair:
                 reader_log.check_whole(found, seal, place, stem + ".log")
                 if rdx is None or not whole:
                     self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
-                    self._make_rdx(path, found.state)
+                    make_rdx(self.files, path, found.state.committed_position(), found.state.filter)
                 if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
                     return
                 stands = found.state.committed_position()[:2]
@@ -363,7 +348,6 @@ def repair_topic(
         held.release()
     if problem is not None:
         repair.begin_log()
-    repair.report.changed = not repair.report.ok
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
