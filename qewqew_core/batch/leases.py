@@ -273,14 +273,14 @@ class Leases:
         acked = sorted(self.in_states("acked"), key=lambda batch: batch.changed)
         kept = sum(self._source.occupied(batch) for batch in acked)
         oldest = now_ms() - self.retention // timedelta(milliseconds=1)
-        gone = []
+        expired = []
         for batch in acked:
             if batch.changed > oldest and kept <= self.retention_bytes:
                 break
-            gone.append(batch.id)
+            expired.append(batch.id)
             kept -= self._source.occupied(batch)
-        if gone:
-            self._forget(gone, keep_manifest=True)
+        if expired:
+            self._forget(expired, keep_manifest=True)
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
         self._source.commit(Forget(batch_ids, keep_manifest))

@@ -20,6 +20,7 @@ from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.terminal import (
     INTERRUPTED,
     age,
+    answer_list,
     counted,
     exit_code,
     iso,
@@ -138,12 +139,8 @@ def ls(
     What cannot be read has its error in the list, and the exit code is that of the error.
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(*_table(rows))
-    else:
-        say("no queues or topics here (an empty closed queue leaves no files)")
+    none = "no queues or topics here (an empty closed queue leaves no files)"
+    answer_list(as_json, rows, dict, lambda rows: print_table(*_table(rows)), none)
     raise typer.Exit(worst)
 
 

@@ -182,8 +182,8 @@ class _Repair:
         padded = (image or b"").ljust(zbus.INDEX_SIZE, b"\0")
         entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(index.start, index.start + index.blocks)]
         # The last block may have been made by a commit that did not happen, or before its entry was written.
-        follows = all(one.base + one.end == following.base for one, following in pairwise(entries))
-        if [one.base for one in entries] in (bases, bases[:-1]) and follows and all(one.end >= 0 for one in entries):
+        follows = all(entry.base + entry.end == following.base for entry, following in pairwise(entries))
+        if [entry.base for entry in entries] in (bases, bases[:-1]) and follows and all(entry.end >= 0 for entry in entries):
             return entries
         raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
 
