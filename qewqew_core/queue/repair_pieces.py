@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from qewqew_core.batch import manifest, places, segments
 from qewqew_core.batch.batch_state import BatchState
@@ -202,9 +201,7 @@ class Pieces:
             found = manifest.load(directory)
         except BadManifest:
             return False
-        right = batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
-        # An older release wrote no checksums of the boundaries.
-        return found in (right, replace(right, segments=tuple(replace(segment, checksums=()) for segment in right.segments)))
+        return found == batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """The records were processed, and are only kept for a while: all of them, or none."""

@@ -22,7 +22,7 @@ from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Descriptors, Files, remove_if_there
-from qewqew_core.errors import BadArgument, Broken, Closed, CommitConflict, DiskFull, Empty
+from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
@@ -68,11 +68,7 @@ class Reader(HasBatches):
     ) -> None:
         self.name = topic_paths.check_reader_name(name)
         self.window = arguments.check_whole("window", window, 1, 1 << 20)
-        if redeliver_after is not None and (
-            isinstance(redeliver_after, bool) or not isinstance(redeliver_after, (int, float)) or not 0 <= redeliver_after < 1e9
-        ):
-            raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
-        self.redeliver_after = redeliver_after
+        self.redeliver_after = None if redeliver_after is None else arguments.check_timeout("redeliver_after", redeliver_after)
         chosen = None if filter is None else Filter(filter)
         self.auto_commit = auto_commit
         self.topic = topic
@@ -268,8 +264,7 @@ class Reader(HasBatches):
 
         Returns how many. Raises `CommitConflict` as `commit`.
         """
-        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
-            raise BadArgument(f"delay must be a number of seconds, 0 or more, not {delay!r:.60}")
+        arguments.check_timeout("delay", delay)
         with self._engine.exclusive():
             offsets = self._deliveries.check_mine(messages)
             self._deliveries.requeue(offsets, now_ms() + int(delay * 1000))

@@ -98,8 +98,8 @@ class Topic:
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
         self.max_age = max_age
-        self.max_bytes = None if max_bytes is None else arguments.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
-        self.max_records = None if max_records is None else arguments.check_whole("max_records", max_records, 1, sys.maxsize)
+        self.max_bytes = arguments.check_bound("max_bytes", max_bytes)
+        self.max_records = arguments.check_bound("max_records", max_records)
         self.delete_committed = delete_committed
         self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
         leases.check_limits(max_attempts, retention, retention_bytes)

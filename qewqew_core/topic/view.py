@@ -108,23 +108,20 @@ class View:
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
-        self._fd = -1
-        self._leaving = Descriptors()  # descriptors that are about to be closed
         try:
-            self._fd = files.open_to_read(self.path)
+            (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
         except FileNotFoundError as error:
             raise BadPath("there is no topic here: its index is missing", path=self.path) from error
 
     def close(self) -> None:
         """A second call does nothing, but for what an interrupted one has not done."""
         close_each(self._blocks)
-        if self._fd >= 0:
-            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
-        self._leaving.close()
+        self._fd = -1
+        self._owned.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_leaving") and (self._fd >= 0 or self._blocks):  # the rest `_leaving` closes
-            self.close()
+        if getattr(self, "_blocks", None):  # `_owned` closes the index
+            close_each(self._blocks)
 
     # The index
 
