@@ -207,15 +207,10 @@ class Decision:
         else:
             what = "header and chunk files contradict themselves"
         self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
-        return self._from_files(found, None)
-
-    def _from_files(self, found: Found, old: State | None) -> State:
-        """Believe the chunk files as far as they go, without checksums."""
-        state = old or State()
-        state.chain = self._chain_of_files(found)
-        return state
+        return State(chain=self._chain_of_files(found))
 
     def _chain_of_files(self, found: Found) -> dict[int, Chunk]:
+        """Believe the chunk files as far as they go, without checksums."""
         chain: dict[int, Chunk] = {}
         seen: set[int] = set()
         current = found.header

@@ -167,13 +167,10 @@ class Pieces:
             places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
             files.make_directory(directory)
             files.sync_directory(os.path.dirname(directory))
-        old, segment_paths = (
-            batch.chunks,
-            [os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id)) for chunk_state in batch.chunks],
-        )
+        old, segment_paths = batch.chunks, batch_files.segment_paths(self._plan.path, batch)
         good = [self._check(chunk_state, path) for chunk_state, path in zip(old, segment_paths, strict=True)]
         if all(good):
-            if not self.has_manifest(batch, directory, segment_paths):
+            if not self.has_manifest(batch):
                 what = "the manifest is missing or not that of the batch; it is written anew"
                 self._plan.damaged(os.path.join(directory, manifest.MANIFEST), 0, 0, 0, what)
                 self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
@@ -196,12 +193,13 @@ class Pieces:
         batch.records = sum(chunk_state.records for chunk_state in batch.chunks)
         batch.bytes = sum(chunk_state.bytes for chunk_state in batch.chunks)
 
-    def has_manifest(self, batch: BatchState, directory: str, segment_paths: list[str]) -> bool:
+    def has_manifest(self, batch: BatchState) -> bool:
+        """Whether its manifest is that of the batch."""
         try:
-            found = manifest.load(directory)
+            found = manifest.load(places.directory_of(self._plan.path, batch))
         except BadManifest:
             return False
-        return found == batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
+        return found == batch_files.manifest_in_place(self._plan.files, self._plan.path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """The records were processed, and are only kept for a while: all of them, or none."""

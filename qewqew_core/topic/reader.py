@@ -73,8 +73,8 @@ class Reader(HasBatches):
         self.auto_commit = auto_commit
         self.topic = topic
         self._files: Files = topic.files
-        self.path = reader_files.rdx_of(topic.path, name)
-        self._stem = reader_files.stem_of(topic.path, name)
+        self.path = topic_paths.rdx_of(topic.path, name)
+        self._stem = topic_paths.stem_of(topic.path, name)
         self._consumer = Consumer()
         self._view = View(self._files, topic.path, topic.dialect)
         self._shared = SharedLog(

@@ -22,7 +22,7 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
 from qewqew_core.limits import now_ms
-from qewqew_core.topic import reader_files
+from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
@@ -50,7 +50,7 @@ class ReaderBatches(Source):
         view: View,
     ) -> None:
         topic = os.path.basename(directory)
-        super().__init__(files, reader_files.stem_of(directory, name), f"{topic}-{name}", shared.engine)
+        super().__init__(files, topic_paths.stem_of(directory, name), f"{topic}-{name}", shared.engine)
         self._directory = directory
         self._topic = topic
         self._dialect = dialect

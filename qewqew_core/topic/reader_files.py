@@ -21,17 +21,10 @@ from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 _logger = logging.getLogger(__name__)
-
-
-def rdx_of(directory: str, name: str) -> str:
-    return os.path.join(directory, "reader", name + ".rdx")
-
-
-def stem_of(directory: str, name: str) -> str:
-    return os.path.join(directory, "state", name)
 
 
 def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask: int = 0) -> None:

@@ -327,7 +327,7 @@ class Topic:
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
         if name in reader_inspection.without_rdx(self.files, self.path):
-            reader_files.break_seal(self.files, reader_files.stem_of(self.path, name))
+            reader_files.break_seal(self.files, topic_paths.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
         with self.reader(name) as reader:
@@ -422,12 +422,11 @@ class Topic:
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
         for name in names_of_readers(self.files, self.path):
-            path = os.path.join(self.path, "reader", name + ".rdx")
             try:
-                data = read_whole(self.files, path)
+                data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
             except FileNotFoundError:
                 continue
-            ours = self.files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
+            ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()

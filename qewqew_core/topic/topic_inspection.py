@@ -119,6 +119,6 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
         state = reader_inspection.effective_state(files, view, name)
         if state is None:
             if name in reader_inspection.without_rdx(files, directory):
-                raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
+                raise reader_inspection.missing_rdx(topic_paths.rdx_of(directory, name))
             state = ReaderState(pending=[Range(view.oldest(), None)])
         return reader_inspection.stats_of(state, view)

@@ -246,8 +246,7 @@ class _Repair:
                 self._reader(view, name)
 
     def _reader(self, view: View, name: str) -> None:
-        stem = os.path.join(self.path, "state", name)
-        path = os.path.join(self.path, "reader", name + ".rdx")
+        stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
         log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
         stands: tuple[int, int] | None = None  # by the log
