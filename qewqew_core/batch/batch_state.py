@@ -1,4 +1,4 @@
-"""The batches of a queue, or of a reader of a topic, at one moment, and what happens to them: see `operations`. No files.
+"""The batches of a queue, or of a reader of a topic, at one moment, and what happens to them: see `batch_operations`. No files.
 
 Both logs have these operations as JSON, with the names and fields of `BATCH_OPERATIONS`.
 """

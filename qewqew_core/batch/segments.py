@@ -57,7 +57,7 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
             yield part.records, data
 
 
-class Run(NamedTuple):
+class RawMessages(NamedTuple):
     """Whole messages of a block, as they stand there."""
 
     offset: int  # in the topic, of the first byte
@@ -77,7 +77,7 @@ class Walk:
         self.at = at
         self._path, self._base, self._dialect, self._number, self._filter = path, base, dialect, number, filter or None
 
-    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[Run]:
+    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[RawMessages]:
         """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
 
         Raises `Corrupt`.
@@ -102,12 +102,12 @@ class Walk:
             if not at:
                 raise Corrupt("the block ends in the head of a message", path=self._path, offset=start)
             self.at, self._number = start + at, number
-            yield Run(self._base + start, data, bounds)
+            yield RawMessages(self._base + start, data, bounds)
 
 
 def read_messages(
     store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
-) -> Iterator[Run]:
+) -> Iterator[RawMessages]:
     """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
 
     Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages with numbers that

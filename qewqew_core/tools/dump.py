@@ -215,7 +215,7 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == topic_log.COMMIT:
         return {"time": topic_log.time_of(frame.body), "operations": [*map(_operation, topic_log.unpack(frame.body))]}
     if frame.kind == topic_log.SNAPSHOT:
-        return topic_log.unpack_snapshot(frame.body)
+        return journal.json_fields(frame.body)
     if frame.kind == topic_log.PUT_KEYS:
         return {"keys": _keys(topic_log.unpack_keys(frame.body))}
     return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
@@ -224,7 +224,7 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
 def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == reader_log.COMMIT:
         return {"operations": [_operation(reader_log.unpack(frame.body))]}
-    return reader_log.unpack_snapshot(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
+    return journal.json_fields(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
 
 
 _LOGS = (

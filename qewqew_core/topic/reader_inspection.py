@@ -166,7 +166,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
 
 
 def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], list[int], int] | None:
-    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed.
+    """What `Lose` says if the oldest messages were removed from the topic before they were committed.
 
     ``start``: the first block that is there.
     """

@@ -24,7 +24,6 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
@@ -144,13 +143,6 @@ def snapshot(state: TopicState, generation: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack_snapshot(body: bytes) -> dict[str, Any]:
-    fields = json.loads(body)
-    if type(fields) is not dict:
-        raise ValueError("this is no snapshot")
-    return fields
-
-
 def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
     return {key: (time, messages) for key, time, messages in _KEY.iter_unpack(body)}
 
@@ -166,7 +158,7 @@ def replay(data: bytes, path: str) -> Replayed:
             if kind == SNAPSHOT:
                 if state is not None:
                     raise ValueError("there is a second snapshot")
-                fields = unpack_snapshot(body)
+                fields = journal.json_fields(body)
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
                 state.last.pieces = [IndexEntry(*piece) for piece in pieces]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
-from qewqew_core.batch.segments import Run, Walk
+from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.errors import BadPath, Corrupt
@@ -392,7 +392,7 @@ class View:
             if places or filter is not None:
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
-    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[Run]:
+    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
         """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.
 
         A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.
