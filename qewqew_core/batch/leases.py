@@ -22,7 +22,7 @@ from qewqew_core.batch.batch import Batch
 from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.batch.batch_state import BatchState, LeaseState
 from qewqew_core.batch.manifest import Manifest
-from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.engine import Engine, naming_full_disk
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.keys import key_hash
@@ -75,12 +75,8 @@ class Source(ABC):
 
     def prepare(self, act: Callable[[], T]) -> T:
         """Do before a commit what needs room; raises `DiskFull`, and nothing has changed."""
-        try:
+        with naming_full_disk(self.engine.path):
             return self.with_room(act)
-        except OSError as error:
-            if (full := self.engine.full(error)) is None:
-                raise
-            raise full from error
 
     def with_room(self, act: Callable[[], T]) -> T:
         """Do it, also on a full disk if that is possible."""

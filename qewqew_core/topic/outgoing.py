@@ -7,9 +7,8 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from qewqew_core.disk.engine import naming_full_disk
 from qewqew_core.disk.files import Descriptors, Files
-from qewqew_core.disk.journal import FULL
-from qewqew_core.errors import DiskFull
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.limits import LIMITS
@@ -156,7 +155,7 @@ class Appends:
         self._memory_size += size
 
     def _spill(self) -> None:
-        try:
+        with naming_full_disk(self._path):
             if not self._fds:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(self._path)
@@ -167,10 +166,6 @@ class Appends:
             for piece in joined(_frames(self._memory)):
                 self._files.write(self._fds[0], piece, end)
                 end += len(piece)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            raise DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=self._path) from error
         # In one line: an interrupt comes before it or after it.
         self._spilled, self._memory, self._memory_size = _Spilled(end, len(self), self.size), [], 0
 
