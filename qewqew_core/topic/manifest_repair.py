@@ -13,7 +13,7 @@ from qewqew_core.batch.segments import read_batch, read_records
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats.tags import Filter
-from qewqew_core.topic import reader_files
+from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.reader_state import Range, ReaderState
@@ -22,7 +22,7 @@ from qewqew_core.topic.view import View
 
 def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, report: RepairReport) -> None:
     """Write those anew, durably, that make their batches readable again. A batch that stays unreadable is noted."""
-    stem = reader_files.stem_of(view.directory, reader)
+    stem = topic_paths.stem_of(view.directory, reader)
     for batch in state.batches.values():
         directory = places.directory_of(stem, batch)
         try:

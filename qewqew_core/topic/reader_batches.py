@@ -21,7 +21,7 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
 from qewqew_core.limits import now_ms
-from qewqew_core.topic import reader_files
+from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
@@ -49,7 +49,7 @@ class ReaderBatches(Source):
         view: View,
     ) -> None:
         topic = os.path.basename(directory)
-        super().__init__(files, reader_files.stem_of(directory, name), f"{topic}-{name}", shared.engine)
+        super().__init__(files, topic_paths.stem_of(directory, name), f"{topic}-{name}", shared.engine)
         self._directory = directory
         self._topic = topic
         self._dialect = dialect
@@ -136,9 +136,8 @@ class ReaderBatches(Source):
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
         for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
-            with Descriptors() as fds:
-                fds.append(self.files.open_to_read(path))
-                self.files.sync(fds[0])
+            with Descriptors([self.files.open_to_read(path)]) as (fd,):
+                self.files.sync(fd)
         self.files.sync_directory(os.path.join(self._directory, "data"))
         self.files.sync_directory(self._directory)
 
