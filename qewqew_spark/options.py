@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 
 from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
+
+_SIZE = re.compile("([0-9]+)(?:b|([kmgtp])b?)?", re.ASCII)
 
 
 class Options:
@@ -33,6 +36,18 @@ class Options:
         if value < least:
             raise BadArgument(f"the option {name!r} must be a whole number, {least} or more, not {text!r:.80}")
         return value
+
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """Bytes, one at least; as everywhere in Spark ``64m`` and ``64mb`` are 64 MiB."""
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _SIZE.fullmatch(text.strip().lower())
+        if found is None or not int(found[1]):
+            raise BadArgument(
+                f"the option {name!r} must be a number of bytes, 1 or more, like 67108864, 64m or 1g, not {text!r:.80}"
+            )
+        return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b")
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name)

@@ -213,16 +213,17 @@ def _opened(store: Store | str | os.PathLike[str], segment: Segment) -> Iterator
 
 
 def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | None]]:
-    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the last: start, end, records, and the
-    checksum of the bytes from the segment's start to end, where it is known.
+    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the first ones, which are smaller, so that
+    the first records come soon, and the last: start, end, records, and the checksum of the bytes from the segment's start to
+    end, where it is known.
     """
     places = (*segment.boundaries, (segment.end, segment.records))
     known = (*segment.checksums, segment.crc32) if segment.splittable else (None,) * len(places)
-    start, before = segment.start, 0
+    start, before, least = segment.start, 0, -(-size // 32)
     for (end, records), expected in zip(places, known, strict=True):
-        if end - start >= size or (end == segment.end and end > start):
+        if end - start >= least or (end == segment.end and end > start):
             yield start, end, records - before, expected
-            start, before = end, records
+            start, before, least = end, records, min(8 * least, size)
 
 
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:

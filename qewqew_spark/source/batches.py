@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -15,19 +15,18 @@ from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.store import Store, store_of
 from qewqew_spark.options import Options
 from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 32 << 20  # starting a task of Python's costs as much as decoding several MiB
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
 
 
 def schema(path: str, options: Options) -> StructType:
     """The columns of a batch. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
     options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
-    Split(options)
+    Split.of(options)
     return schema_of(_source(manifest.load(path, options.under("fs."))), options)
 
 
@@ -36,21 +35,14 @@ def reader(path: str, options: Options, schema: StructType, batch: Manifest | No
     options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
     batch = batch or manifest.load(path, options.under("fs."))
     store = store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs."))
-    return BatchReader(store, batch, Split(options), Rows(_source(batch), schema, options))
+    return BatchReader(store, batch, Split.of(options), Rows(_source(batch), schema, options))
 
 
 def _source(batch: Manifest) -> StructType:
     return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
 
 
-class SegmentPart(Protocol):
-    """One segment, or a part of one, and what else reading it needs."""
-
-    @property
-    def segment(self) -> Segment: ...
-
-
-Part = TypeVar("Part", bound=SegmentPart)
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -58,51 +50,6 @@ class Bundle(InputPartition, Generic[Part]):
     """What one task reads, one after the other. It travels from the driver to an executor."""
 
     parts: tuple[Part, ...]
-
-
-def partition_bytes(given: int | None, total: int) -> int:
-    """About how many bytes of ``total`` one partition reads: as ``given``, or such that each processor gets some.
-
-    Spark does not tell a Python source how many processors there are, so those of the driver's host are counted.
-    """
-    return given or min(LARGEST_PARTITION, max(LEAST_PARTITION, total // (os.cpu_count() or 1)))
-
-
-class Split:
-    """How a read divides segments between tasks: of about ``maxPartitionBytes``, and into ``minPartitions`` at least if
-    boundaries allow it. Raises `BadArgument`.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.least = options.whole("minPartitions") or 1
-        self.size = options.whole("maxPartitionBytes")
-
-    def __call__(self, segments: Sequence[Segment], may: Sequence[bool] | None = None) -> list[list[Segment]]:
-        """The parts of each segment; of those that ``may`` not be divided, themselves."""
-        total = sum(one.end - one.start for one in segments)
-        size = min(partition_bytes(self.size, total), max(1, total // self.least))
-        while True:
-            parts = [one.split(size) if may is None or may[at] else [one] for at, one in enumerate(segments)]
-            if sum(map(len, parts)) >= self.least or size == 1:
-                return parts
-            size //= 2
-
-    def bundles(self, parts: Sequence[Part]) -> list[Bundle[Part]]:
-        """The parts, in their order, several together where they are small."""
-        size = partition_bytes(self.size, sum(part.segment.end - part.segment.start for part in parts))
-        while True:
-            found: list[list[Part]] = []
-            room = 0
-            for part in parts:
-                length = part.segment.end - part.segment.start
-                if not found or length > room:
-                    found.append([])
-                    room = size
-                found[-1].append(part)
-                room -= length
-            if len(found) >= min(self.least, len(parts)):
-                return [Bundle(tuple(some)) for some in found]
-            size //= 2
 
 
 @dataclass(frozen=True)
@@ -128,14 +75,17 @@ class BatchReader(DataSourceReader):
         return {"rows": self.rows}  # what `read` needs; all else is in the partitions
 
     def partitions(self) -> list[Bundle[BatchPart]]:
-        batch = replace(self.batch, segments=())
-        result: list[BatchPart] = []
+        segments, batch = self.batch.segments, replace(self.batch, segments=())
+        result: list[Bundle[BatchPart]] = []
         first = 0
-        for parts in self.split(self.batch.segments):
-            for part in parts:
-                result.append(BatchPart(self.store, batch, part, first))
+        for task in self.split([Piece(number, one.start, one.end, one.cuts) for number, one in enumerate(segments)]):
+            parts: list[BatchPart] = []
+            for piece in task:
+                part = segments[piece.number].part(piece.start, piece.end)
+                parts.append(BatchPart(self.store, batch, part, first))
                 first += part.records
-        return self.split.bundles(result)
+            result.append(Bundle(tuple(parts)))
+        return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, which names file and offset."""

@@ -63,7 +63,7 @@ class TopicStream(_Base):
         self.rows = rows
         self.start = Bound.of(options, "starting", "latest")
         self.max_records = options.whole("maxRecordsPerTrigger")
-        self.max_bytes = options.whole("maxBytesPerTrigger")
+        self.max_bytes = options.size("maxBytesPerTrigger")
         self.name = options.text("reader")
         if self.name:
             topic_paths.check_reader_name(self.name)

@@ -170,7 +170,7 @@ def test_blocks_are_cut_where_checksums_end_and_small_ones_share_a_partition(top
     assert [len(part) for part in parts(topic)] == [1000]
     assert [len(part) for part in parts(topic, maxPartitionBytes=BLOCK * SIZE)] == [350, 350, 300]
     assert [len(part) for part in parts(topic, maxPartitionBytes=20_000)] == [250, 100, 250, 100, 250, 50]
-    assert [len(part) for part in parts(topic, minPartitions=2)] == [350, 350, 300]
+    assert [len(part) for part in parts(topic, minPartitions=2)] == [600, 400]
     assert len(parts(topic, minPartitions=1000)) == 6  # there are no more checksums
     assert parts(topic, maxPartitionBytes=20_000, startingOffsets=240, endingOffsets=260) == [[*range(240, 260)]]
 
