@@ -247,6 +247,15 @@ def test_a_long_segment_is_read_in_runs_of_whole_records(long, run_bytes):
     assert len(runs) >= min((segment.end - segment.start) // (run_bytes + 2 * 65536), 30)
 
 
+def test_the_first_records_come_before_much_is_read(long, counting):
+    folder, segment, _ = long
+    runs = segments.read_segment(counting(folder), segment, 8 << 20)
+    next(runs)
+    assert sum(end - start for start, end in counting.read_from) < (256 << 10) + 2 * 65536
+    next(runs)
+    assert sum(end - start for start, end in counting.read_from) < (2304 << 10) + 3 * 65536
+
+
 def test_without_boundaries_a_segment_is_one_run(long):
     folder, segment, records = long
     plain = Segment(segment.file, segment.start, segment.end, segment.records, segment.crc32, ())
