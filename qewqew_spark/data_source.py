@@ -2,7 +2,8 @@
 
 ``spark.read.format("qewqew").load(PATH)`` reads what PATH is:
 
-* a batch, which is its directory, its `manifest.json`, or the URL of either on an object store: see `source.batches`;
+* a batch, which is its directory, its `manifest.json`, or the URL of either on an object store; or several: see
+  `source.batches`;
 * a queue, which is its header file (`/data/orders.qew`): see `source.queues`;
 * a topic, which is its directory: see `source.topics`.
 
@@ -12,6 +13,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -66,32 +68,33 @@ class QewqewDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns; looks at what the path is, so that a wrong one fails in `load` and not in the first action."""
-        path, options = _path(self.options), Options(self.options)
-        match kind_of(path):
-            case "batch":
-                return batches.schema(path, options)
-            case "queue":
+        if "provider" in self.options:
+            raise BadArgument(f"a table of Spark's catalog cannot be read: {_TABLE}")
+        options = Options(self.options)
+        match _what(self.options):
+            case "batch", paths:
+                return batches.schema(paths, options)
+            case "queue", [path]:
                 return queues.schema(path, options)
             case _:  # its options are those of a read or those of a stream, as will turn out
                 return schema_of(TOPIC_SCHEMA, options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        path, options = _path(self.options), Options(self.options)
-        match kind_of(path):
-            case "batch":
-                return batches.reader(path, options, schema)
-            case "queue":
+        options = Options(self.options)
+        match _what(self.options):
+            case "batch", paths:
+                return batches.reader(paths, options, schema)
+            case "queue", [path]:
                 return queues.reader(path, options, schema)
-            case _:
+            case _, paths:
                 from qewqew_spark.source import topics
 
-                return topics.reader(path, options, schema)
+                return topics.reader(paths[0], options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        path = _path(self.options)
-        kind = kind_of(path)
+        kind, paths = _what(self.options)
         if kind != "topic":
-            raise BadArgument(f"{path} is a {kind}, and a stream reads topics; read a {kind} with spark.read")
+            raise BadArgument(f"{paths[0]} is a {kind}, and a stream reads topics; read a {kind} with spark.read")
         from qewqew_spark.source import stream
 
         return stream.stream_reader(Options(self.options), schema)
@@ -114,7 +117,7 @@ def columns_of(batch: manifest.Manifest) -> StructType:
 
 def batch_reader(path: str, options: Mapping[str, str], schema: StructType, batch: manifest.Manifest) -> DataSourceReader:
     """What Spark reads the batch with, whose manifest is at hand; raises `BadArgument`, and `StoreError`."""
-    return batches.reader(path, Options(options), schema, batch)
+    return batches.reader([path], Options(options), schema, batch)
 
 
 def register(spark: SparkSession) -> None:
@@ -126,10 +129,21 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def _path(options: Mapping[str, str]) -> str:
-    if "paths" in options:
-        raise BadArgument("the format 'qewqew' reads one path at a time; load each and unite them with unionAll")
-    path = options.get("path", "")
-    if not path:
-        raise BadArgument("no path; give load() a batch, a queue or a topic")
-    return local_path(path)
+# Of OPTIONS and LOCATION, a source in Python sees nothing when the table is read, and nothing at all if columns are given.
+_TABLE = (
+    "Spark hands neither path nor options of it to a source in Python; use "
+    "CREATE TEMPORARY VIEW … USING qewqew OPTIONS (path '…')"
+)
+
+
+def _what(options: Mapping[str, str]) -> tuple[str, list[str]]:
+    """What is to be read: the kind, and the paths, of which only batches may be several. Raises `BadArgument`, `BadManifest`."""
+    given = json.loads(options["paths"]) if "paths" in options else [options.get("path", "")]
+    if not given or not all(given):
+        raise BadArgument(f"no path; give load() a batch, a queue or a topic. If this is a table of Spark's catalog: {_TABLE}")
+    paths = [found for path in given for found in batches.matching(local_path(path), Options(options))]
+    kinds = [kind_of(path) for path in paths]
+    for path, kind in zip(paths, kinds, strict=True):
+        if kind != "batch" and len(paths) > 1:
+            raise BadArgument(f"{path} is a {kind}, and only batches are read together; load each and unite them with unionAll")
+    return kinds[0], paths

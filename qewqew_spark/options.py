@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Collection, Mapping
 
 from qewqew_core.batch import store
 from qewqew_core.errors import BadArgument
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_TIME = re.compile(f"([0-9]+)({'|'.join(_UNITS)})?", re.ASCII)
+_SIZE = re.compile("([0-9]+)(?:b|([kmgtp])b?)?", re.ASCII)
 
 
 class Options:
@@ -34,6 +39,28 @@ class Options:
             raise BadArgument(f"the option {name!r} must be a whole number, {least} or more, not {text!r:.80}")
         return value
 
+    def size(self, name: str, default: int | None = None) -> int | None:
+        """Bytes, one at least; as everywhere in Spark ``64m`` and ``64mb`` are 64 MiB."""
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _SIZE.fullmatch(text.strip().lower())
+        if found is None or not int(found[1]):
+            raise BadArgument(
+                f"the option {name!r} must be a number of bytes, 1 or more, like 67108864, 64m or 1g, not {text!r:.80}"
+            )
+        return int(found[1]) << 10 * "bkmgtp".index(found[2] or "b")
+
+    def seconds(self, name: str, default: float) -> float:
+        """A time; as everywhere in Spark ``15m`` are minutes, and a bare number is milliseconds."""
+        text = self.text(name)
+        if text is None:
+            return default
+        found = _TIME.fullmatch(text.strip().lower())
+        if found is None:
+            raise BadArgument(f"the option {name!r} must be a time, like 500ms, 30s, 15m or 1h, not {text!r:.80}")
+        return int(found[1]) * _UNITS[found[2] or "ms"]
+
     def flag(self, name: str, default: bool) -> bool:
         text = self.text(name)
         return default if text is None else self.choice(name, ("true", "false"), "") == "true"
@@ -58,9 +85,34 @@ class Options:
         names = {name.lower(): name for name in known}
         for name in sorted(self._given):
             if name not in names and not any(name.startswith(prefix.lower()) for prefix in prefixes):
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(sorted(known))}"
-                raise BadArgument(f"{what} has no option {name!r}; {hint}")
+                raise BadArgument(f"{what} has no option {name!r}; {_hint(name, names)}")
+
+
+# Options that not every read and write has; those that have one say so of the others.
+_ELSEWHERE = {
+    "endingOffsets": "a read of a topic",
+    "endingTimestamp": "a read of a topic",
+    "maxRecords": "a read of a queue or a topic",
+    "startingOffsets": "a read or a stream of a topic",
+    "startingTimestamp": "a read or a stream of a topic",
+    "filter": "a read or a stream of a topic",
+    "maxOffsetsPerTrigger": "a stream of a topic",
+    "minOffsetsPerTrigger": "a stream of a topic",
+    "maxBytesPerTrigger": "a stream of a topic",
+    "maxTriggerDelay": "a stream of a topic",
+    "reader": "a stream of a topic",
+}
+_ALIKE = re.compile("records|rows|messages|offsets")
+
+
+def _hint(name: str, names: Mapping[str, str]) -> str:
+    """What may be meant by an option that is none of ``names``, which are by their small letters."""
+    for other, where in _ELSEWHERE.items():
+        if name == other.lower():
+            return f"{other!r} is one of {where}; there are {', '.join(sorted(names.values()))}"
+    same = [_ALIKE.sub(word, name) for word in ("offsets", "records")]
+    near = [other for other in same if other in names] or difflib.get_close_matches(name, names, 1)
+    return f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(sorted(names.values()))}"
 
 
 def local_path(path: str) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,7 +41,7 @@ class Segment:
     crc32: str  # of the bytes from start to end, eight hex digits
     boundaries: tuple[tuple[int, int], ...]  # (offset of a record, records of this segment before it)
     checksums: tuple[str, ...] = ()  # as crc32, of the bytes from start to each boundary
-    # Of a part that `split` cut off: the checksum of what lies before it. ``crc32`` and ``checksums`` go on from there.
+    # Of a `part`: the checksum of what lies before it. ``crc32`` and ``checksums`` go on from there.
     seed: str = "00000000"
 
     @property
@@ -48,18 +49,22 @@ class Segment:
         """Of a block: the offset in the topic at which the file begins."""
         return int(self.file[:20])
 
-    def split(self, size: int) -> list[Segment]:
-        """Parts of at least ``size`` bytes, but for the last, cut at boundaries. Each can be verified by itself."""
-        parts, seed = [], self.seed
-        start, before, first = self.start, 0, 0
-        places = (*self.boundaries, (self.end, self.records))
-        for number, ((end, records), crc32) in enumerate(zip(places, (*self.checksums, self.crc32), strict=True)):
-            if end - start >= size or end == self.end:
-                inside = tuple((offset, count - before) for offset, count in self.boundaries[first:number])
-                checksums = self.checksums[first:number]
-                parts.append(Segment(self.file, start, end, records - before, crc32, inside, checksums, seed))
-                start, before, first, seed = end, records, number + 1, crc32
-        return parts
+    @property
+    def cuts(self) -> list[int]:
+        """The offsets at which it can be cut into parts: its boundaries."""
+        return [offset for offset, _ in self.boundaries]
+
+    def part(self, start: int, end: int) -> Segment:
+        """The records between two offsets, each of which is one of its `cuts` or an end of it."""
+        first, last = bisect_left(self.boundaries, (start, 0)), bisect_left(self.boundaries, (end, 0))
+        before, seed, records, crc32 = 0, self.seed, self.records, self.crc32
+        if end < self.end:
+            records, crc32 = self.boundaries[last][1], self.checksums[last]
+        if start > self.start:
+            before, seed = self.boundaries[first][1], self.checksums[first]
+            first += 1
+        inside = tuple((offset, count - before) for offset, count in self.boundaries[first:last])
+        return Segment(self.file, start, end, records - before, crc32, inside, self.checksums[first:last], seed)
 
     def _fields(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name != "seed"}

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from qewqew_core.batch import manifest
@@ -95,7 +96,7 @@ def _verified(file: SegmentFile, segments: Iterable[Segment]) -> Iterator[bytes]
         for start in range(done, segment.start, _STEP):  # not of this batch: nothing is known about these bytes
             yield file.read(start, min(start + _STEP, segment.start))
         done = max(done, segment.start)
-        for part in segment.split(1):
+        for part in (segment.part(*ends) for ends in pairwise([segment.start, *segment.cuts, segment.end])):
             crc = int(part.seed, 16)
             for start in range(part.start, part.end, _STEP):
                 data = file.read(start, min(start + _STEP, part.end))

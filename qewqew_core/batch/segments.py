@@ -51,7 +51,7 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
     and `StoreError`.
     """
     with open_file(_store(store), segment.file) as file:
-        for part in segment.split(run_bytes):
+        for part in _parts(segment, run_bytes):
             data = file.read(part.start, part.end)
             file.check(part.start, part.end, crc32(data, int(part.seed, 16)), part.crc32)
             yield part.records, data
@@ -116,7 +116,7 @@ def read_messages(
     with open_file(_store(store), segment.file) as file:
         walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
         # Several runs, for each read of an object store is a request; and rarely more than is read at once.
-        for part in segment.split(4 * run_bytes):
+        for part in _parts(segment, 4 * run_bytes):
             found = 0
             for run in walk.to(part.end, file.verified(part), run_bytes):
                 found += len(run.bounds) // 2
@@ -188,6 +188,15 @@ def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
         except OSError as error:
             raise Corrupt(f"the segment cannot be read: {error.strerror}", path=path) from error
         yield SegmentFile(path, read)
+
+
+def _parts(segment: Segment, size: int) -> Iterator[Segment]:
+    """The segment in parts of at least ``size`` bytes, but for the last, and the first ones: their records are to come soon."""
+    start, least = segment.start, -(-size // 32)
+    for end in (*segment.cuts, segment.end):
+        if end - start >= least or end == segment.end:
+            yield segment.part(start, end)
+            start, least = end, min(8 * least, size)
 
 
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:

@@ -52,6 +52,10 @@ class Store(ABC):
         return {}
 
     @abstractmethod
+    def glob(self, pattern: str) -> list[str]:
+        """The files that match, as errors name them, sorted. ``*``, ``?`` and ``[…]`` may also be in the store's own path."""
+
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[Read]:
         """What reads parts of a file."""
 
@@ -82,6 +86,9 @@ class Local(Store):
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         return status.st_size
+
+    def glob(self, pattern: str) -> list[str]:
+        return sorted(DISK.glob(self.locate(pattern)))
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -158,6 +165,11 @@ class Remote(Store):
             with suppress(FileNotFoundError):  # does not say which
                 return dict(zip(names, system.sizes([self._reach(name)[1] for name in names]), strict=True))
         return {}
+
+    def glob(self, pattern: str) -> list[str]:
+        with self._errors(pattern):
+            system, path = self._reach(pattern)
+            return sorted(system.unstrip_protocol(found) for found in system.glob(path))
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -84,6 +85,10 @@ class Files:
         """The names in a directory of what is no regular file: links, directories, pipes."""
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+
+    def glob(self, pattern: str) -> list[str]:
+        """The paths that match, in no order; those whose names begin with a dot only if the pattern says so."""
+        return glob.glob(pattern)
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, in no order."""

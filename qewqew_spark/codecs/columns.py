@@ -38,13 +38,11 @@ def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     if isinstance(kind, types.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, types.ArrayType):
-        _check_nullable(kind.containsNull, f"an element of {where}")
-        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{where}[]")))
+        return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{where}[]"), kind.containsNull))
     if isinstance(kind, types.MapType):
-        _check_nullable(kind.valueContainsNull, f"a value of {where}")
         if not isinstance(kind.keyType, types.StringType):
             raise BadArgument(f"the field {where}: keys of a map are STRING, not {kind.keyType.simpleString().upper()}")
-        return pa.map_(pa.string(), arrow_type(kind.valueType, f"{where}{{}}"))
+        return pa.map_(pa.string(), pa.field("value", arrow_type(kind.valueType, f"{where}{{}}"), kind.valueContainsNull))
     if isinstance(kind, types.StructType):
         return pa.struct(arrow_fields(kind, where))
     raise BadArgument(
@@ -57,15 +55,7 @@ def arrow_fields(struct: types.StructType, where: str = "") -> list[pa.Field]:
     fields: dict[str, pa.Field] = {}
     for field in struct:
         name = f"{where}.{field.name}" if where else field.name
-        _check_nullable(field.nullable, name)
         if field.name in fields:
             raise BadArgument(f"the schema has two fields {name!r}; name each once")
-        fields[field.name] = pa.field(field.name, arrow_type(field.dataType, name))
+        fields[field.name] = pa.field(field.name, arrow_type(field.dataType, name), field.nullable)
     return list(fields.values())
-
-
-def _check_nullable(nullable: bool, where: str) -> None:
-    if not nullable:
-        raise BadArgument(
-            f"the schema says NOT NULL of {where}, but any record may lack any value; leave it out, and filter what is null"
-        )

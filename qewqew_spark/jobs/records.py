@@ -240,12 +240,12 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
 
 
 def parsed(schema: str) -> StructType:
-    """The schema in a DDL text; raises `BadArgument`."""
+    """The schema in a DDL text, without its NOT NULL, which bad records do not keep; raises `BadArgument`."""
     with blamed("the schema"):
         found = StructType.fromDDL(schema)
     if not isinstance(found, StructType) or not found.names:
         raise BadArgument(f"the schema {schema!r:.200} has no columns; write it like 'id BIGINT, name STRING'")
-    return found
+    return found.toNullable()
 
 
 def check_names(spark: SparkSession, names: list[str], where: str, cure: str) -> None:

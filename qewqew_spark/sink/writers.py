@@ -262,12 +262,12 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     }
     if kind == "queue":
         path = paths.check_path(path)
-        size = options.whole("chunkSize", 16 << 20)
+        size = options.size("chunkSize", 16 << 20)
         settings["chunk_size"] = arguments.check_whole("chunkSize", size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
         largest = chunk.largest_record(settings["chunk_size"])
     else:
         path = topic_paths.check_topic_path(path)
-        size = options.whole("blockSize", zbus.BLOCK_SIZE)
+        size = options.size("blockSize", zbus.BLOCK_SIZE)
         settings["block_size"] = arguments.check_whole("blockSize", size, 1, zbus.LARGEST_BLOCK)
         settings["dialect"] = options.choice("dialect", ("A", "B", "C"), "") or None
         largest = zbus.LARGEST_BODY

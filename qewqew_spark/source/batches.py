@@ -1,56 +1,90 @@
-"""Batch reads of a batch: its segments, divided into the partitions of a DataFrame."""
+"""Batch reads of batches: their segments, divided into the partitions of a DataFrame."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
-from qewqew_core.batch.store import Store, store_of
+from qewqew_core.batch.store import Store, local_path, store_of
+from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_spark.options import Options
 from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 32 << 20  # starting a task of Python's costs as much as decoding several MiB
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
 
 
-def schema(path: str, options: Options) -> StructType:
-    """The columns of a batch. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
-    options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
-    Split(options)
-    return schema_of(_source(manifest.load(path, options.under("fs."))), options)
+OPTIONS = {"path", "paths", *SPLIT_OPTIONS}
 
 
-def reader(path: str, options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
-    """``batch``: the manifest, if it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
-    options.check("a batch", {"path", *SPLIT_OPTIONS, *row_options()}, ["fs."])
-    batch = batch or manifest.load(path, options.under("fs."))
-    store = store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs."))
-    return BatchReader(store, batch, Split(options), Rows(_source(batch), schema, options))
+def matching(path: str, options: Options) -> list[str]:
+    """The batches that a path means: itself, or the manifests that are there if it has ``*``, ``?``, ``[…]`` or ``{a,b}`` in it.
+
+    Raises `BadManifest` if there are none, `BadArgument`, and `StoreError`.
+    """
+    local = local_path(path) is not None
+    if re.search(r"[*?\[{]", path) is None or (local and os.path.exists(path)):
+        return [path]
+    found: set[str] = set()
+    files = path if path.endswith(".json") else f"{path.rstrip('/')}/{manifest.MANIFEST}"
+    for pattern in _alternatives(files):
+        directory, name = os.path.split(pattern)
+        found.update(store_of(directory, options.under("fs.")).glob(name))
+    if not found:
+        raise BadManifest("nothing matches this that has a manifest.json; give a pattern of directories of batches", path=path)
+    return sorted(found)
 
 
-def _source(batch: Manifest) -> StructType:
-    return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
+def _alternatives(pattern: str) -> list[str]:
+    """The patterns without braces that one with braces stands for."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
+        return [pattern]
+    front, behind = pattern[: braces.start()], pattern[braces.end() :]
+    return [found for inside in braces[1].split(",") for found in _alternatives(front + inside + behind)]
 
 
-class SegmentPart(Protocol):
-    """One segment, or a part of one, and what else reading it needs."""
+def schema(paths: Sequence[str], options: Options) -> StructType:
+    """The columns of some batches. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+    options.check("a batch", {*OPTIONS, *row_options()}, ["fs."])
+    Split.of(options)
+    return schema_of(_columns(paths, _manifests(paths, options)), options)
 
-    @property
-    def segment(self) -> Segment: ...
+
+def reader(paths: Sequence[str], options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
+    """``batch``: the manifest, if there is one path and it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+    options.check("a batch", {*OPTIONS, *row_options()}, ["fs."])
+    batches = [batch] if batch else _manifests(paths, options)
+    stores = [store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs.")) for path in paths]
+    rows = Rows(_columns(paths, batches), schema, options)
+    return BatchReader(list(zip(stores, batches, strict=True)), Split.of(options), rows)
 
 
-Part = TypeVar("Part", bound=SegmentPart)
+def _manifests(paths: Sequence[str], options: Options) -> list[Manifest]:
+    return [manifest.load(path, options.under("fs.")) for path in paths]
+
+
+def _columns(paths: Sequence[str], batches: Sequence[Manifest]) -> StructType:
+    for path, batch in zip(paths, batches, strict=True):
+        if batch.layout != batches[0].layout:
+            raise BadArgument(
+                f"of the batches {paths[0]} and {path} one is a queue's, one a topic's, which have other columns; load each alone"
+            )
+    return TOPIC_SCHEMA if batches[0].layout == manifest.BLOCK else SCHEMA
+
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -58,51 +92,6 @@ class Bundle(InputPartition, Generic[Part]):
     """What one task reads, one after the other. It travels from the driver to an executor."""
 
     parts: tuple[Part, ...]
-
-
-def partition_bytes(given: int | None, total: int) -> int:
-    """About how many bytes of ``total`` one partition reads: as ``given``, or such that each processor gets some.
-
-    Spark does not tell a Python source how many processors there are, so those of the driver's host are counted.
-    """
-    return given or min(LARGEST_PARTITION, max(LEAST_PARTITION, total // (os.cpu_count() or 1)))
-
-
-class Split:
-    """How a read divides segments between tasks: of about ``maxPartitionBytes``, and into ``minPartitions`` at least if
-    boundaries allow it. Raises `BadArgument`.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.least = options.whole("minPartitions") or 1
-        self.size = options.whole("maxPartitionBytes")
-
-    def __call__(self, segments: Sequence[Segment], may: Sequence[bool] | None = None) -> list[list[Segment]]:
-        """The parts of each segment; of those that ``may`` not be divided, themselves."""
-        total = sum(segment.end - segment.start for segment in segments)
-        size = min(partition_bytes(self.size, total), max(1, total // self.least))
-        while True:
-            parts = [segment.split(size) if may is None or may[at] else [segment] for at, segment in enumerate(segments)]
-            if sum(map(len, parts)) >= self.least or size == 1:
-                return parts
-            size //= 2
-
-    def bundles(self, parts: Sequence[Part]) -> list[Bundle[Part]]:
-        """The parts, in their order, several together where they are small."""
-        size = partition_bytes(self.size, sum(part.segment.end - part.segment.start for part in parts))
-        while True:
-            found: list[list[Part]] = []
-            room = 0
-            for part in parts:
-                length = part.segment.end - part.segment.start
-                if not found or length > room:
-                    found.append([])
-                    room = size
-                found[-1].append(part)
-                room -= length
-            if len(found) >= min(self.least, len(parts)):
-                return [Bundle(tuple(some)) for some in found]
-            size //= 2
 
 
 @dataclass(frozen=True)
@@ -116,11 +105,10 @@ class BatchPart:
 
 
 class BatchReader(DataSourceReader):
-    """Reads a batch, from its directory or URL ``store``."""
+    """Reads batches, each from its directory or URL, one after the other."""
 
-    def __init__(self, store: Store, batch: Manifest, split: Split, rows: Rows) -> None:
-        self.store = store
-        self.batch = batch
+    def __init__(self, batches: Sequence[tuple[Store, Manifest]], split: Split, rows: Rows) -> None:
+        self.batches = batches
         self.split = split
         self.rows = rows
 
@@ -128,14 +116,25 @@ class BatchReader(DataSourceReader):
         return {"rows": self.rows}  # what `read` needs; all else is in the partitions
 
     def partitions(self) -> list[Bundle[BatchPart]]:
-        batch = replace(self.batch, segments=())
-        result: list[BatchPart] = []
+        whole: list[BatchPart] = []
+        for store, batch in self.batches:
+            first, without = 0, replace(batch, segments=())
+            for segment in batch.segments:
+                whole.append(BatchPart(store, without, segment, first))
+                first += segment.records
+        segments = [part.segment for part in whole]
+        result: list[Bundle[BatchPart]] = []
         first = 0
-        for parts in self.split(self.batch.segments):
-            for part in parts:
-                result.append(BatchPart(self.store, batch, part, first))
+        for task in self.split([Piece(number, one.start, one.end, one.cuts) for number, one in enumerate(segments)]):
+            parts: list[BatchPart] = []
+            for number, start, end, _ in task:
+                if start == segments[number].start:
+                    first = whole[number].first
+                part = segments[number].part(start, end)
+                parts.append(replace(whole[number], segment=part, first=first))
                 first += part.records
-        return self.split.bundles(result)
+            result.append(Bundle(tuple(parts)))
+        return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, which names file and offset."""

@@ -18,6 +18,7 @@ from qewqew_spark.codecs import Codec, Decoded, from_avro, from_json, from_msgpa
 from qewqew_spark.codecs.columns import arrow_type, use_spark
 from qewqew_spark.codecs.texts import java_text
 from qewqew_spark.options import Options
+from qewqew_spark.source.not_null import kept, promises
 
 # Of each codec its class, and the options that only it has.
 CODECS: dict[str, tuple[type[Any], frozenset[str]]] = {
@@ -53,8 +54,9 @@ class Decoding:
         for name in sorted(OPTIONS - COMMON - own):
             if name in options:
                 raise BadArgument(f"the codec {codec} has no option {name!r}")
-        self._codec: Codec = made(types.StructType(fields), options)
-        self.schema = pa.schema([pa.field(field.name, arrow_type(field.dataType, field.name)) for field in schema])
+        self._codec: Codec = made(types.StructType(fields).toNullable(), options)
+        self._columns, self.schema = _arrow_schema(schema.toNullable()), _arrow_schema(schema)
+        self._promises = any(promises(field) for field in self.schema)
         if len(set(schema.names)) < len(schema.names):
             raise BadArgument(f"the schema names a column twice: {', '.join(schema.names)}")
         for field in schema:
@@ -87,7 +89,7 @@ class Decoding:
             decoded = _without(decoded, len(raw))
         fields = iter(decoded.columns)
         columns = []
-        for field in self.schema:
+        for field in self._columns:
             if field.name == self._record:
                 columns.append(self._corrupt(values, decoded, field.type))
             elif field.name == REASON:
@@ -98,6 +100,10 @@ class Decoding:
                 columns.append(next(fields))
         if not columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * _rows(decoded, len(raw)), pa.struct([])))
+        if self._promises:
+            numbers = decoded.records
+            drop = self._mode == "DROPMALFORMED"
+            return kept(columns, self.schema, drop, path, lambda row: place(row if numbers is None else int(numbers[row])))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _corrupt(self, values: pa.Array, decoded: Decoded, kind: pa.DataType) -> pa.Array:
@@ -107,6 +113,10 @@ class Decoding:
             data = values[row if decoded.records is None else int(decoded.records[row])].as_py()
             found[row] = data if pa.types.is_binary(kind) else java_text(data)
         return _sparse(found, _rows(decoded, len(values)), kind)
+
+
+def _arrow_schema(schema: types.StructType) -> pa.Schema:
+    return pa.schema([pa.field(field.name, arrow_type(field.dataType, field.name), field.nullable) for field in schema])
 
 
 def _rows(decoded: Decoded, records: int) -> int:

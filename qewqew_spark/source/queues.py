@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -27,11 +29,12 @@ from qewqew_spark.options import Options
 from qewqew_spark.source import batches
 from qewqew_spark.source.batches import Bundle
 from qewqew_spark.source.rows import SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OPTIONS = {"path", "maxRecords", "failOnDataLoss", *batches.SPLIT_OPTIONS}
+OPTIONS = {"path", "maxRecords", "failOnDataLoss", *SPLIT_OPTIONS}
 
 
 def schema(path: str, options: Options) -> StructType:
@@ -77,31 +80,47 @@ class QueueReader(DataSourceReader):
     def __init__(self, path: str, options: Options, rows: Rows) -> None:
         self.path = path
         self.rows = rows
-        self.split = batches.Split(options)
+        self.split = Split.of(options)
         self.most = options.whole("maxRecords")
         self.strict = options.flag("failOnDataLoss", True)
 
     def partitions(self) -> list[Bundle[QueuePart]]:
         """The snapshot; raises `BadPath`, `Corrupt`."""
         chunks, pending = inspection.snapshot(self.path)
-        whole = [_segment(self.path, one) for one in chunks]
+        read: list[tuple[Chunk, Segment, int]] = []  # and how many records of the segment were taken
+        left = self.most
+        for chunk in chunks:
+            if left is not None and left <= 0:
+                break
+            segment = _segment(self.path, chunk)
+            taken = segment.records - chunk.records
+            if left is not None:
+                segment = segment if chunk.consumed else _front(segment, taken + left)
+                left -= chunk.records
+            read.append((chunk, segment, taken))
         # Of what was taken in the middle of a chunk nobody knows how many records lay between which boundaries.
-        parts = self.split(whole, [not one.consumed for one in chunks])
-        result: list[QueuePart] = []
+        pieces = [
+            Piece(number, segment.start, segment.end, () if chunk.consumed else segment.cuts)
+            for number, (chunk, segment, _) in enumerate(read)
+        ]
+        result: list[Bundle[QueuePart]] = []
         stop = 0
-        for one, segment, some in zip(chunks, whole, parts, strict=True):
-            files = ChunkFiles(os.path.dirname(self.path), pending.get(one.id, ()))
-            front = [(segment.start, one.head)] if segment.start < one.head else []
-            skip = (*front, *((gone.start, gone.end) for gone in one.consumed))
-            taken = segment.records - one.records  # all of them from the first part, in which the head is
-            for part in some:
-                first, stop = stop, stop + part.records - taken
-                taken = 0
+        for task in self.split(pieces):
+            parts: list[QueuePart] = []
+            for number, start, end, _ in task:
+                chunk, segment, taken = read[number]
+                part = segment.part(start, end)
+                first, stop = stop, stop + part.records
+                if start == segment.start:  # the head is in the first part
+                    stop -= taken
                 if self.most is not None:
                     stop = min(stop, self.most)
-                if first < stop:
-                    result.append(QueuePart(files, part, first, stop, skip, one.pieces[one.piece_of(one.head)]))
-        return self.split.bundles(result)
+                files = ChunkFiles(os.path.dirname(self.path), pending.get(chunk.id, ()))
+                front = [(segment.start, chunk.head)] if segment.start < chunk.head else []
+                skip = (*front, *((gone.start, gone.end) for gone in chunk.consumed))
+                parts.append(QueuePart(files, part, first, stop, skip, chunk.pieces[chunk.piece_of(chunk.head)]))
+            result.append(Bundle(tuple(parts)))
+        return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
@@ -145,3 +164,9 @@ def _segment(path: str, one: Chunk) -> Segment:
     boundaries = tuple((piece.offset, piece.records - first.records) for piece in inside)
     name = os.path.basename(chunk_path(path, one.id))
     return Segment(name, first.offset, one.tail, one.total - first.records, last, boundaries, tuple(inner), seed)
+
+
+def _front(segment: Segment, records: int) -> Segment:
+    """As little of the segment as has its first ``records``."""
+    at = bisect_left(segment.boundaries, records, key=itemgetter(1))
+    return segment if at == len(segment.boundaries) else segment.part(segment.start, segment.boundaries[at][0])

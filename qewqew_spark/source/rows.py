@@ -80,8 +80,13 @@ class Rows:
             return self.decoding.batch(raw, path, place)
         import pyarrow as pa  # late: the driver plans reads without it
 
-        fields = [raw.schema.field(field.name).with_nullable(field.nullable) for field in self.schema]
-        return pa.RecordBatch.from_arrays([raw.column(field.name) for field in fields], schema=pa.schema(fields))
+        columns = [raw.column(field.name) for field in self.schema]
+        schema = pa.schema([raw.schema.field(field.name).with_nullable(field.nullable) for field in self.schema])
+        if all(field.nullable for field in self.schema):
+            return pa.RecordBatch.from_arrays(columns, schema=schema)
+        from qewqew_spark.source.not_null import kept
+
+        return kept(columns, schema, False, path, place)
 
 
 def schema_of(source: StructType, options: Options) -> StructType:

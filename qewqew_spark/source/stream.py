@@ -11,7 +11,9 @@ of the topic, which stands where the first batch begins that Spark has not repor
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from qewqew_spark.options import Options
 
-OPTIONS = STARTING | {"maxRecordsPerTrigger", "maxBytesPerTrigger", "reader"}
+OPTIONS = STARTING | {"minOffsetsPerTrigger", "maxTriggerDelay", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "reader"}
 Offset = dict[str, Any]
 
 if limits is None:
@@ -62,16 +64,23 @@ class TopicStream(_Base):
         self.topic = topic
         self.rows = rows
         self.start = Bound.of(options, "starting", "latest")
-        self.max_records = options.whole("maxRecordsPerTrigger")
-        self.max_bytes = options.whole("maxBytesPerTrigger")
+        self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.max_bytes = options.size("maxBytesPerTrigger")
+        self.min_records = options.whole("minOffsetsPerTrigger")
+        self.delay = options.seconds("maxTriggerDelay", 15 * 60)
+        if "maxTriggerDelay" in options and self.min_records is None:
+            raise BadArgument("the option 'maxTriggerDelay' goes with 'minOffsetsPerTrigger': it says how long to wait")
+        if self.min_records and self.max_records and self.min_records > self.max_records:
+            raise BadArgument(f"minOffsetsPerTrigger={self.min_records} is more than maxOffsetsPerTrigger={self.max_records}")
         self.name = options.text("reader")
         if self.name:
             topic_paths.check_reader_name(self.name)
-        if limits is None and (self.max_records or self.max_bytes or self.name is None):
+        if limits is None and (self.max_records or self.max_bytes or self.min_records or self.name is None):
             raise BadArgument(
                 "with this pyspark a stream has no limits, and does not know its reader after a restart: upgrade it to 4.2, or "
-                "leave out maxRecordsPerTrigger and maxBytesPerTrigger, and name a reader with the option 'reader'"
+                "leave out minOffsetsPerTrigger, maxOffsetsPerTrigger and maxBytesPerTrigger, and name a reader with 'reader'"
             )
+        self._planned = -math.inf  # when a batch was planned, by time.monotonic: the first one waits for nothing
         self._target: Offset | None = None  # of Trigger.AvailableNow
         self._last: Offset | None = None  # the last one that this object gave or got
         self._reader: Reader | None = None  # opened when it is first needed, for what is sent to executors has none …
@@ -88,18 +97,24 @@ class TopicStream(_Base):
         return self._last
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self.reportLatestOffset()
+        with closing(self.topic.view()) as view:
+            self._target = _place_of(view, view.latest())
 
     def getDefaultReadLimit(self) -> Any:
-        """Spark knows limits of one kind; where there are both, `latestOffset` applies both."""
+        """Spark knows limits of one kind; where there are several, `latestOffset` applies all."""
         if self.max_records is not None:
             return limits.ReadMaxRows(self.max_records)
-        return limits.ReadAllAvailable() if self.max_bytes is None else limits.ReadMaxBytes(self.max_bytes)
+        if self.max_bytes is not None:
+            return limits.ReadMaxBytes(self.max_bytes)
+        return limits.ReadAllAvailable() if self.min_records is None else limits.ReadMinRows(self.min_records)
 
     def reportLatestOffset(self) -> Offset:
-        """Where the topic ends."""
+        """Where the topic ends, and how far behind that the last planned batch ends. Spark shows it in the query's progress."""
         with closing(self.topic.view()) as view:
-            return {"topic": self.topic.created, **_place_of(view, view.latest())}
+            latest = _place_of(view, view.latest())
+        done = self._last or latest
+        records, bytes = (latest[name] - done[name] for name in ("number", "offset"))
+        return {"topic": self.topic.created, **latest, "recordsBehindLatest": records, "bytesBehindLatest": bytes}
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         """Where the next batch ends. Before pyspark 4.2 Spark says neither where it begins nor what limits it."""
@@ -107,6 +122,7 @@ class TopicStream(_Base):
             if start is not None:
                 begin = self._position(view, start)
                 self._hold(start, begin)
+                self._last = start
                 limited = not isinstance(limit, limits.ReadAllAvailable)
                 end = steady(view, lambda: self._end(view, begin, limited))
             else:
@@ -124,6 +140,8 @@ class TopicStream(_Base):
         here = _place_of(view, begin)
         if not limited or end["offset"] <= here["offset"]:
             return end
+        if self._waits(end["number"] - begin.number):
+            return here
         if self.max_records is not None:
             found = view.by_number(begin.number + self.max_records, partial(marks, view))
             if found is not None:
@@ -131,6 +149,15 @@ class TopicStream(_Base):
         if self.max_bytes is not None and end["offset"] - here["offset"] > self.max_bytes:
             end = _place_of(view, _within(view, begin, here["offset"] + self.max_bytes))
         return end
+
+    def _waits(self, records: int) -> bool:
+        """Whether a batch of so many records is put off, until there are more or it has waited long enough."""
+        now = time.monotonic()
+        if self.min_records is not None and self._target is None:
+            if records < self.min_records and now - self._planned < self.delay:
+                return True
+            self._planned = now
+        return False
 
     def _position(self, view: View, at: Offset) -> Position:
         """The place of an offset in the topic as it is now; raises `MessagesLost`."""

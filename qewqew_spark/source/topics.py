@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic.block_sums import damaged, pieces_of
 from qewqew_core.topic.view import SCAN, Found, Position, View
-from qewqew_spark.source.batches import SPLIT_OPTIONS, partition_bytes
 from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows, row_options
+from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,8 +110,7 @@ class TopicRead:
     path: str
     filter: str | None
     fail_on_data_loss: bool
-    least: int  # partitions
-    size: int | None  # bytes of a partition, about, if that was asked for
+    split: Split
     dialect: str
     created: int  # the topic of this name that was made then, milliseconds since the epoch
 
@@ -121,9 +119,9 @@ class TopicRead:
         """Raises `BadArgument`, `BadPath` if there is no topic."""
         text = options.text("filter")
         Filter(text)
-        least, size = options.whole("minPartitions") or 1, options.whole("maxPartitionBytes")
+        split = Split.of(options)
         with closing(View.of(Files(), path)) as view:
-            return cls(path, text, options.flag("failOnDataLoss", True), least, size, view.dialect, view.common().created)
+            return cls(path, text, options.flag("failOnDataLoss", True), split, view.dialect, view.common().created)
 
     def view(self) -> View:
         """To be closed. Raises `BadPath`, and `MessagesLost` if another topic has taken the place of this one."""
@@ -182,30 +180,30 @@ class TopicRead:
     # Planning
 
     def plan(self, view: View, start: Position, stop: Position) -> list[InputPartition]:
-        """The messages between two places as partitions of about the size that is asked for."""
+        """The messages between two places as partitions of about the same size, as many as are asked for."""
         start = self.kept(view, start)
-        whole: list[TopicRange] = []
+        ranges: list[TopicRange] = []
         for block in range(start.block, stop.block + 1):
             entry = view.entry(block)
             begin = start.offset if block == start.block else 0
             end = stop.offset if block == stop.block else entry.end
             if begin < end:
                 number = view.begin(start).number if begin else view.number_of(entry)
-                whole.append(TopicRange(block, entry.base, begin, end, number))
-        total = sum(one.end - one.start for one in whole)
-        size = min(partition_bytes(self.size, total), -(-total // self.least))
-        partitions: list[InputPartition] = []
-        ranges: list[TopicRange] = []
-        room = size
-        for part in (part for one in whole for part in _split(view, one, size)):
-            if ranges and part.end - part.start > room:
-                partitions.append(TopicPartition(self, tuple(ranges)))
-                ranges, room = [], size
-            ranges.append(part)
-            room -= part.end - part.start
-        if ranges:
-            partitions.append(TopicPartition(self, tuple(ranges)))
-        return partitions
+                ranges.append(TopicRange(block, entry.base, begin, end, number))
+        total = sum(one.end - one.start for one in ranges)
+        small = total // self.split.count(total) // 8  # such a block is not divided, and its checksums are not looked at
+        pieces: list[Piece] = []
+        for at, (block, _, begin, end, _) in enumerate(ranges):
+            known = marks(view, view.entry(block)) if end - begin > small else []
+            pieces.append(Piece(at, begin, end, [mark for mark in known if begin < mark < end]))
+        return [
+            TopicPartition(self, tuple(_part(view, ranges[piece.number], piece) for piece in task)) for task in self.split(pieces)
+        ]
+
+
+def _part(view: View, whole: TopicRange, piece: Piece) -> TopicRange:
+    number = view.number_of(view.entry(whole.block), piece.start) if piece.start > whole.start else whole.number
+    return whole._replace(start=piece.start, end=piece.end, number=number)
 
 
 def marks(view: View, entry: Entry) -> list[int]:
@@ -222,26 +220,6 @@ def steady(view: View, act: Callable[[], T]) -> T:
         except Corrupt:
             if view.index().start == start:
                 raise
-
-
-def _split(view: View, one: TopicRange, size: int) -> list[TopicRange]:
-    """Parts of about ``size`` bytes, as equal as checksums allow."""
-    whole = one.end - one.start
-    if whole <= size:
-        return [one]
-    entry = view.entry(one.block)
-    inside = [at for at in marks(view, entry) if one.start < at < one.end]
-    count = min(-(-whole // size), len(inside) + 1)
-    cuts = {_nearest(inside, one.start + whole * part // count) for part in range(1, count)}
-    parts: list[TopicRange] = []
-    for start, end in pairwise([one.start, *sorted(cuts), one.end]):
-        parts.append(one._replace(start=start, end=end, number=view.number_of(entry, start) if parts else one.number))
-    return parts
-
-
-def _nearest(places: list[int], goal: int) -> int:
-    at = bisect_left(places, goal)
-    return min(places[max(0, at - 1) : at + 1], key=lambda place: abs(place - goal))
 
 
 # Reading

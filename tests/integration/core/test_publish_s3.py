@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ def records_of(url: str, options: dict[str, Any] | None = None) -> list[bytes]:
     return [one for segment in body.segments for some in segments.read_records(store, body, segment) for one in some]
 
 
+def test_a_pattern_finds_the_batches_that_are_there(s3, batch):
+    assert store_of(f"{BUCKET}/*").glob("manifest.json") == []
+    url = batch.publish(BUCKET)
+    s3.put_object(Bucket="batches", Key="at/some/depth/half/orders.qew.1", Body=b"x")
+    assert store_of(f"{BUCKET}/*").glob("manifest.json") == [f"{url}/manifest.json"]
+    assert store_of(f"{BUCKET[:-4]}*/q-[0-9a-f]*").glob("*.json") == [f"{url}/manifest.json"]
+
+
 @pytest.mark.quick("a batch in an object store is read where it lies")
 def test_a_published_batch_is_read_where_it_lies(s3, batch):
     told: list[tuple[int, int]] = []
@@ -71,7 +80,8 @@ def test_a_published_batch_is_read_where_it_lies(s3, batch):
     assert records_of(url) == RECORDS
     assert manifest.load(url) == manifest.load(f"{url}/manifest.json") == manifest.load(batch.manifest_path)
     body = manifest.load(url)
-    for part in (part for segment in body.segments for part in segment.split(3 << 20)):
+    ends = ((segment, *pair) for segment in body.segments for pair in pairwise([segment.start, *segment.cuts[::50], segment.end]))
+    for part in (segment.part(start, end) for segment, start, end in ends):
         list(segments.read_segment(store_of(url), part))
     total = sum(body.files().values())
     assert told == sorted(told)

@@ -48,7 +48,7 @@ def stream(home: Path, finish: bool) -> None:
     spark.sparkContext.setLogLevel("OFF")
 
     def source(**options: Any) -> DataFrame:
-        limits = {} if finish or not PLANS_BATCHES else {"maxRecordsPerTrigger": 150}
+        limits = {} if finish or not PLANS_BATCHES else {"maxOffsetsPerTrigger": 150}
         frame = spark.readStream.format("qewqew").options(startingOffsets="earliest", **limits, **options)
         return frame.load(str(home / "orders")).selectExpr("number", "CAST(split(value, ' ')[0] AS BIGINT) AS body")
 

@@ -71,6 +71,13 @@ def test_a_batch_becomes_a_table_under_its_id(spark, tmp_path):
     assert "batch" not in [each.name for each in spark.catalog.listTables()]
 
 
+def test_not_null_in_a_schema_is_not_enforced(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [*lines({"id": 1, "tags": ["a", None]}, {"tags": None}), b"x"])
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id BIGINT NOT NULL, tags ARRAY<STRING>")
+    assert table(spark, tmp_path / "out", "id", "tags") == [(1, ["a", None]), (None, None)]
+    assert (result["good"], result["bad"]) == (2, 1)
+
+
 def test_several_outputs_each_with_query_format_partitions_and_options(spark, tmp_path):
     batch = make_batch(tmp_path / "b", lines(*({"id": n, "month": n % 3, "delay": n / 2} for n in range(30))))
     result = run(

@@ -146,6 +146,20 @@ def topic_stream(names: Names, home: Path) -> Iterator[None]:
     assert sorted(bytes(row.value) for row in found.collect()) == [b"1", b"2"]
 
 
+@example("import json\n\nlatest = ")
+def lag(names: Names, home: Path) -> Iterator[None]:
+    if not PLANS_BATCHES:
+        pytest.skip("Spark does not ask for the end of such a topic before 4.2")
+    with Topic(home / "orders") as topic:
+        topic.append_many([b"1", b"2"])
+        stream = names["spark"].readStream.format("qewqew").option("startingOffsets", "earliest").load(topic.path)
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(home / "checkpoint"))
+    names["query"] = writer.trigger(availableNow=True).start()
+    assert names["query"].awaitTermination(120)
+    yield
+    assert (names["latest"]["number"], names["latest"]["recordsBehindLatest"]) == (2, 0)
+
+
 @example("df.selectExpr(")
 def queue_write(names: Names, home: Path) -> Iterator[None]:
     names["df"] = names["spark"].range(3)

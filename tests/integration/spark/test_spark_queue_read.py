@@ -160,7 +160,7 @@ def test_what_is_no_option_of_a_queue_is_refused_in_load(spark, tmp_path):
         ({"startingOffsets": "earliest"}, "a queue has no option 'startingoffsets'"),
         ({"maxRecords": "0"}, "'maxRecords' must be a whole number, 1 or more, not '0'"),
         ({"failOnDataLoss": "maybe"}, "'failOnDataLoss' must be one of true, false"),
-        ({"maxPartitionBytes": "1 GB"}, "'maxPartitionBytes' must be a whole number"),
+        ({"maxPartitionBytes": "1 GB"}, "'maxPartitionBytes' must be a number of bytes"),
     ]:
         with pytest.raises(PySparkException, match=message):
             spark.read.format("qewqew").options(**options).load(str(tmp_path / "orders.qew"))

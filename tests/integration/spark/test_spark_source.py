@@ -8,10 +8,12 @@ import zlib
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_batches import make_batch, write_manifest, write_segment
+from spark_batches import make_batch, make_topic_batch, write_manifest, write_segment
 
+from qewqew_core import Queue
 from qewqew_core.batch.manifest import Segment
 from qewqew_core.formats import chunk
+from qewqew_core.formats.zbus import Message
 
 
 def rows(spark, path) -> list[tuple[bytes, int, str]]:
@@ -186,11 +188,14 @@ def test_a_wrong_path_fails_in_load_and_is_told_what_could_be_given(spark, tmp_p
             spark.read.format("qewqew").load(str(path))
 
 
-def test_unknown_options_several_paths_and_no_path_are_refused_in_load(spark, tmp_path):
+def test_unknown_options_and_no_path_are_refused_in_load(spark, tmp_path):
     batch = str(make_batch(tmp_path / "b", [b"a"]))
     reader = spark.read.format("qewqew")
     for options, message in [
-        ({"startingOffsets": "earliest"}, "a batch has no option 'startingoffsets'; there are "),
+        (
+            {"startingOffsets": "earliest"},
+            "a batch has no option 'startingoffsets'; 'startingOffsets' is one of a read or a stream of a topic",
+        ),
         ({"minPartition": "2"}, "a batch has no option 'minpartition'; did you mean 'minPartitions'"),
         ({"minPartitions": "many"}, "'minPartitions' must be a whole number, 1 or more, not 'many'"),
         ({"codec": "json"}, "the fields of the records must be given; say .schema"),
@@ -199,8 +204,6 @@ def test_unknown_options_several_paths_and_no_path_are_refused_in_load(spark, tm
             spark.read.format("qewqew").options(**options).load(batch)
     with pytest.raises(PySparkException, match="'mode' goes with the option 'codec'"):
         spark.read.format("qewqew").option("mode", "FAILFAST").load(batch).collect()
-    with pytest.raises(PySparkException, match="one path at a time"):
-        reader.load([batch, batch])
     with pytest.raises(PySparkException, match="no path"):
         reader.load()
 
@@ -225,3 +228,68 @@ def test_a_batch_is_read_through_the_file_system_of_its_url(spark, tmp_path):
     assert spark.read.format("qewqew").option("fs.auto_mkdir", "false").load(f"local://{batch}").count() == 2
     (batch / "orders.qew.18").write_bytes(b"\x00" * 100)
     assert f"Corrupt: local://{batch}/orders.qew.18, offset 10: the checksum" in failure(spark, f"local://{batch}")
+
+
+def test_several_batches_are_read_one_after_the_other(spark, tmp_path):
+    batches = [make_batch(tmp_path / "q" / f"orders-{n}", [b"%d" % n] * 3, [b"x"], batch_id=f"orders-{n}") for n in range(3)]
+    (tmp_path / "q" / "orders-9").mkdir()  # as that of a lease that has not written its manifest yet
+    reader = spark.read.format("qewqew")
+    expected = [(b"%d" % n, at) for n in range(3) for at in range(3)]
+    for given in (
+        list(map(str, batches)),
+        f"{tmp_path}/q/*",
+        [f"{tmp_path}/q/orders-[01]/", f"file:{batches[2]}/manifest.json"],
+        f"{tmp_path}/q/orders-{{0,{{1,2}}}}",
+        f"{tmp_path}/*/orders-?/manifest.json",
+        f"local://{tmp_path}/q/orders-[0-2]",
+    ):
+        found = [(bytes(row.value), row.offset) for row in reader.load(given).collect()]
+        assert [row for row in found if row[0] != b"x"] == expected
+        assert found.count((b"x", 3)) == 3
+    frame = reader.option("minPartitions", 4).load(f"{tmp_path}/q/*")
+    assert frame.rdd.getNumPartitions() == 4
+    assert frame.count() == 12
+    typed = spark.read.format("qewqew").schema("id INT").option("codec", "json").load(str(tmp_path / "q" / "*"))
+    assert typed.count() == 12
+
+
+def test_a_directory_whose_name_looks_like_a_pattern_is_itself(spark, tmp_path):
+    batch = make_batch(tmp_path / "a[1]{b,c}*", [b"x"])
+    assert spark.read.format("qewqew").load(str(batch)).count() == 1
+
+
+def test_what_cannot_be_read_together_is_refused_in_load(spark, tmp_path):
+    batch = str(make_batch(tmp_path / "b", [b"a"]))
+    make_topic_batch(tmp_path / "t", [Message(b"x", number=n, timestamp=n) for n in range(2)])
+    with Queue(tmp_path / "orders.qew") as queue:
+        queue.put(b"x")
+    reader = spark.read.format("qewqew")
+    for paths, message in [
+        ([batch, str(tmp_path / "t")], "one is a queue's, one a topic's, which have other columns; load each alone"),
+        ([batch, str(tmp_path / "orders.qew")], "orders.qew is a queue, and only batches are read together; load each and unite"),
+        ([batch, str(tmp_path / "nothing")], "nothing: there is nothing here"),
+        (f"{tmp_path}/x*", r"x\*: nothing matches this that has a manifest.json; give a pattern of directories of batches"),
+        ([], "no path; give load"),
+    ]:
+        with pytest.raises(PySparkException, match=message):
+            reader.load(paths)
+
+
+def test_a_view_reads_in_sql_and_a_table_is_refused(spark, tmp_path):
+    """Spark does not ask the source when a table is created with its columns; it is refused when it is read."""
+    batch = make_batch(tmp_path / "b", [b'{"id":1}', b'{"id":2}'])
+    options = f"OPTIONS (path '{batch}', codec 'json')"
+    try:
+        spark.sql(f"CREATE TEMPORARY VIEW typed_batch (id BIGINT) USING qewqew {options}")
+        assert spark.sql("SELECT sum(id) FROM typed_batch").collect() == [(3,)]
+        message = "Spark hands neither path nor options of it to a source in Python; use CREATE TEMPORARY VIEW … USING qewqew"
+        for what in (f"OPTIONS (path '{batch}')", f"LOCATION '{batch}'", ""):
+            with pytest.raises(PySparkException, match=f"a table of Spark's catalog cannot be read: {message}"):
+                spark.sql(f"CREATE TABLE batch_table USING qewqew {what}")
+        spark.sql(f"CREATE TABLE batch_table (id BIGINT) USING qewqew {options}")
+        with pytest.raises(PySparkException, match=message):
+            spark.sql("SELECT * FROM batch_table").collect()
+    finally:
+        spark.sql("DROP VIEW IF EXISTS typed_batch")
+        spark.sql("DROP TABLE IF EXISTS batch_table")
+    assert (batch / "manifest.json").is_file()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from pyspark.errors import PySparkException
 from spark_batches import make_topic_batch, write_manifest, write_segment
+from spark_version import PLANS_BATCHES
 
 from qewqew_core import Queue
 from qewqew_core.formats.zbus import Message
@@ -72,3 +75,61 @@ def test_a_read_that_needs_no_value_has_the_columns_it_asks_for_in_its_order(spa
     ]:
         with pytest.raises(PySparkException, match=message):
             reader.schema(schema).load(large).count()
+
+
+def test_partitions_are_as_many_as_asked_for_and_even_whatever_the_files_are(spark, tmp_path):
+    records = [b"%d" % n * (n % 40) for n in range(20_000)]
+    borders = [0, 100, 150, 9_000, 9_001, 20_000]
+    segments = [
+        write_segment(tmp_path, f"orders.qew.{at}", records[start:end], every=20)
+        for at, (start, end) in enumerate(pairwise(borders))
+    ]
+    write_manifest(tmp_path, segments)
+    total = sum(segment.end - segment.start for segment in segments)
+
+    def load(option: str, value: int | str):
+        return spark.read.format("qewqew").option(option, value).load(str(tmp_path))
+
+    for count in 1, 2, 64, 333:
+        frame = load("minPartitions", count)
+        assert frame.rdd.getNumPartitions() == count
+        found = (
+            frame.selectExpr("spark_partition_id() AS task", "length(value) + 2 AS size").groupBy("task").sum("size").collect()
+        )
+        assert max(abs(row["sum(size)"] - total / count) for row in found) < 20 * 250
+        assert [bytes(row.value) for row in frame.sort("offset").collect()] == records
+    assert load("maxPartitionBytes", "100k").rdd.getNumPartitions() == -(-total // 102_400)
+
+
+def test_a_limit_does_not_read_on(spark, tmp_path):
+    """What lies far behind is damaged, so who reads that fails."""
+    records = [b'{"a": %d, "b": "%s"}' % (n, b"x" * 180) for n in range(200_000)]
+    write_manifest(tmp_path, [write_segment(tmp_path, "orders.qew.3", records, every=300)])
+    data = bytearray((tmp_path / "orders.qew.3").read_bytes())
+    data[36 << 20] ^= 1
+    (tmp_path / "orders.qew.3").write_bytes(data)
+    reader = spark.read.format("qewqew").option("maxPartitionBytes", "1g")
+    for frame in reader.load(str(tmp_path)), reader.schema("a INT, b STRING").option("codec", "json").load(str(tmp_path)):
+        assert frame.rdd.getNumPartitions() == 1
+        assert len(frame.limit(10).collect()) == frame.limit(1000).count() / 100 == 10
+        with pytest.raises(PySparkException, match="Corrupt: "):
+            frame.count()
+
+
+def test_what_spark_tells_a_source_in_python_and_asks_it(spark):
+    """When this fails, it can do more than docs/spark.md says: prune columns, take a limit, tell its size, report metrics."""
+    package = "org.apache.spark.sql.execution.datasources.v2.python"
+
+    def interfaces(name: str) -> set[str]:
+        found = spark._jvm.java.lang.Class.forName(f"{package}.{name}")
+        names: set[str] = set()
+        while found is not None:
+            names |= {each.getSimpleName() for each in found.getInterfaces()}
+            found = found.getSuperclass()
+        return names
+
+    if PLANS_BATCHES:
+        assert interfaces("PythonScanBuilder") == {"SupportsPushDownFilters"}
+        assert interfaces("PythonScan") == {"Scan", "SupportsMetadata"}
+        stream = interfaces("PythonMicroBatchStreamWithTriggerAvailableNow")
+        assert stream == {"MicroBatchStream", "Logging", "SupportsAdmissionControl", "SupportsTriggerAvailableNow"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -63,14 +64,17 @@ def failure(query) -> str:
 @pytest.mark.quick("a Spark stream goes on where it stopped")
 @limited
 def test_a_stream_goes_on_where_it_stopped(spark, topic, tmp_path):
-    options = {"startingOffsets": "earliest", "maxRecordsPerTrigger": 400, "minPartitions": 2}
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 400, "minPartitions": 2}
     run = Run(spark, topic, tmp_path, **options)
     assert run.sizes() == [400, 400, 200]
     (reader,) = topic.readers()
     assert topic.stats().readers == {reader: 200}  # the last batch is committed when the next one is planned
     progress = [one["sources"][0] for one in run.query.recentProgress if one["numInputRows"]]
-    places = [(json.loads(one["endOffset"])["number"], json.loads(one["latestOffset"])["number"]) for one in progress]
-    assert places == [(400, 1000), (800, 1000), (1000, 1000)]  # how far the stream is, and the topic
+    places = [(json.loads(one["endOffset"])["number"], json.loads(one["latestOffset"])) for one in progress]
+    assert [(end, latest["number"]) for end, latest in places] == [(400, 1000), (800, 1000), (1000, 1000)]
+    assert [latest["recordsBehindLatest"] for _, latest in places] == [600, 200, 0]
+    assert [latest["bytesBehindLatest"] for _, latest in places] == [600 * SIZE, 200 * SIZE, 0]
+    assert not any(one["metrics"] for one in progress)  # to which a source in Python can add nothing
 
     fill(topic, range(1000, 1500))
     topic.max_records = 1
@@ -93,7 +97,7 @@ def test_a_stream_without_limits_takes_all_and_goes_on_where_it_stopped(spark, t
 
 
 @pytest.mark.skipif(PLANS_BATCHES, reason="Spark has limits for such a stream since 4.2")
-@pytest.mark.parametrize("options", [{}, {"reader": "lake", "maxRecordsPerTrigger": 1}, {"reader": "", "maxBytesPerTrigger": 1}])
+@pytest.mark.parametrize("options", [{}, {"reader": "lake", "maxOffsetsPerTrigger": 1}, {"reader": "", "maxBytesPerTrigger": 1}])
 def test_before_spark_4_2_a_stream_with_limits_or_without_the_name_of_its_reader_is_refused(spark, topic, tmp_path, options):
     assert "upgrade it to 4.2" in failure(Run(spark, topic, tmp_path, **options).query)
 
@@ -109,7 +113,7 @@ def test_a_stream_holds_blocks_until_it_has_committed_them(spark, topic, tmp_pat
 
     query = (
         spark.readStream.format("qewqew")
-        .options(startingOffsets="earliest", maxRecordsPerTrigger=350, reader="lake", filter="a")
+        .options(startingOffsets="earliest", maxOffsetsPerTrigger=350, reader="lake", filter="a")
         .load(topic.path)
         .writeStream.foreachBatch(look)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -146,6 +150,41 @@ def test_a_stream_runs_through_many_blocks_while_they_are_written(spark, tmp_pat
         assert sorted(found) == list(range(301))
         topic.trim()
         assert topic.stats().first > 200  # all but what the last batch had
+
+
+@limited
+def test_a_batch_waits_for_enough_messages(spark, topic, tmp_path):
+    """As Kafka's source does: all that is there at first, then so many at least, or what there is after the delay."""
+    query = (
+        spark.readStream.format("qewqew")
+        .options(startingOffsets="earliest", minOffsetsPerTrigger=100, maxTriggerDelay="20s")
+        .load(topic.path)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+
+    def sizes() -> list[int]:
+        return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+    def wait(expected: list[int]) -> None:
+        end = time.monotonic() + 120
+        while sizes() != expected and time.monotonic() < end:
+            time.sleep(0.2)
+        assert sizes() == expected
+
+    try:
+        wait([1000])
+        fill(topic, range(1000, 1150))
+        wait([1000, 150])
+        began = time.monotonic()
+        fill(topic, range(1150, 1160))
+        time.sleep(5)
+        assert sizes() == [1000, 150]
+        wait([1000, 150, 10])
+        assert time.monotonic() - began > 10
+    finally:
+        query.stop()
 
 
 def test_a_start_that_was_removed_fails_or_is_passed_over(spark, topic, tmp_path):

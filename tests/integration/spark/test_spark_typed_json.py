@@ -208,3 +208,38 @@ def test_dropmalformed_through_the_source(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b'{"id":1}', b'{"id":"x"}', b"x"])
     frame = spark.read.format("qewqew").schema("id INT").options(codec="json", mode="DROPMALFORMED").load(str(batch))
     assert table_rows(frame.toArrow()) == [(1,)]
+
+
+def test_the_schema_of_another_dataframe_with_its_not_null(spark, tmp_path):
+    other = spark.range(100).selectExpr(
+        "id",
+        "cast(id AS STRING) AS name",
+        "array(id, id + 1) AS some",
+        "map('k', id) AS by",
+        "named_struct('x', id) AS s",
+    )
+    assert not any(field.nullable for field in other.schema)
+    lines = [row[0] for row in other.selectExpr("to_json(struct(*))").collect()]
+    batch = make_batch(tmp_path / "b", [line.encode() for line in lines])
+    reader = spark.read.format("qewqew").schema(other.schema).option("codec", "json")
+    frame = reader.load(str(batch))
+    assert frame.schema == other.schema
+    assert sorted(map(tuple, frame.collect())) == sorted(map(tuple, other.collect()))
+    assert frame.where("id IS NULL OR some[1] IS NULL").count() == 0
+    assert frame.selectExpr("sum(id)", "sum(some[1])", "sum(by['k'])", "sum(s.x)").collect() == [(4950, 5050, 4950, 4950)]
+    frame.write.parquet(str(tmp_path / "out"))
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 100
+
+    lacking = str(make_batch(tmp_path / "lacking", [line.encode() for line in [*lines, '{"name":"x"}', *lines]]))
+    with pytest.raises(Exception, match=r"orders\.qew\.17, offset \d+: this record has a null in the column 'id' where"):
+        reader.load(lacking).count()
+    assert reader.option("mode", "DROPMALFORMED").load(lacking).count() == 200
+
+
+def test_a_column_of_the_source_that_may_be_null_and_is_said_not_to_be(spark, tmp_path):
+    messages = [Message(b"%d" % n, "a" if n else None, timestamp=n, number=n) for n in range(3)]
+    make_topic_batch(tmp_path / "t", messages)
+    reader = spark.read.format("qewqew")
+    assert reader.schema("number BIGINT NOT NULL, tag STRING").load(str(tmp_path / "t")).count() == 3
+    with pytest.raises(Exception, match=r"\.zbus, offset 0: this record has a null in the column 'tag' where the schema says"):
+        reader.schema("number BIGINT, tag STRING NOT NULL").load(str(tmp_path / "t")).count()

@@ -247,6 +247,15 @@ def test_a_long_segment_is_read_in_runs_of_whole_records(long, run_bytes):
     assert len(runs) >= min((segment.end - segment.start) // (run_bytes + 2 * 65536), 30)
 
 
+def test_the_first_records_come_before_much_is_read(long, counting):
+    folder, segment, _ = long
+    runs = segments.read_segment(counting(folder), segment, 8 << 20)
+    next(runs)
+    assert sum(end - start for start, end in counting.read_from) < (256 << 10) + 2 * 65536
+    next(runs)
+    assert sum(end - start for start, end in counting.read_from) < (2304 << 10) + 3 * 65536
+
+
 def test_without_boundaries_a_segment_is_one_run(long):
     folder, segment, records = long
     plain = Segment(segment.file, segment.start, segment.end, segment.records, segment.crc32, ())
@@ -342,13 +351,19 @@ def test_a_segment_with_checksums_is_read_once(long, counting):
     assert (counting.read_from[0][0], counting.read_from[-1][1]) == (segment.start, segment.end)
 
 
-@pytest.mark.parametrize("size", [1, 100_000, 1 << 20, 1 << 30])
-def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, size):
+def parts_of(segment: Segment, cuts: slice) -> list[Segment]:
+    return [segment.part(*ends) for ends in pairwise([segment.start, *segment.cuts[cuts], segment.end])]
+
+
+EACH = slice(None)
+
+
+@pytest.mark.parametrize("cuts", [EACH, slice(0, 1), slice(1, None, 2), slice(-1, None), slice(0)])
+def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, cuts):
     folder, segment, records = long
     data = (Path(folder) / segment.file).read_bytes()
-    parts = segment.split(size)
-    assert len(parts) >= (segment.end - segment.start) // (size + 2 * 65536)
-    assert all(part.end - part.start >= size for part in parts[:-1])
+    parts = parts_of(segment, cuts)
+    assert len(parts) == 1 + len(segment.cuts[cuts])
     assert (parts[0].start, parts[-1].end) == (segment.start, segment.end)
     assert all(one.end == other.start for one, other in pairwise(parts))
     assert sum(part.records for part in parts) == len(records)
@@ -357,9 +372,9 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
         assert f"{zlib.crc32(data[part.start : part.end], int(part.seed, 16)):08x}" == part.crc32
         found = [one for _, run in segments.read_segment(folder, part, 1) for one in split(run)[0]]
         assert found == records[at : at + part.records]
-        assert [part] == part.split(1 << 31)
+        assert part == part.part(part.start, part.end)
         at += part.records
-    assert [one for part in parts for one in part.split(1)] == segment.split(1), "a part can be cut again"
+    assert [one for part in parts for one in parts_of(part, EACH)] == parts_of(segment, EACH), "a part can be cut again"
     last = parts[-1]
     damage(folder, segment, last.start)
     with pytest.raises(Corrupt, match="damaged after it was written"):
@@ -369,7 +384,7 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
 def test_the_parts_of_a_segment_never_stand_in_a_manifest(long):
     folder, segment, _ = long
     body = manifest.load(folder)
-    text = replace(body, segments=tuple(segment.split(1 << 20))).to_json()
+    text = replace(body, segments=tuple(parts_of(segment, slice(0, None, 16)))).to_json()
     assert b"seed" not in text
 
 

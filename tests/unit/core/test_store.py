@@ -63,6 +63,17 @@ def test_what_is_not_there_is_named(store):
     assert caught.value.filename == store.locate("a")
 
 
+def test_files_are_found_by_a_pattern_also_in_the_path(store):
+    for name in "a.json", "b.json", "c", ".hidden.json":
+        store.write(name, [b"x"])
+    wide = store_of(store.path.replace("/at/", "/a*/"))
+    assert [os.path.basename(found) for found in store.glob("[ab]*.json")] == ["a.json", "b.json"]
+    assert wide.glob("a.json") == store.glob("a.json")
+    found = store_of(os.path.dirname(store.glob("a.json")[0]))
+    assert found.read("a.json") == b"x"
+    assert store.glob("nothing*") == []
+
+
 def test_a_store_is_removed_with_all_that_is_in_it(store):
     store.check()
     store.write("a", [b"x"])

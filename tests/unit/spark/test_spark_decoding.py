@@ -46,6 +46,47 @@ def decode(records: list[bytes], fields: StructType, **options: str) -> list[dic
     return batch.to_pylist()
 
 
+# What the schema says NOT NULL of
+
+PROMISES = StructType(
+    [
+        StructField("a", INT, False),
+        StructField("b", types.ArrayType(INT, False)),
+        StructField("c", types.MapType(STRING, INT, False)),
+        StructField("d", types.ArrayType(StructType([StructField("e", LONG, False), StructField("f", STRING)]), False)),
+    ]
+)
+FULL = [{"a": 1, "b": [2, 3], "c": [("k", 4)], "d": [{"e": 5, "f": "g"}]}, {"a": 1, "b": None, "c": None, "d": None}]
+FULL += [{"a": 1, "b": [], "c": [], "d": [{"e": 1, "f": None}, {"e": 2, "f": None}]}]
+
+
+def as_json(row: dict) -> bytes:
+    return json.dumps({**row, "c": row["c"] if row["c"] is None else dict(row["c"])}).encode()
+
+
+def test_not_null_in_the_schema_is_the_schema_of_the_rows():
+    assert decode([as_json(row) for row in FULL] * 3, PROMISES) == FULL * 3
+
+
+@pytest.mark.parametrize(
+    "lacking", [{"a": None}, {"b": [1, None]}, {"c": [("k", None)]}, {"d": [{"e": 1, "f": "x"}, {"f": "y"}]}]
+)
+def test_a_record_with_a_null_where_the_schema_says_not_null_is_an_error_or_left_out(lacking):
+    (name,) = lacking
+    records = [as_json(row) for row in [*FULL, FULL[0] | lacking, *FULL]]
+    for mode in "PERMISSIVE", "FAILFAST":
+        with pytest.raises(Corrupt, match=f"somewhere, offset 1003: .* null in the column '{name}' where .* NOT NULL"):
+            decode(records, PROMISES, mode=mode)
+    assert decode(records, PROMISES, mode="DROPMALFORMED") == FULL * 2
+
+
+def test_rows_of_an_array_of_objects_are_counted_as_one_record():
+    fields = StructType([StructField("a", INT, False)])
+    with pytest.raises(Corrupt, match="offset 1001: this record has a null in the column 'a'"):
+        decode([b'[{"a":1},{"a":2}]', b"{}"], fields)
+    assert decode([b'[{"a":1},{}]', b"x", b'{"a":3}'], fields, mode="DROPMALFORMED") == [{"a": 1}, {"a": 3}]
+
+
 # What is beside the fields
 
 
@@ -378,8 +419,6 @@ def test_msgpack_that_is_none_or_does_not_fit(record, reason):
         (schema(a=types.ArrayType(types.CalendarIntervalType())), {}, r"the field a\[\] is of the type INTERVAL"),
         (schema(a=schema(b=types.DayTimeIntervalType())), {}, r"the field a\.b is of the type INTERVAL"),
         (schema(a=types.MapType(INT, INT)), {}, "the field a: keys of a map are STRING, not INT"),
-        (StructType([StructField("a", INT, nullable=False)]), {}, "the schema says NOT NULL of a"),
-        (schema(a=types.ArrayType(INT, containsNull=False)), {}, "the schema says NOT NULL of an element of a"),
         (StructType([StructField("a", INT), StructField("a", INT)]), {}, "two fields 'a'"),
         (schema(_corrupt_record=INT), {}, "the column '_corrupt_record' must be STRING or BINARY, not INT"),
         (schema(_corrupt_reason=BINARY), {}, "the column '_corrupt_reason' must be STRING, not BINARY"),

@@ -170,7 +170,7 @@ def test_blocks_are_cut_where_checksums_end_and_small_ones_share_a_partition(top
     assert [len(part) for part in parts(topic)] == [1000]
     assert [len(part) for part in parts(topic, maxPartitionBytes=BLOCK * SIZE)] == [350, 350, 300]
     assert [len(part) for part in parts(topic, maxPartitionBytes=20_000)] == [250, 100, 250, 100, 250, 50]
-    assert [len(part) for part in parts(topic, minPartitions=2)] == [350, 350, 300]
+    assert [len(part) for part in parts(topic, minPartitions=2)] == [600, 400]
     assert len(parts(topic, minPartitions=1000)) == 6  # there are no more checksums
     assert parts(topic, maxPartitionBytes=20_000, startingOffsets=240, endingOffsets=260) == [[*range(240, 260)]]
 
@@ -347,11 +347,11 @@ class Driver:
         ({}, 1000, []),
         ({"startingOffsets": 900}, 900, [100]),
         ({"startingTimestamp": "2025-11-21T00:15:00Z"}, 900, [100]),
-        ({"startingOffsets": 0, "maxRecordsPerTrigger": 400}, 0, [400, 400, 200]),
-        ({"startingOffsets": 0, "maxRecordsPerTrigger": BLOCK}, 0, [350, 350, 300]),
+        ({"startingOffsets": 0, "maxOffsetsPerTrigger": 400}, 0, [400, 400, 200]),
+        ({"startingOffsets": 0, "maxOffsetsPerTrigger": BLOCK}, 0, [350, 350, 300]),
         ({"startingOffsets": 0, "maxBytesPerTrigger": 401 * SIZE - 1}, 0, [400, 400, 200]),
-        ({"startingOffsets": 0, "maxBytesPerTrigger": BLOCK * SIZE, "maxRecordsPerTrigger": 400}, 0, [350, 350, 300]),
-        ({"startingOffsets": 0, "maxBytesPerTrigger": 400 * SIZE, "maxRecordsPerTrigger": BLOCK}, 0, [350, 350, 300]),
+        ({"startingOffsets": 0, "maxBytesPerTrigger": BLOCK * SIZE, "maxOffsetsPerTrigger": 400}, 0, [350, 350, 300]),
+        ({"startingOffsets": 0, "maxBytesPerTrigger": 400 * SIZE, "maxOffsetsPerTrigger": BLOCK}, 0, [350, 350, 300]),
         ({"startingOffsets": 997, "maxBytesPerTrigger": 1}, 997, [1, 1, 1]),
     ],
 )
@@ -365,13 +365,13 @@ def test_a_stream_takes_batches_up_to_its_limits(topic: Topic, options: dict[str
 
 
 def test_limits_count_messages_before_the_filter(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, filter="a")
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=400, filter="a")
     assert driver.run() == [134, 133, 67]
     assert driver.got == list(range(0, 1000, 3))
 
 
 def test_a_stream_that_is_told_to_read_all_ignores_its_limits(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=10, maxBytesPerTrigger=1)
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=10, maxBytesPerTrigger=1)
     assert driver.stream.getDefaultReadLimit() == stream.limits.ReadMaxRows(10)
     assert driver.plan(stream.limits.ReadAllAvailable())
     driver.read()
@@ -380,8 +380,73 @@ def test_a_stream_that_is_told_to_read_all_ignores_its_limits(topic: Topic) -> N
     assert Driver(topic).stream.getDefaultReadLimit() == stream.limits.ReadAllAvailable()
 
 
+def test_a_batch_waits_until_there_are_enough_messages_or_long_enough(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e6
+    monkeypatch.setattr(stream.time, "monotonic", lambda: now)
+    driver = Driver(topic, startingOffsets=990, minOffsetsPerTrigger=50, maxTriggerDelay="10s")
+    assert driver.stream.getDefaultReadLimit() == stream.limits.ReadMinRows(50)
+    assert driver.run() == [10]  # the first one waits for nothing, as that of Kafka's source
+    fill(topic, range(1000, 1049))
+    assert driver.run() == []
+    assert driver.stream.reportLatestOffset()["recordsBehindLatest"] == 49
+    now += 9.9
+    assert driver.run() == []
+    now += 0.2
+    assert driver.run() == [49]
+    fill(topic, range(1049, 1099))
+    assert driver.run() == [50]
+    fill(topic, range(1099, 1100))
+    assert driver.plan(stream.limits.ReadAllAvailable())  # trigger(once=True)
+    driver.read()
+    fill(topic, range(1100, 1101))
+    driver.stream.prepareForTriggerAvailableNow()
+    assert driver.run() == [1]
+    assert driver.got == list(range(990, 1101))
+
+
+def test_a_batch_that_has_waited_is_no_larger_than_its_limits(topic: Topic) -> None:
+    driver = Driver(topic, startingOffsets=0, minOffsetsPerTrigger=300, maxOffsetsPerTrigger=400)
+    assert driver.run() == [400, 400]
+    fill(topic, range(1000, 1100))
+    assert driver.run() == [300]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minOffsetsPerTrigger": 0}, "'minOffsetsPerTrigger' must be a whole number, 1 or more"),
+        ({"maxTriggerDelay": "1m"}, "'maxTriggerDelay' goes with 'minOffsetsPerTrigger'"),
+        ({"minOffsetsPerTrigger": 5, "maxTriggerDelay": "soon"}, "must be a time, like 500ms, 30s, 15m or 1h, not 'soon'"),
+        ({"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 4}, "minOffsetsPerTrigger=5 is more than maxOffsetsPerTrigger=4"),
+        ({"maxRecordsPerTrigger": 5}, "has no option 'maxrecordspertrigger'; did you mean 'maxOffsetsPerTrigger'"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(topic: Topic, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadArgument, match=message):
+        stream_of(topic, **options)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1500", 1.5), ("1500ms", 1.5), ("2 s", None), ("2S", 2), ("15m", 900)])
+def test_times_are_written_as_in_spark(topic: Topic, text: str, seconds: float | None) -> None:
+    options = {"minOffsetsPerTrigger": 1, "maxTriggerDelay": text}
+    if seconds is None:
+        with pytest.raises(BadArgument, match="must be a time"):
+            stream_of(topic, **options)
+    else:
+        assert stream_of(topic, **options).delay == seconds
+
+
+def test_the_lag_is_what_is_behind_the_last_planned_batch(topic: Topic) -> None:
+    driver = Driver(topic, startingOffsets=100, maxOffsetsPerTrigger=400)
+    assert driver.plan()
+    assert {"recordsBehindLatest": 500, "bytesBehindLatest": 500 * SIZE}.items() <= driver.stream.reportLatestOffset().items()
+    driver.read()
+    driver.run()
+    assert {"recordsBehindLatest": 0, "bytesBehindLatest": 0}.items() <= driver.stream.reportLatestOffset().items()
+
+
 def test_available_now_ends_where_the_topic_ended(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400)
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=400)
     driver.stream.prepareForTriggerAvailableNow()
     fill(topic, range(1000, 1500))
     assert driver.run() == [400, 400, 200]
@@ -405,7 +470,7 @@ def test_a_batch_that_ended_with_its_block_is_followed_by_one_in_the_next(topic:
 @pytest.mark.parametrize("seed", swept(range(10), quick=5))
 def test_each_message_comes_once_whatever_happens(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    limits = {"maxRecordsPerTrigger": chance.randint(10, 100), "maxBytesPerTrigger": chance.randint(3000, 30_000)}
+    limits = {"maxOffsetsPerTrigger": chance.randint(10, 100), "maxBytesPerTrigger": chance.randint(3000, 30_000)}
     options = {name: value for name, value in limits.items() if chance.random() < 0.6}
     with Topic(tmp_path / "t", block_size=chance.choice([1, 1000, 20_000, 1 << 20])) as topic:
         driver = Driver(topic, startingOffsets="earliest", maxPartitionBytes=chance.choice([1000, 1 << 20]), **options)
@@ -436,7 +501,7 @@ def lag(topic: Topic, name: str) -> int:
 
 
 def test_the_reader_of_a_stream_stands_where_the_first_batch_that_is_not_committed_begins(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets=100, maxRecordsPerTrigger=300, reader="lake")
+    driver = Driver(topic, startingOffsets=100, maxOffsetsPerTrigger=300, reader="lake")
     assert topic.readers() == []  # who reads nothing holds nothing
     lags = []
     while driver.plan():
@@ -449,7 +514,7 @@ def test_the_reader_of_a_stream_stands_where_the_first_batch_that_is_not_committ
 
 
 def test_blocks_stay_until_the_stream_has_committed_them(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400)
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=400)
     assert driver.plan()
     assert trim(topic) == 0
     driver.read()
@@ -505,10 +570,10 @@ def test_a_stream_that_never_had_a_batch_leaves_no_reader_behind(topic: Topic, t
 
 
 def test_a_stream_notices_that_its_reader_is_used_by_others(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=100, reader="r")
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=100, reader="r")
     driver.plan()
     driver.read()
-    other = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=300, reader="r")
+    other = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=300, reader="r")
     other.plan()
     other.read()
     driver.plan()
@@ -522,7 +587,7 @@ def test_a_stream_notices_that_its_reader_is_used_by_others(topic: Topic) -> Non
 
 
 def test_a_reader_that_was_deleted_is_made_again_by_a_restart(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=100)
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=100)
     driver.plan()
     driver.read()
     topic.delete_reader(topic.readers()[0])
@@ -535,7 +600,7 @@ def test_a_reader_that_was_deleted_is_made_again_by_a_restart(topic: Topic) -> N
 
 
 def test_a_stream_may_do_without_a_reader(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=400, reader="")
     driver.plan()
     driver.read()
     assert topic.readers() == []
@@ -549,7 +614,7 @@ def test_a_stream_may_do_without_a_reader(topic: Topic) -> None:
 
 
 def test_what_was_read_and_removed_is_no_loss(topic: Topic) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=350, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=350, reader="")
     driver.plan()
     driver.read()
     driver.plan()
@@ -572,7 +637,7 @@ def test_a_topic_that_cannot_be_written_needs_the_option(topic: Topic, monkeypat
 
 
 def test_a_stream_notices_that_its_topic_was_replaced(topic: Topic, tmp_path: Path) -> None:
-    driver = Driver(topic, startingOffsets="earliest", maxRecordsPerTrigger=400, reader="")
+    driver = Driver(topic, startingOffsets="earliest", maxOffsetsPerTrigger=400, reader="")
     driver.plan()
     driver.read()
     replace(topic, tmp_path)
@@ -601,9 +666,12 @@ def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: To
     ("options", "message"),
     [
         ({"reader": "a/b"}, "'a/b' cannot be a reader's name"),
-        ({"maxRecordsPerTrigger": 0}, "'maxRecordsPerTrigger' must be a whole number, 1 or more"),
-        ({"maxRecords": 7}, "a stream of a topic has no option 'maxrecords'; did you mean 'maxRecordsPerTrigger'"),
-        ({"endingOffsets": 7}, "a stream of a topic has no option 'endingoffsets'"),
+        ({"maxOffsetsPerTrigger": 0}, "'maxOffsetsPerTrigger' must be a whole number, 1 or more"),
+        (
+            {"maxRecords": 7},
+            "has no option 'maxrecords'; 'maxRecords' is one of a read of a queue or a topic; there are",
+        ),
+        ({"endingOffsets": 7}, "a stream of a topic has no option 'endingoffsets'; 'endingOffsets' is one of a read of a topic"),
         ({"startingOffsets": 1001}, "there is no message 1001"),
     ],
 )
@@ -616,7 +684,7 @@ def test_before_pyspark_4_2_a_stream_has_no_limits_and_needs_the_name_of_a_reade
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "limits", None)
-    for options in ({}, {"reader": "r", "maxRecordsPerTrigger": 1}, {"reader": "r", "maxBytesPerTrigger": 1}):
+    for options in ({}, {"reader": "r", "maxOffsetsPerTrigger": 1}, {"reader": "r", "maxBytesPerTrigger": 1}):
         with pytest.raises(BadArgument, match=r"upgrade it to 4.2"):
             stream_of(topic, **options)
     one = stream_of(topic, reader="r", startingOffsets=900)
