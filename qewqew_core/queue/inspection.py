@@ -13,6 +13,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, last_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
+from qewqew_core.disk.journal import Body
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -101,11 +102,12 @@ class WithPending(Files):
         return with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
 
 
-def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]:
     """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
+    copies = [(offset, bytes(frames)) for offset, frames in runs]
     with contextlib.suppress(FileNotFoundError), Descriptors([DISK.open_to_read(path)]) as (fd,):
-        return [(offset, frames) for offset, frames in runs if DISK.read(fd, len(frames), offset) != frames]
-    return runs
+        return [(offset, frames) for offset, frames in copies if DISK.read(fd, len(frames), offset) != frames]
+    return copies
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
@@ -126,7 +128,7 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
     raise AssertionError
 
 
-def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
+def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
     files = DISK
     header = _header(files, path)

@@ -25,6 +25,7 @@ from disk import JournalDisk, NoSync
 from plain import crashed, numbers
 
 from qewqew_core import Message, Queue, Reader, Topic
+from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
@@ -122,7 +123,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 165,
+            "functions": 168,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -135,7 +136,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 55, "open": 1, "sync": 1, "write": 2},
     },
     "queue, closed": {
         "open, get": {
@@ -143,11 +144,11 @@ COSTS = {
             "bytes": 36,
             "close": 1,
             "exists": 2,
-            "functions": 196,
+            "functions": 195,
             "identity": 2,
-            "irregular": 1,
             "is_directory": 2,
-            "list": 3,
+            "kinds": 1,
+            "list": 1,
             "open": 2,
             "open_into": 2,
             "open_to_read": 2,
@@ -156,6 +157,28 @@ COSTS = {
             "status": 4,
             "sync": 1,
             "write": 1,
+        }
+    },
+    "queue, handed over": {
+        "open, put_many, close": {
+            "allocate": 1,
+            "boot": 3,
+            "bytes": 408164,
+            "close": 2,
+            "exists": 2,
+            "functions": 330,
+            "identity": 4,
+            "is_directory": 3,
+            "kinds": 1,
+            "list": 1,
+            "open": 3,
+            "open_into": 2,
+            "open_to_read": 2,
+            "read": 5,
+            "size": 3,
+            "status": 5,
+            "sync": 1,
+            "write": 4,
         }
     },
     "topic, never": {
@@ -174,7 +197,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 166,
+            "functions": 169,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -187,7 +210,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 55, "open": 1, "sync": 1, "write": 2},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},
@@ -261,6 +284,16 @@ def test_opening_looks_into_as_many_files_however_many_chunks_there_are(tmp_path
     assert found[0] == found[1]
 
 
+def test_a_commit_of_a_process_behind_which_others_wait_costs_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "is_awaited", lambda fd: True)
+    files = Counted()
+    for _ in range(3):
+        found = costs(files, "open, put_many, close", 1, partial(open_and_put, tmp_path / "q", files))
+    check("queue, handed over", {"open, put_many, close": found})
+
+
 def test_closing_syncs_what_has_changed_alone(tmp_path: Path) -> None:
     files = Counted()
     found = []
@@ -271,6 +304,11 @@ def test_closing_syncs_what_has_changed_alone(tmp_path: Path) -> None:
         q.close()
         found.append((files.counts["sync"], files.counts["sync_directory"]))
     assert found == [(0, 1), (2, 1), (0, 0)], "the header of an empty queue goes; the chunk and the header; nothing"
+
+
+def open_and_put(path: Path, files: Files) -> None:
+    with Queue(path, _files=files) as q:
+        q.put_many([RECORD] * 2_000)
 
 
 def open_and_get(path: Path, files: Files, until: ExitStack) -> None:
