@@ -84,14 +84,17 @@ _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
 _JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `json_operations`
 _A, _X, _G, _N, _K, _J = b"AXGNKJ"
+_COMMIT_INLINE, _COMMIT_TAKE = struct.Struct(">QcHII"), struct.Struct(">QcHIII")  # with the time before it
 
 
-def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
-    return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
+def commit_append(time: int, chunk_id: int, records: int, frames: bytes) -> bytes:
+    """`commit` of one `Append`."""
+    return _COMMIT_INLINE.pack(time, b"A", chunk_id, records, len(frames)) + frames
 
 
-def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
-    return _TAKE.pack(b"G", chunk_id, start, end, records)
+def commit_take(time: int, chunk_id: int, start: int, end: int, records: int) -> bytes:
+    """`commit` of one `Take`."""
+    return _COMMIT_TAKE.pack(time, b"G", chunk_id, start, end, records)
 
 
 def pack(operation: Operation) -> bytes:

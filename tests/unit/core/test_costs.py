@@ -114,12 +114,12 @@ def move(q: Queue) -> None:
 
 COSTS = {
     "queue, never": {
-        "put": {"bytes": 134000, "functions": 20, "write": 1000},
-        "put_many": {"bytes": 204153, "functions": 49, "write": 4},
-        "get": {"bytes": 36000, "functions": 20, "read": 2, "write": 1000},
+        "put": {"bytes": 134000, "functions": 13, "write": 1000},
+        "put_many": {"bytes": 204153, "functions": 47, "write": 4},
+        "get": {"bytes": 36000, "functions": 16, "read": 2, "write": 1000},
         "get_many": {"bytes": 36, "functions": 40, "read": 1, "write": 1},
-        "put_many again": {"bytes": 102051, "functions": 45, "write": 3},
-        "session: get, put, commit": {"bytes": 15002, "functions": 77, "read": 1, "write": 101},
+        "put_many again": {"bytes": 102051, "functions": 43, "write": 3},
+        "session: get, put, commit": {"bytes": 15002, "functions": 76, "read": 1, "write": 101},
         "lease": {
             "close": 3,
             "exists": 4,
@@ -144,7 +144,7 @@ COSTS = {
             "bytes": 36,
             "close": 1,
             "exists": 2,
-            "functions": 195,
+            "functions": 192,
             "identity": 2,
             "is_directory": 2,
             "kinds": 1,
@@ -166,7 +166,7 @@ COSTS = {
             "bytes": 408164,
             "close": 2,
             "exists": 2,
-            "functions": 330,
+            "functions": 318,
             "identity": 4,
             "is_directory": 3,
             "kinds": 1,
@@ -184,16 +184,16 @@ COSTS = {
     "topic, never": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 45, "write": 4000},
         "append_many": {"bytes": 304143, "functions": 86, "write": 8},
-        "read, commit": {"functions": 98, "inode_and_size": 2000, "read": 1006, "write": 2000},
-        "read_many, commit": {"functions": 118, "inode_and_size": 2, "read": 3, "write": 2},
+        "read, commit": {"functions": 96, "inode_and_size": 2000, "read": 1006, "write": 2000},
+        "read_many, commit": {"functions": 116, "inode_and_size": 2, "read": 3, "write": 2},
     },
     "queue, commit": {
-        "put": {"bytes": 134000, "functions": 22, "sync": 1000, "write": 1000},
-        "put_many": {"bytes": 102043, "functions": 42, "sync": 1, "write": 1},
-        "get": {"bytes": 240102, "functions": 22, "read": 2, "sync": 1000, "write": 1001},
+        "put": {"bytes": 134000, "functions": 16, "sync": 1000, "write": 1000},
+        "put_many": {"bytes": 102043, "functions": 40, "sync": 1, "write": 1},
+        "get": {"bytes": 240102, "functions": 19, "read": 2, "sync": 1000, "write": 1001},
         "get_many": {"bytes": 36, "functions": 42, "read": 1, "sync": 1, "write": 1},
-        "put_many again": {"allocate": 1, "bytes": 102043, "functions": 43, "sync": 1, "write": 1},
-        "session: get, put, commit": {"bytes": 117002, "functions": 79, "read": 1, "sync": 100, "write": 101},
+        "put_many again": {"allocate": 1, "bytes": 102043, "functions": 41, "sync": 1, "write": 1},
+        "session: get, put, commit": {"bytes": 117002, "functions": 78, "read": 1, "sync": 100, "write": 101},
         "lease": {
             "close": 3,
             "exists": 4,
@@ -215,8 +215,8 @@ COSTS = {
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},
         "append_many": {"bytes": 304143, "functions": 95, "sync": 2, "write": 8},
-        "read, commit": {"functions": 124, "inode_and_size": 3000, "read": 1006, "sync": 1000, "write": 4000},
-        "read_many, commit": {"functions": 144, "inode_and_size": 3, "read": 3, "sync": 1, "write": 4},
+        "read, commit": {"functions": 122, "inode_and_size": 3000, "read": 1006, "sync": 1000, "write": 4000},
+        "read_many, commit": {"functions": 142, "inode_and_size": 3, "read": 3, "sync": 1, "write": 4},
     },
 }
 
