@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, NoReturn, TypeVar
 
-from qewqew_core.crc import crc32, short_crc32
+from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, read_whole, write_new
@@ -65,7 +65,7 @@ def head(magic: bytes, generation: int) -> bytes:
 
 def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
     head = _CHECKED_HEAD.pack(durable, kind)
-    return b"".join((_UNCHECKED.pack(len(body), crc32(body, short_crc32(head, generation))), head, body))
+    return b"".join((_UNCHECKED.pack(len(body), crc32(body, crc32(head, generation))), head, body))
 
 
 # Reading
