@@ -57,68 +57,46 @@ def get_provider_info() -> dict[str, Any]:
                     "relabeling": {"host": "Directory"},
                     "placeholders": {"host": "/var/lib/qewqew"},
                 },
-                "conn-fields": {
-                    "hostname": {
-                        "label": "Hostname",
-                        "description": "Of the worker that has the directory, as task instances show it; *: every worker has it",
-                        "schema": {"type": ["string", "null"]},
-                    },
-                    "chunk_size": {
-                        "label": "Chunk size",
-                        "description": "Bytes of one chunk file (default 16 MiB)",
-                        "schema": {"type": ["integer", "null"], "minimum": 12, "maximum": 2**31 - 1},
-                    },
-                    "sync": {
-                        "label": "Sync",
-                        "description": "commit: a commit is on disk when it returns; never: it survives a kill, not a power cut",
-                        "schema": {"type": "string", "enum": ["commit", "never"], "default": "commit"},
-                    },
-                    "lock_timeout": {
-                        "label": "Lock time-out",
-                        "description": "Seconds to wait for another owner of a queue (default 10)",
-                        "schema": {"type": ["number", "null"], "minimum": 0},
-                    },
-                    "max_records": {
-                        "label": "Records",
-                        "description": "At most so many records wait in a queue (default: any); a task that stages more fails",
-                        "schema": {"type": ["integer", "null"], "minimum": 1},
-                    },
-                    "max_bytes": {
-                        "label": "Bytes",
-                        "description": "At most so many bytes of records wait in a queue (default: any)",
-                        "schema": {"type": ["integer", "null"], "minimum": 1},
-                    },
-                    "min_free_bytes": {
-                        "label": "Free bytes",
-                        "description": "Staging leaves so many bytes free on the file system (default 0)",
-                        "schema": {"type": ["integer", "null"], "minimum": 0},
-                    },
-                    "log_bytes": {
-                        "label": "Log bytes",
-                        "description": "A log is cut back to a snapshot when it has grown by so many bytes (default 4 MiB)",
-                        "schema": {"type": ["integer", "null"], "minimum": 1, "maximum": 2**30},
-                    },
-                    "max_attempts": {
-                        "label": "Attempts",
-                        "description": "A batch that was returned so often goes to the dead letters (default 5)",
-                        "schema": {"type": ["integer", "null"], "minimum": 1},
-                    },
-                    "retention": {
-                        "label": "Retention",
-                        "description": "Seconds that an acknowledged batch is kept, for a cleared task (default 86400)",
-                        "schema": {"type": ["number", "null"], "minimum": 0},
-                    },
-                    "retention_bytes": {
-                        "label": "Retained bytes",
-                        "description": "At most so many bytes of acknowledged batches are kept (default 1 GiB)",
-                        "schema": {"type": ["integer", "null"], "minimum": 0},
-                    },
-                    "topic": {
-                        "label": "Topics",
-                        "description": "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers",
-                        "schema": {"type": ["object", "null"]},
-                    },
-                },
+                "conn-fields": _connection_fields(),
             }
         ],
+    }
+
+
+def _connection_fields() -> dict[str, Any]:
+    """What the form of a connection asks for beside the directory: what its extra may hold, see `QewQewHook`."""
+
+    def field(label: str, description: str, kind: str, **schema: int) -> dict[str, Any]:
+        return {"label": label, "description": description, "schema": {"type": [kind, "null"], **schema}}
+
+    hostname = "Of the worker that has the directory, as task instances show it; *: every worker has it"
+    sync = "commit: a commit is on disk when it returns; never: it survives a kill, not a power cut"
+    records = "At most so many records wait in a queue (default: any); a task that stages more fails"
+    log_bytes = "A log is cut back to a snapshot when it has grown by so many bytes (default 4 MiB)"
+    topics = "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers"
+    return {
+        "hostname": field("Hostname", hostname, "string"),
+        "chunk_size": field("Chunk size", "Bytes of one chunk file (default 16 MiB)", "integer", minimum=12, maximum=2**31 - 1),
+        "sync": {
+            "label": "Sync",
+            "description": sync,
+            "schema": {"type": "string", "enum": ["commit", "never"], "default": "commit"},
+        },
+        "lock_timeout": field("Lock time-out", "Seconds to wait for another owner of a queue (default 10)", "number", minimum=0),
+        "max_records": field("Records", records, "integer", minimum=1),
+        "max_bytes": field("Bytes", "At most so many bytes of records wait in a queue (default: any)", "integer", minimum=1),
+        "min_free_bytes": field(
+            "Free bytes", "Staging leaves so many bytes free on the file system (default 0)", "integer", minimum=0
+        ),
+        "log_bytes": field("Log bytes", log_bytes, "integer", minimum=1, maximum=2**30),
+        "max_attempts": field(
+            "Attempts", "A batch that was returned so often goes to the dead letters (default 5)", "integer", minimum=1
+        ),
+        "retention": field(
+            "Retention", "Seconds that an acknowledged batch is kept, for a cleared task (default 86400)", "number", minimum=0
+        ),
+        "retention_bytes": field(
+            "Retained bytes", "At most so many bytes of acknowledged batches are kept (default 1 GiB)", "integer", minimum=0
+        ),
+        "topic": field("Topics", topics, "object"),
     }

@@ -31,7 +31,7 @@ def check_key(key: object) -> str:
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     """An argument that must be one of a few words, or `BadArgument`."""
     if value not in choices:
-        words = " or ".join(f'"{one}"' for one in choices)
+        words = " or ".join(f'"{choice}"' for choice in choices)
         raise BadArgument(f"{name} must be {words}, not {value!r:.60}")
     return str(value)
 

@@ -13,11 +13,11 @@ def key_hash(key: str) -> bytes:
 
 
 def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
-    """Forget keys past their retention; what those that went stood for. ``keys``: (time, that) of each, oldest first."""
-    excess, gone = len(keys) - KEYS_KEPT, []
+    """Forget keys past their retention; returns the values of those. ``keys``: (time, value) of each, oldest first."""
+    excess, values = len(keys) - KEYS_KEPT, []
     for number, (key, (time, value)) in enumerate(list(keys.items())):
         if number >= excess and time > now - KEYS_KEPT_MS:
             break
         del keys[key]
-        gone.append(value)
-    return gone
+        values.append(value)
+    return values

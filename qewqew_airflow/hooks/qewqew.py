@@ -13,10 +13,12 @@ from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
 from qewqew_airflow.errors import WrongHost
-from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Stage, Topic, inspect, inspect_reader
+from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.disk.journal import MOST_LOG_BYTES
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
 from qewqew_core.formats.zbus import LARGEST_BLOCK
+from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.putting import IntoQueue, IntoTopic, into
 from qewqew_core.topic.topic_paths import is_topic
 
 LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
@@ -205,13 +207,14 @@ class QewQewHook(BaseHook):
         """
         return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
 
-    def stage(self, queue_name: str, **settings: Any) -> Stage:
-        """Records for a queue, written while others use it; the commit alone waits for the queue, for a minute unless the
-        connection or ``settings`` say otherwise (``lock_timeout``).
+    def into(self, kind: Kind, name: str, **settings: Any) -> IntoQueue | IntoTopic:
+        """What puts records into a queue or topic while others use it; the commit alone waits for it, for a queue a minute
+        unless the connection or ``settings`` say otherwise (``lock_timeout``).
 
-        ``settings`` are arguments of `Queue` and win over those of the connection. Raises `BadPath` and `BadArgument`.
+        ``settings`` are arguments of `Queue` or `Topic`, and win over those of the connection. Raises `BadPath`, `BadArgument`.
         """
-        return Stage(self._path_to_open(queue_name), **{**self.settings(), **settings})
+        of_connection = self.settings() if kind is Kind.QUEUE else self.topic_settings()
+        return into(self._path_to_open(name), kind, **{**of_connection, **settings})
 
     def _path_to_open(self, name: str) -> str:
         """`path`, for somebody who makes what is missing: on another host he would not notice."""

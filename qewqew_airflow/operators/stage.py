@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from contextlib import closing
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.common.compat.sdk import determine_kwargs
@@ -19,7 +20,9 @@ from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
-from qewqew_core import BadArgument, BadRecord
+from qewqew_core import BadArgument, BadRecord, Message
+from qewqew_core.tools.exchange import few
+from qewqew_core.tools.listing import Kind
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -145,25 +148,24 @@ class QewQewStageOperator(BaseOperator):
             self._file_format()
 
     def execute(self, context: Context) -> dict[str, Any]:
-        hook = QewQewHook(self.qewqew_conn_id)
-        key = task_key(context)
-        if self.topic is not None:
-            path = hook.path(self.topic)
-            staged, stored, size = self._append(hook, self.topic, context, key)
-        else:
-            assert self.queue_name is not None
-            path = hook.path(self.queue_name)  # before the records: a wrong name must not cost a long read
-            staged, stored, size = self._put(hook, self.queue_name, context, key)
-        again = stored != staged
-        if again:
+        hook, key, size = QewQewHook(self.qewqew_conn_id), task_key(context), 0
+        kind, name = (Kind.QUEUE, str(self.queue_name)) if self.topic is None else (Kind.TOPIC, self.topic)
+        path = hook.path(name)
+        # A source may be slow: others use the queue or topic until the commit.
+        with closing(hook.into(kind, name, **self._topic_settings())) as target:
+            for messages in few(self._messages(context)):
+                target.add(messages)
+                size += sum(len(message.body) for message in messages)
+            staged, repeated = target.commit(key)
+        if repeated:
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
         else:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
-        names = {"queue": self.queue_name} if self.topic is None else {"topic": self.topic}
-        metrics.count("staged", stored, connection=self.qewqew_conn_id, **names)
+        names = {kind.value: name}
+        metrics.count("staged", 0 if repeated else staged, connection=self.qewqew_conn_id, **names)
         if self.queue_name is not None:
             metrics.gauge(hook, Source(self.queue_name))
-        self._staged, self._bytes = staged, None if again else size
+        self._staged, self._bytes = staged, None if repeated else size
         result = {**names, "records": staged}
         write_counts(context, self.outlets, result)
         return result
@@ -174,48 +176,18 @@ class QewQewStageOperator(BaseOperator):
         name = self.queue_name or self.topic
         return lineage(outputs=[written_queue(self.qewqew_conn_id, str(name), self._staged, self._bytes)])
 
-    def _put(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
-        """(records of the task's commit, how many were stored now, bytes that the source gave).
-
-        A source may be slow: the queue is opened for the commit alone.
-        """
-        size = 0
-        encoded = (encode(record, number) for number, record in enumerate(self._read(context)))
-        with hook.stage(name) as stage:
-            while some := list(islice(encoded, 1000)):
-                stage.put_many(some)
-                size += sum(map(len, some))
-            return stage.commit(key), stage.stored, size
-
-    def _append(self, hook: QewQewHook, name: str, context: Context, key: str) -> tuple[int, int, int]:
-        """(records of the task's commit, how many were stored now, bytes that the source gave).
-
-        Nobody waits for an open topic until something is appended, and the session appends when it commits.
-        """
-        size = 0
-        with hook.topic(name, **self._topic_settings()) as topic, topic.session() as session:
-            for number, record in enumerate(self._read(context)):
-                body = encode(record, number)
-                session.append(
-                    body,
-                    tag=self._label("tag", self.tag, self._tag_of, record, number),
-                    id=self._label("id", self.id, self._id_of, record, number),
-                )
-                size += len(body)
-            topic.append_many([])  # waits for other writers, so that what is counted is of this task
-            before = topic.stats().next
-            staged = session.commit(key)
-            return staged, topic.stats().next - before, size
-
     def _topic_settings(self) -> dict[str, Any]:
         return check_settings("topic_settings", "topic_settings", self.topic_settings or {}, TOPIC_SETTINGS)
 
-    @staticmethod
-    def _label(name: str, text: Any, function: Callable[[Any], Any] | None, record: Any, number: int) -> str | None:
-        value = text if function is None else function(record)
-        if value is not None and not isinstance(value, str):
-            raise BadRecord(f"the {name} of record {number} must be text or None, not {value!r:.80}. Nothing was stored")
-        return value
+    def _messages(self, context: Context) -> Iterator[Message]:
+        for number, record in enumerate(self._read(context)):
+            body = encode(record, number)
+            tag = self.tag if self._tag_of is None else self._tag_of(record)
+            id = self.id if self._id_of is None else self._id_of(record)
+            for name, label in (("tag", tag), ("id", id)):
+                if label is not None and not isinstance(label, str):
+                    raise BadRecord(f"the {name} of record {number} must be text or None, not {label!r:.80}. Nothing was stored")
+            yield Message(body, tag, id)
 
     def _read(self, context: Context) -> Iterable[Any]:
         if self.sql is not None:

@@ -35,11 +35,11 @@ from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.page import preview
 from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
 from qewqew_airflow.page.history import History
-from qewqew_airflow.shared.source import Source, reader_stem
+from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
 from qewqew_core.batch.places import directory_of
 from qewqew_core.limits import now_ms
-from qewqew_core.topic.topic_paths import check_reader_name
+from qewqew_core.topic.topic_paths import check_reader_name, stem_of
 
 STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
@@ -193,7 +193,7 @@ class Place(BaseModel):
 
     def stem(self, path: str) -> str:
         """What its batches' directories begin with."""
-        return path if self.reader is None else reader_stem(path, self.reader)
+        return path if self.reader is None else stem_of(path, self.reader)
 
 
 class Peek(Place):

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain, islice, pairwise
 from typing import Any
 
@@ -44,7 +45,7 @@ def _records(path: str) -> Iterator[bytes]:
     found = inspection.snapshot(path)
     for chunk in found.chunks:
         # Each piece is measured before it is read.
-        for _, some in zip(_small_pieces(chunk), chunk_records(path, chunk, found.pending.get(chunk.id, [])), strict=False):
+        for _, some in zip(_small_pieces(chunk), chunk_records(path, found, chunk), strict=False):
             yield from some
 
 
@@ -100,8 +101,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     A reader's filter may let nothing pass for long: after `MOST_SKIPPED` windows this gives up. Raises `BadPath`,
     `Corrupt`, and `BadArgument` where there is no such reader.
     """
-    view = View.of(Files(), path)
-    try:
+    with closing(View.of(Files(), path)) as view:
         state = None if reader is None else effective_state(Files(), view, reader)
         if reader is not None and state is None:
             raise BadArgument(f"the topic has no reader {reader!r}")
@@ -112,8 +112,6 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
         for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
             found += map(described_message, stretch.messages(), (head[zbus.LENGTH] for head in stretch.heads))
         return found
-    finally:
-        view.close()
 
 
 def described_message(message: Message, size: int) -> dict[str, Any]:

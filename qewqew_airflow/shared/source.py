@@ -13,7 +13,7 @@ from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.formats.tags import Filter
-from qewqew_core.topic.topic_paths import check_reader_name
+from qewqew_core.topic.topic_paths import check_reader_name, rdx_of, stem_of
 
 Start = Literal["oldest", "latest"] | int | datetime
 
@@ -22,11 +22,6 @@ def check_either(queue_name: str | None, topic: str | None) -> None:
     """Raise `BadArgument` unless exactly one is given."""
     if (queue_name is None) == (topic is None):
         raise BadArgument("give either queue_name or topic")
-
-
-def reader_stem(topic: str, reader: str) -> str:
-    """What the paths of a reader's log and of its batches begin with; ``topic``: its path."""
-    return os.path.join(topic, "state", reader)
 
 
 @dataclass(frozen=True)
@@ -106,11 +101,11 @@ class Source:
         path = self.path(hook)
         if self.topic is None:
             return [path]
-        return [os.path.join(path, os.path.basename(path) + "."), reader_stem(path, f"{self.reader}.")]
+        return [os.path.join(path, os.path.basename(path) + "."), stem_of(path, f"{self.reader}.")]
 
     def may_have_leases(self, hook: QewQewHook) -> bool:
         """False if there is nothing to open in order to return a batch. Makes nothing."""
         return self._has_reader(hook) if self.topic is not None else bool(self.inspect(hook).leased)
 
     def _has_reader(self, hook: QewQewHook) -> bool:
-        return os.path.exists(os.path.join(self.path(hook), "reader", f"{self.reader}.rdx"))
+        return os.path.exists(rdx_of(self.path(hook), str(self.reader)))

@@ -1,7 +1,7 @@
 """Batches: the records that one consumer has leased under a key, and the files they lie in.
 
-What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after
-the commit, `roll_forward` moves them to where the log says, and recovery does the same again after a crash.
+What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after the commit they
+are moved to where the log says (`places.roll_forward_place` …), and recovery does the same again after a crash.
 """
 
 from __future__ import annotations
@@ -145,6 +145,3 @@ class Batch:
     def drop(self) -> None:
         """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
         self._leases.drop(self)
-
-
-# Each of these makes the files agree with what was committed, from any point at which a crash stopped it.

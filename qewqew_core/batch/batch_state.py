@@ -1,4 +1,4 @@
-"""The batches of a queue, or of a reader of a topic, at one moment, and what happens to them: see `operations`. No files.
+"""The batches of a queue, or of a reader of a topic, at one moment, and what happens to them: see `batch_operations`. No files.
 
 Both logs have these operations as JSON, with the names and fields of `BATCH_OPERATIONS`.
 """
@@ -83,25 +83,6 @@ class LeaseState:
         """The batches that are leased, returned or dead."""
         return [batch for batch in self.batches.values() if batch.state != "acked"]
 
-    def lease_again(self, batch_id: str, key: str, attempt: int, lease_timeout: int | None, now: int) -> None:
-        """A returned batch goes to the owner of ``key``."""
-        batch = self.batches[batch_id]
-        batch.keys = [other for other in batch.keys if other != key] + [key]
-        batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, now, ""
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def extend(self, batch_id: str, lease_timeout: int | None, now: int) -> None:
-        """The owner lives."""
-        batch = self.batches[batch_id]
-        batch.lease_timeout, batch.extended = lease_timeout, now
-
-    def end_lease(self, batch_id: str, state: str, reason: str, now: int) -> None:
-        """The batch is returned, dead or acknowledged."""
-        batch = self.batches[batch_id]
-        batch.state, batch.reason, batch.changed = state, reason, now
-        if state == "acked":
-            batch.chunks.clear()
-
     def forget(self, batch_ids: list[str]) -> None:
         """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""
         for batch_id in batch_ids:
@@ -117,12 +98,19 @@ class LeaseState:
     def apply_to_batch(self, operation: BatchOperation, time: int) -> None:
         """Raises KeyError if there is no such batch."""
         match operation:
-            case LeaseAgain():
-                self.lease_again(*operation, time)
-            case Extend():
-                self.extend(*operation, time)
-            case EndLease():
-                self.end_lease(*operation, time)
+            case LeaseAgain(batch_id, key, attempt, lease_timeout):
+                batch = self.batches[batch_id]
+                batch.keys = [other for other in batch.keys if other != key] + [key]
+                batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, time, ""
+                batch.lease_timeout, batch.extended = lease_timeout, time
+            case Extend(batch_id, lease_timeout):
+                batch = self.batches[batch_id]
+                batch.lease_timeout, batch.extended = lease_timeout, time
+            case EndLease(batch_id, state, reason):
+                batch = self.batches[batch_id]
+                batch.state, batch.reason, batch.changed = state, reason, time
+                if state == "acked":
+                    batch.chunks.clear()
             case Forget(batch_ids):
                 self.forget(batch_ids)
 

@@ -22,7 +22,7 @@ from qewqew_core.batch.batch import Batch
 from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.batch.batch_state import BatchState, LeaseState
 from qewqew_core.batch.manifest import Manifest
-from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.engine import Engine, naming_full_disk
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.keys import key_hash
@@ -75,12 +75,8 @@ class Source(ABC):
 
     def prepare(self, act: Callable[[], T]) -> T:
         """Do before a commit what needs room; raises `DiskFull`, and nothing has changed."""
-        try:
+        with naming_full_disk(self.engine.path):
             return self.with_room(act)
-        except OSError as error:
-            if (full := self.engine.full(error)) is None:
-                raise
-            raise full from error
 
     def with_room(self, act: Callable[[], T]) -> T:
         """Do it, also on a full disk if that is possible."""
@@ -273,14 +269,14 @@ class Leases:
         acked = sorted(self.in_states("acked"), key=lambda batch: batch.changed)
         kept = sum(self._source.occupied(batch) for batch in acked)
         oldest = now_ms() - self.retention // timedelta(milliseconds=1)
-        gone = []
+        expired = []
         for batch in acked:
             if batch.changed > oldest and kept <= self.retention_bytes:
                 break
-            gone.append(batch.id)
+            expired.append(batch.id)
             kept -= self._source.occupied(batch)
-        if gone:
-            self._forget(gone, keep_manifest=True)
+        if expired:
+            self._forget(expired, keep_manifest=True)
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
         self._source.commit(Forget(batch_ids, keep_manifest))

@@ -39,7 +39,7 @@ class Segment:
     records: int
     crc32: str  # of the bytes from start to end, eight hex digits
     boundaries: tuple[tuple[int, int], ...]  # (offset of a record, records of this segment before it)
-    checksums: tuple[str, ...] = ()  # as crc32, of the bytes from start to each boundary; () in manifests of older releases
+    checksums: tuple[str, ...] = ()  # as crc32, of the bytes from start to each boundary
     # Of a part that `split` cut off: the checksum of what lies before it. ``crc32`` and ``checksums`` go on from there.
     seed: str = "00000000"
 
@@ -48,15 +48,8 @@ class Segment:
         """Of a block: the offset in the topic at which the file begins."""
         return int(self.file[:20])
 
-    @property
-    def splittable(self) -> bool:
-        """Whether a part can be verified by itself."""
-        return len(self.checksums) == len(self.boundaries)
-
     def split(self, size: int) -> list[Segment]:
-        """Parts of at least ``size`` bytes, but for the last, cut at boundaries; the whole if it is not `splittable`."""
-        if not self.splittable:
-            return [self]
+        """Parts of at least ``size`` bytes, but for the last, cut at boundaries. Each can be verified by itself."""
         parts, seed = [], self.seed
         start, before, first = self.start, 0, 0
         places = (*self.boundaries, (self.end, self.records))
@@ -266,19 +259,19 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
         raise BadManifest(f"{where}{segment.records} records do not fit into {size} bytes", path=path)
     if _CRC.fullmatch(segment.crc32) is None:
         raise BadManifest(f"{where}crc32 {segment.crc32!r} is not eight hex digits", path=path)
-    if segment.checksums and len(segment.checksums) != len(segment.boundaries):
-        raise BadManifest(
-            f"{where}there are {len(segment.checksums)} checksums for {len(segment.boundaries)} boundaries", path=path
-        )
-    for checksum in segment.checksums:
-        if not isinstance(checksum, str) or _CRC.fullmatch(checksum) is None:
-            raise BadManifest(f"{where}checksum {checksum!r:.80} is not eight hex digits", path=path)
     before, counted = segment.start, 0
     for offset, records in segment.boundaries:
         rises = counted <= records <= segment.records if partial else counted < records < segment.records
         if not (before < offset < segment.end and rises):
             raise BadManifest(f"{where}boundaries must rise within the segment, found {offset}, {records}", path=path)
         before, counted = offset, records
+    if len(segment.checksums) != len(segment.boundaries):
+        raise BadManifest(
+            f"{where}there are {len(segment.checksums)} checksums for {len(segment.boundaries)} boundaries", path=path
+        )
+    for checksum in segment.checksums:
+        if not isinstance(checksum, str) or _CRC.fullmatch(checksum) is None:
+            raise BadManifest(f"{where}checksum {checksum!r:.80} is not eight hex digits", path=path)
 
 
 def _check_files(store: Store, manifest: Manifest, path: str) -> None:

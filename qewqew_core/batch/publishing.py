@@ -50,20 +50,19 @@ def publish(
     target = store_of(path, options)
     _check(target, body)
     target.clean()
-    files = body.files()
+    files, tell = body.files(), progress or (lambda done, total: None)
     done, total = 0, sum(files.values())
     for name, size in files.items():
         of_file = sorted((segment for segment in body.segments if segment.file == name), key=lambda segment: segment.start)
         with open_file(source, name) as file:
             if not _is_there(target, name, size, _verified(file, of_file)):
-                target.write(name, _told(_verified(file, of_file), done, total, progress))
+                target.write(name, _told(_verified(file, of_file), done, total, tell))
                 if (found := target.size(name)) != size:
                     raise StoreError(
                         f"it has {found} bytes after {size} were written; nothing is published", path=target.locate(name)
                     )
         done += size
-        if progress is not None:
-            progress(done, total)
+        tell(done, total)
     target.write(MANIFEST, [body.to_json()])
     return path
 
@@ -121,9 +120,8 @@ def _is_there(target: Store, name: str, size: int, parts: Iterable[bytes]) -> bo
     return found == wanted
 
 
-def _told(parts: Iterable[bytes], done: int, total: int, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+def _told(parts: Iterable[bytes], done: int, total: int, tell: Callable[[int, int], None]) -> Iterator[bytes]:
     for part in parts:
         yield part
         done += len(part)
-        if progress is not None:
-            progress(done, total)
+        tell(done, total)

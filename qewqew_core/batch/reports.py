@@ -45,9 +45,8 @@ class RepairReport:
     damage: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a person should look at, though it need not be wrong
     set_aside: str | None = None  # the directory with all that was replaced; of a queue with a report.json that says this too
-    changed: bool = False
 
     @property
     def ok(self) -> bool:
-        """Nothing was wrong."""
+        """Nothing was wrong, and nothing was changed."""
         return not self.damage

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from qewqew_core.batch import manifest, segments
+from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
@@ -19,8 +19,6 @@ from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 
 _STEP = 1 << 20
-
-
 _AT_ONCE = 8 << 20  # what is longer is read once to verify it, and once more to give it out
 
 
@@ -49,21 +47,17 @@ def read_records(
 def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_bytes: int = _STEP) -> Iterator[tuple[int, bytes]]:
     """The segment of a queue as runs of whole frames: (number of records, bytes for `chunk.split`).
 
-    Runs end at boundaries, so each has about ``run_bytes``, or the whole segment where it has none. Each is given out only
-    if its checksum is right; where the manifest has only that of the whole segment, this is verified before the first
-    run (the file is read twice, so memory does not grow with the segment). Raises `Corrupt`, and `StoreError`.
+    Runs end at boundaries, so each has about ``run_bytes``. Each is given out only if its checksum is right. Raises `Corrupt`,
+    and `StoreError`.
     """
-    with _opened(store, segment) as file:
-        crc = int(segment.seed, 16)
-        for start, end, records, expected in _spans(segment, run_bytes):
-            data = file.read(start, end)
-            if expected is not None:
-                crc = crc32(data, crc)
-                file.check(start, end, crc, expected)
-            yield records, data
+    with open_file(_store(store), segment.file) as file:
+        for part in segment.split(run_bytes):
+            data = file.read(part.start, part.end)
+            file.check(part.start, part.end, crc32(data, int(part.seed, 16)), part.crc32)
+            yield part.records, data
 
 
-class Run(NamedTuple):
+class RawMessages(NamedTuple):
     """Whole messages of a block, as they stand there."""
 
     offset: int  # in the topic, of the first byte
@@ -83,7 +77,7 @@ class Walk:
         self.at = at
         self._path, self._base, self._dialect, self._number, self._filter = path, base, dialect, number, filter or None
 
-    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[Run]:
+    def to(self, end: int, read: Read, run_bytes: int) -> Iterator[RawMessages]:
         """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
 
         Raises `Corrupt`.
@@ -108,29 +102,25 @@ class Walk:
             if not at:
                 raise Corrupt("the block ends in the head of a message", path=self._path, offset=start)
             self.at, self._number = start + at, number
-            yield Run(self._base + start, data, bounds)
+            yield RawMessages(self._base + start, data, bounds)
 
 
 def read_messages(
     store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
-) -> Iterator[Run]:
+) -> Iterator[RawMessages]:
     """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
 
     Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages with numbers that
     follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
     """
-    with _opened(store, segment) as file:
+    with open_file(_store(store), segment.file) as file:
         walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
-        crc = int(segment.seed, 16)
         # Several runs, for each read of an object store is a request; and rarely more than is read at once.
-        for start, end, records, crc32 in _spans(segment, 4 * run_bytes):
-            read: Read = file.read
-            if crc32 is not None:
-                read, crc = file.verified(start, end, crc, crc32)
+        for part in segment.split(4 * run_bytes):
             found = 0
-            for run in walk.to(end, read, run_bytes):
+            for run in walk.to(part.end, file.verified(part), run_bytes):
                 found += len(run.bounds) // 2
-                if walk.at == end and found != records:
+                if walk.at == part.end and found != part.records:
                     raise _wrong_count(store, segment)
                 if run.bounds:
                     yield run
@@ -173,20 +163,17 @@ class SegmentFile(NamedTuple):
                 offset=start,
             )
 
-    def verified(self, start: int, end: int, crc: int, expected: str) -> tuple[Read, int]:
-        """What reads parts of start..end, now that it has the right checksum, which goes on from ``crc``; and that checksum."""
+    def verified(self, part: Segment) -> Read:
+        """What reads of these bytes, which have the right checksum."""
+        start, end, crc = part.start, part.end, int(part.seed, 16)
         if end - start <= _AT_ONCE:
             data = self.read(start, end)
-            crc = crc32(data, crc)
-            self.check(start, end, crc, expected)
-            return lambda first, last: data[first - start : last - start], crc
-        return self.read, self.verify(start, end, crc, expected)
-
-    def verify(self, start: int, end: int, crc: int, expected: str) -> int:
+            self.check(start, end, crc32(data, crc), part.crc32)
+            return lambda first, last: data[first - start : last - start]
         for at in range(start, end, _STEP):
             crc = crc32(self.read(at, min(at + _STEP, end)), crc)
-        self.check(start, end, crc, expected)
-        return crc
+        self.check(start, end, crc, part.crc32)
+        return self.read
 
 
 @contextmanager
@@ -203,28 +190,6 @@ def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
         yield SegmentFile(path, read)
 
 
-@contextmanager
-def _opened(store: Store | str | os.PathLike[str], segment: Segment) -> Iterator[SegmentFile]:
-    """The file of a segment, which was read already if only the whole has a checksum."""
-    with open_file(_store(store), segment.file) as file:
-        if not segment.splittable or segment.start == segment.end:
-            file.verify(segment.start, segment.end, int(segment.seed, 16), segment.crc32)
-        yield file
-
-
-def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | None]]:
-    """The segment, cut at boundaries into pieces of at least ``size`` bytes, but for the last: start, end, records, and the
-    checksum of the bytes from the segment's start to end, where it is known.
-    """
-    places = (*segment.boundaries, (segment.end, segment.records))
-    known = (*segment.checksums, segment.crc32) if segment.splittable else (None,) * len(places)
-    start, before = segment.start, 0
-    for (end, records), expected in zip(places, known, strict=True):
-        if end - start >= size or (end == segment.end and end > start):
-            yield start, end, records - before, expected
-            start, before = end, records
-
-
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
     """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
 
@@ -234,4 +199,4 @@ def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list
     if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
         raise Corrupt(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
     for segment in body.segments:
-        yield from segments.read_records(directory, body, segment)
+        yield from read_records(directory, body, segment)

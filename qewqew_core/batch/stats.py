@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.limits import now_ms
 
 if TYPE_CHECKING:
     import pendulum
@@ -28,7 +29,14 @@ class QueueStats:
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
 
 
-def last_lease(batches: Iterable[BatchState]) -> pendulum.DateTime | None:
+def counts(batches: Collection[BatchState]) -> dict[str, int]:
+    """How many are leased, returned and dead; see `QueueStats`."""
+    now = now_ms()
+    states = ["returned" if batch.expired(now) else batch.state for batch in batches]
+    return {state: states.count(state) for state in ("leased", "returned", "dead")}
+
+
+def last_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
     """When one of these was leased last. Of a batch that was leased again, and has ended since, the first time counts."""
     times = [batch.changed if batch.state == "leased" else batch.created for batch in batches]
     return arguments.moment(max(times)) if times else None

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core.disk.files import DISK, read_whole
+from qewqew_core.disk.files import DISK, Descriptors, read_whole
 from qewqew_core.disk.journal import FULL
 from qewqew_core.errors import BadArgument, DiskFull, StoreError
 
@@ -85,25 +85,19 @@ class Local(Store):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
-        fd = DISK.open_to_read(self.locate(name))
-        try:
+        with Descriptors([DISK.open_to_read(self.locate(name))]) as (fd,):
             yield lambda start, end: DISK.read(fd, end - start, start)
-        finally:
-            DISK.close(fd)
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         temporary = os.path.join(self.path, f".{secrets.token_hex(8)}{_TEMPORARY}")
         try:
             self._make_directory(self.path)
-            fd = DISK.open(temporary, new=True)
-            try:
+            with Descriptors([DISK.open(temporary, new=True)]) as (fd,):
                 at = 0
                 for part in parts:
                     DISK.write(fd, part, at)
                     at += len(part)
                 DISK.sync(fd)
-            finally:
-                DISK.close(fd)
             DISK.rename(temporary, self.locate(name))
             DISK.sync_directory(self.path)
         except BaseException as error:

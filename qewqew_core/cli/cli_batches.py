@@ -29,15 +29,14 @@ from qewqew_core.cli.targets import (
 )
 from qewqew_core.cli.terminal import (
     answer,
+    answer_list,
     ask,
     counted,
     do_each,
     iso,
-    print_json,
     print_records,
     print_table,
     progress_bar,
-    say,
     short,
     sized,
     uninterrupted,
@@ -64,10 +63,9 @@ def batches_command(
 ) -> None:
     """List the batches that are leased or returned, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
-        if acked:
-            _print_batches(queue.acknowledged(), as_json, "no acknowledged batch is kept")
-        else:
-            _print_batches(queue.batches(), as_json, "no batch is leased or returned")
+        found = queue.acknowledged() if acked else queue.batches()
+        none = "no acknowledged batch is kept" if acked else "no batch is leased or returned"
+        answer_list(as_json, found, _batch_json, _print_batches, none)
 
 
 @app.command(rich_help_panel="Batches")
@@ -177,7 +175,7 @@ def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], 
 def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List the dead letters, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
-        _print_batches(queue.dead(), as_json, "no dead letters")
+        answer_list(as_json, queue.dead(), _batch_json, _print_batches, "no dead letters")
 
 
 @dead_app.command("show")
@@ -234,14 +232,9 @@ def _dead(queue: HasBatches, batch_id: str) -> Batch:
     return batch
 
 
-def _print_batches(batches: list[Batch], as_json: bool, none: str) -> None:
-    if as_json:
-        print_json([_batch_json(batch) for batch in batches])
-    elif batches:
-        columns = ["id", "key", "state", "attempt", "records", "bytes", "created", "expires", "reason"]
-        print_table(columns, [_batch_row(batch) for batch in batches], numbers=("attempt", "records", "bytes"))
-    else:
-        say(none)
+def _print_batches(batches: list[Batch]) -> None:
+    columns = ["id", "key", "state", "attempt", "records", "bytes", "created", "expires", "reason"]
+    print_table(columns, [_batch_row(batch) for batch in batches], numbers=("attempt", "records", "bytes"))
 
 
 def _batch_json(batch: Batch) -> dict[str, Any]:

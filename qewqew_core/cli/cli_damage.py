@@ -34,6 +34,7 @@ from qewqew_core.cli.targets import (
 )
 from qewqew_core.cli.terminal import (
     DAMAGED,
+    answer_list,
     ask,
     counted,
     do_each,
@@ -48,7 +49,7 @@ from qewqew_core.cli.terminal import (
     visible,
     write,
 )
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue import Queue
@@ -157,13 +158,14 @@ def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Jso
     """
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
         found = queue.orphans()
-    if as_json:
-        print_json([_orphan_json(one) for one in found])
-    elif found:
-        rows = [[os.path.basename(one.path), f"{one.records:,}", sized(one.bytes), one.problem or ""] for one in found]
-        print_table(["file", "records", "bytes", "problem"], rows, numbers=("records", "bytes"))
-    else:
-        say("no orphans")
+    answer_list(as_json, found, _orphan_json, _print_orphans, "no orphans")
+
+
+def _print_orphans(orphans: list[Orphan]) -> None:
+    rows = [
+        [os.path.basename(orphan.path), f"{orphan.records:,}", sized(orphan.bytes), orphan.problem or ""] for orphan in orphans
+    ]
+    print_table(["file", "records", "bytes", "problem"], rows, numbers=("records", "bytes"))
 
 
 @orphans_app.command("show")
@@ -202,13 +204,13 @@ def _end_orphans(
             partial(act, queue),
             as_json,
             _orphan_json,
-            lambda one: f"{os.path.basename(one.path)}: {counted(one.records, 'record')} {done}",
+            lambda orphan: f"{os.path.basename(orphan.path)}: {counted(orphan.records, 'record')} {done}",
         )
 
 
 def _orphans(queue: Queue, names: list[str]) -> list[Orphan]:
     """Those with these names: all are there, or nothing is done."""
-    found = {os.path.basename(one.path): one for one in queue.orphans()}
+    found = {os.path.basename(orphan.path): orphan for orphan in queue.orphans()}
     wanted = dict.fromkeys(map(os.path.basename, names))
     if missing := [name for name in wanted if name not in found]:
         raise Empty(f"no orphan is called {missing[0]!r}; `qewqew orphans list` names them", path=queue.path)
@@ -236,8 +238,7 @@ def dump(
         raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)
     files = Files()
     path = os.path.abspath(path)
-    fd = files.open_to_read(path, follow=True)
-    try:
+    with Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
         what = kind or dumping.kind_by_name(path)
         if what is None:
             raise BadArgument("its name does not say what this file is: say it with --as (a manifest is JSON itself)", path=path)
@@ -254,8 +255,6 @@ def dump(
                 if len(shown) >= _LINES:
                     _print_lines(shown)
         _print_lines(shown)
-    finally:
-        files.close(fd)
     if damaged:
         say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what is whole")
         raise typer.Exit(DAMAGED)
@@ -273,7 +272,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
     if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return [*map(_plain, value)] if isinstance(value, (list, tuple)) else value
 
 
@@ -302,7 +301,7 @@ def _line_text(line: dumping.Line) -> list[str]:
         ((_, text),) = _data(data := fields.pop("data"), fields["bytes"]).items()
         more = f"  {text}{' …' if len(data) < fields['bytes'] else ''}"
     said = _said(fields) + more + (f"  damage: {line.damage}" if line.damage else "")
-    behind = [f"{'':>12}  {one['op']:<12}  {_said({name: one[name] for name in one if name != 'op'})}" for one in operations]
+    behind = [f"{'':>12}  {operation.pop('op'):<12}  {_said(operation)}" for operation in map(dict, operations)]
     return [f"{line.offset:>10}  {line.what:<12}  {said}".rstrip(), *map(str.rstrip, behind)]
 
 

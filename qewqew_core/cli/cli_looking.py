@@ -15,11 +15,12 @@ import typer
 from rich.live import Live
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import last_lease
+from qewqew_core.batch.stats import counts, last_lease
 from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.terminal import (
     INTERRUPTED,
     age,
+    answer_list,
     counted,
     exit_code,
     iso,
@@ -50,13 +51,14 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
         found["files"] = found.pop("chunks")
     else:
         stats, readers = inspect_topic(path)
+        batches = [batch for state in readers.values() for batch in state.batches.values()]
         found = {
             "records": stats.messages,
             "bytes": stats.bytes,
             "oldest": stats.oldest,
-            **_counts(*readers.values()),
+            **counts(batches),
             "on_disk": stats.on_disk,
-            "last_lease": last_lease(batch for state in readers.values() for batch in state.batches.values()),
+            "last_lease": last_lease(batches),
             "files": stats.blocks,
             "newest": stats.newest,
             "first": stats.first,
@@ -65,13 +67,6 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
             "readers": readers_json(stats, readers),
         }
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
-
-
-def _counts(*readers: ReaderState) -> dict[str, int]:
-    now = now_ms()
-    batches = [batch for state in readers for batch in state.batches.values()]
-    states = ["returned" if batch.expired(now) else batch.state for batch in batches]
-    return {state: states.count(state) for state in _COUNTS}
 
 
 def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dict[str, Any]]:
@@ -84,7 +79,7 @@ def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dic
             "in_flight": len(state.in_flight),
             "lost": state.lost,
         }
-        | _counts(state)
+        | counts(state.batches.values())
         for name, state in readers.items()
     ]
 
@@ -144,12 +139,8 @@ def ls(
     What cannot be read has its error in the list, and the exit code is that of the error.
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(*_table(rows))
-    else:
-        say("no queues or topics here (an empty closed queue leaves no files)")
+    none = "no queues or topics here (an empty closed queue leaves no files)"
+    answer_list(as_json, rows, dict, lambda rows: print_table(*_table(rows)), none)
     raise typer.Exit(worst)
 
 

@@ -214,7 +214,8 @@ def peek(
     chosen = Filter(text)
 
     def begin() -> tuple[Message | None, Iterator[Message]]:
-        found = (one for one in exchange.waiting(path, kind, lambda done, total: None) if chosen.matches(one.tag))
+        waiting = exchange.waiting(path, kind, lambda done, total: None)
+        found = (message for message in waiting if chosen.matches(message.tag))
         return next(found, None), found
 
     first, others = steady(path, begin)

@@ -27,16 +27,7 @@ from qewqew_core.cli.targets import (
     existing_topic,
     to_fill,
 )
-from qewqew_core.cli.terminal import (
-    answer,
-    ask,
-    counted,
-    print_json,
-    print_messages,
-    say,
-    sync_output,
-    uninterrupted,
-)
+from qewqew_core.cli.terminal import answer, answer_list, ask, counted, print_messages, sync_output, uninterrupted
 from qewqew_core.errors import Empty
 from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS
 from qewqew_core.tools.listing import Kind
@@ -161,13 +152,7 @@ def trim(
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
     """List the readers of a topic, and how many messages lie behind what each has committed."""
     existing(path, Kind.TOPIC, NO_READERS)
-    rows = readers_json(*inspect_topic(path))
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_readers(rows)
-    else:
-        say("the topic has no readers")
+    answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
 
 
 @readers_app.command("add")

@@ -83,7 +83,7 @@ def exit_code(error: Exception) -> int:
 
 
 def do_each(
-    ones: Iterable[T],
+    items: Iterable[T],
     act: Callable[[T], object],
     as_json: bool,
     as_dict: Callable[[T], dict[str, Any]],
@@ -92,16 +92,16 @@ def do_each(
     """``act`` on each, and print those that it is done to, also if one of them fails. Ctrl-C waits for the one that is begun."""
     done: list[T] = []
     try:
-        for one in ones:
+        for item in items:
             with uninterrupted():
-                act(one)
-                done.append(one)
+                act(item)
+                done.append(item)
     finally:
         if as_json:
-            print_json([as_dict(one) for one in done])
+            print_json([*map(as_dict, done)])
         else:
-            for one in done:
-                print_line(as_line(one))
+            for line in map(as_line, done):
+                print_line(line)
 
 
 @contextlib.contextmanager
@@ -185,6 +185,18 @@ def print_json(value: object) -> None:
     write(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 
+def answer_list(
+    as_json: bool, found: list[T], as_dict: Callable[[T], object], show: Callable[[list[T]], None], none: str
+) -> None:
+    """All that was found: for a program, or as a table for people, who are told if there is nothing."""
+    if as_json:
+        print_json([*map(as_dict, found)])
+    elif found:
+        show(found)
+    else:
+        say(none)
+
+
 def answer(as_json: bool, value: object, text: str) -> None:
     """What a command has done: for a program, or for people."""
     if as_json:
@@ -198,9 +210,9 @@ def print_messages(messages: Iterable[Message], null: bool, as_json: bool, topic
     end = b"\0" if null else b"\n"
     for group in few(messages):
         if as_json:
-            write(b"".join(json_line(one, topic, **{"attempt": one.attempt} if topic else {}) for one in group))
+            write(b"".join(json_line(message, topic, **{"attempt": message.attempt} if topic else {}) for message in group))
         else:
-            write(b"".join(one.body + end for one in group))
+            write(b"".join(message.body + end for message in group))
 
 
 def print_records(records: Iterable[bytes], null: bool, as_json: bool) -> None:
@@ -230,8 +242,8 @@ def visible(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def counted(number: int, what: str, plural: str | None = None) -> str:
+    return f"{number:,} {what if number == 1 else plural or what + 's'}"
 
 
 def sized(number: float) -> str:

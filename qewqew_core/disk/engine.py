@@ -72,6 +72,17 @@ def no_room(error: OSError, path: str) -> DiskFull | None:
     return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or path)
 
 
+@contextlib.contextmanager
+def naming_full_disk(path: str) -> Iterator[None]:
+    """Errors of the system before a commit that mean that the disk is full are raised as `DiskFull`."""
+    try:
+        yield
+    except OSError as error:
+        if (full := no_room(error, path)) is None:
+            raise
+        raise full from error
+
+
 class Transaction:
     """What a queue's and a topic's session and a stage are to their ``with`` statement: committed at its end, else forgotten."""
 

@@ -20,14 +20,17 @@ further on says that the place was durable, then it was not torn but damaged.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import re
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
@@ -161,6 +164,26 @@ def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T
             if here == seen:
                 raise
             seen = here
+
+
+def json_fields(body: bytes) -> dict[str, Any]:
+    """The body of a frame that is a JSON object. Raises ValueError for any other, and RecursionError."""
+    fields = json.loads(body)
+    if type(fields) is not dict:
+        raise ValueError("this is no JSON object")
+    return fields
+
+
+def look_again(look: Callable[[], T], changing: tuple[type[Exception], ...] = (Corrupt,)) -> T:
+    """What ``look`` finds in a store that others use: it may change between two looks at it. Damage looks the same each time.
+
+    ``changing``: what it raises then; the fifth time it passes through.
+    """
+    for attempt in range(4):
+        with contextlib.suppress(*changing):
+            return look()
+        time.sleep(0.01 * attempt)
+    return look()
 
 
 # A damaged log

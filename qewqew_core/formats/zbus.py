@@ -46,9 +46,7 @@ BLOCK_SIZE = 64 << 20  # a block is left when it has reached this, unless the ca
 HEAD = 204  # bytes of a message before its body
 LARGEST_BLOCK = (1 << 31) - 1
 LARGEST_BODY = LARGEST_BLOCK - HEAD
-LARGEST = (
-    1 << 62
-)  # no topic gets so far: what a server has left with a larger offset or number is damaged, and soon would not fit
+LARGEST = 1 << 62  # no topic gets so far: a larger offset or number that a server has left is damaged, and soon would not fit
 ID_BYTES, TAG_BYTES, TEXT_BYTES = 39, 127, 127
 ID_AT, ID_SLOT, NUMBER_AT, TAG_AT, LENGTH_AT = 16, 40, 64, 72, 200  # in the head of a message
 TIMESTAMP_AT = {"A": 8, "B": 8, "C": 56}
@@ -416,15 +414,6 @@ def nak_size(dialect: str) -> int:
     return HEADER + NAK_ENTRIES * _NAK_ENTRIES[dialect].size
 
 
-def new_nak(created: int, dialect: str, window: int = 100, timeout: int = 10_000) -> bytes:
-    head = _NAK.pack(window, timeout).ljust(_COMMON_AT, b"\0")
-    return head + _COMMON.pack(0, created, created).ljust(nak_size(dialect) - _COMMON_AT, b"\0")
-
-
-def pack_nak_head(window: int, timeout: int) -> bytes:
-    return _NAK.pack(window, timeout)
-
-
 def unpack_nak_head(data: bytes) -> tuple[int, int]:
     """Window (messages) and time-out (milliseconds)."""
     window, timeout = _NAK.unpack_from(data)
@@ -433,13 +422,6 @@ def unpack_nak_head(data: bytes) -> tuple[int, int]:
 
 def nak_entry_at(number: int, dialect: str) -> int:
     return HEADER + number * _NAK_ENTRIES[dialect].size
-
-
-def pack_nak(entry: Nak, dialect: str) -> bytes:
-    if dialect == "C":
-        return _NAK_ENTRIES["C"].pack(1, entry.offset, entry.tries, entry.updated)
-    id = (entry.id or "").encode()[:ID_BYTES]  # one that was read from cut text may have grown
-    return _NAK_ENTRIES["B"].pack(1, entry.offset, _slot(id), entry.tries, entry.updated)
 
 
 def unpack_naks(data: bytes, dialect: str) -> dict[int, Nak]:

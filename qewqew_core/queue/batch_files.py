@@ -68,12 +68,15 @@ def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
     files.sync_directory(os.path.dirname(path))
 
 
+def segment_paths(path: str, batch: BatchState) -> list[str]:
+    """Where the segments of a batch lie that is in its directory."""
+    directory = directory_of(path, batch)
+    return [os.path.join(directory, segment_file(path, chunk_state.id)) for chunk_state in batch.chunks]
+
+
 def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
     """The manifest of a batch that lies in its directory."""
-    directory = directory_of(path, batch)
-    return manifest_of(
-        files, path, batch, [os.path.join(directory, segment_file(path, chunk_state.id)) for chunk_state in batch.chunks]
-    )
+    return manifest_of(files, path, batch, segment_paths(path, batch))
 
 
 def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.batch.stats import QueueStats, counts, last_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
-from qewqew_core.disk.journal import Body
+from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
-from qewqew_core.limits import now_ms
 from qewqew_core.queue import java, paths
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import chain_of, look
@@ -79,7 +77,7 @@ def _snapshot(path: str) -> Snapshot:
     )
 
 
-def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
+def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, Body]]) -> bytes:
     """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
     over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
     if not over:
@@ -112,20 +110,13 @@ def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
     """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `Corrupt`."""
-    for attempt in range(5):
-        try:
-            return look()
-        except (Corrupt, RecordsTaken, FileNotFoundError):
-            # A queue in use changes between two looks at it; damage looks the same each time.
-            if attempt == 4:
-                raise
-            time.sleep(0.01 * attempt)
-        except OSError as error:
-            if isinstance(error, QewQewError):
-                raise
-            what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
-            raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
-    raise AssertionError
+    try:
+        return look_again(look, (Corrupt, RecordsTaken, FileNotFoundError))
+    except OSError as error:
+        if isinstance(error, (QewQewError, FileNotFoundError)):
+            raise
+        what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
+        raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
 
 
 def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
@@ -158,18 +149,14 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(files: Files, path: str, state: State) -> QueueStats:
     chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
-    now = now_ms()
-    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=state.records,
         bytes=state.bytes,
         chunks=len(chunks),
         oldest=arguments.moment(chunks[0].time()) if chunks else None,
-        leased=kinds.count("leased"),
-        returned=kinds.count("returned"),
-        dead=kinds.count("dead"),
         on_disk=_on_disk(files, path, state),
         last_lease=last_lease(state.batches.values()),
+        **counts(state.batches.values()),
     )
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -94,28 +94,24 @@ def all_as_committed(files: Files, path: str, state: State) -> bool:
 
 def as_committed(files: Files, path: str, chunk_state: Chunk) -> bool:
     """Whether the records of a chunk have the checksums of the log."""
-    fd = files.open_to_read(path)
     try:
-        for _ in unread(files, fd, path, chunk_state):
-            pass
+        with Descriptors([files.open_to_read(path)]) as (fd,):
+            for _ in unread(files, fd, path, chunk_state):
+                pass
     except Corrupt:
         return False
-    finally:
-        files.close(fd)
     return True
 
 
 def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool:
     """Whether some of the bytes before ``end`` are no longer those that the log knows."""
-    fd = files.open_to_read(path)
     try:
-        for index, piece in enumerate(chunk_state.pieces):
-            if piece.offset < end:
-                read_piece(files, fd, path, chunk_state, index)
+        with Descriptors([files.open_to_read(path)]) as (fd,):
+            for index, piece in enumerate(chunk_state.pieces):
+                if piece.offset < end:
+                    read_piece(files, fd, path, chunk_state, index)
     except Corrupt:
         return True
-    finally:
-        files.close(fd)
     return end <= chunk_state.base  # of those nothing is known
 
 

@@ -55,10 +55,7 @@ class PutKey(NamedTuple):
     records: int
 
 
-# What happens to batches: the same in the log of a queue and of a reader
-
-
-# What happens rarely, and moves files
+# What happens rarely, and moves files; as does what happens to batches
 
 
 class Lease(NamedTuple):

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from qewqew_core.batch import places
-from qewqew_core.disk.files import Files, write_new
+from qewqew_core.disk.files import Descriptors, Files, write_new
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -46,11 +46,9 @@ class Orphan:
             fd = self._files.open_to_read(self.path)
         except FileNotFoundError as error:
             raise BadPath("was adopted or set aside since", path=self.path) from error
-        try:
+        with Descriptors([fd]):
             for _, data in unread(self._files, fd, self.path, self._content):
                 yield from chunk.split(data)[0]
-        finally:
-            self._files.close(fd)
 
     def key(self) -> str:
         """The idempotency key under which its records are put: the identity of the file. Raises `BadPath` if it is gone."""
@@ -114,11 +112,8 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
 
 
 def _end_of_records(files: Files, path: str, head: int, end: int) -> int:
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         data = files.read(fd, end - head, head)
-    finally:
-        files.close(fd)
     at, written = 0, len(data.rstrip(b"\0"))
     while at < written and at + 2 <= len(data) and (following := chunk.record_end(data, at)) <= len(data):
         at = following

@@ -148,9 +148,8 @@ class QueueBatches(Source):
         self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
         self._chain.own_ends()
         self.engine.notify()
-        self._chain.after_commit(
-            position
-        )  # the copy may have emptied its chunk; the log may be cut back only now that all is moved
+        # The copy may have emptied its chunk; the log may be cut back only now that all is moved.
+        self._chain.after_commit(position)
         return state
 
     def put_back(self, batch: BatchState) -> None:

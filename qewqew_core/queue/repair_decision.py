@@ -11,7 +11,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import read_whole
+from qewqew_core.disk.files import Descriptors, close_each, read_whole
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
@@ -97,8 +97,7 @@ class Decision:
             self._plan.refused = error if isinstance(error, QewQewError) else Corrupt(str(error), path=self._plan.path)
             return None
         finally:
-            for fd in owned.values():
-                self._plan.files.close(fd)
+            close_each(owned)
             self._plan.look_again()
         self._plan.report.notes += opened.notes
         if before is not None:
@@ -116,13 +115,9 @@ class Decision:
         assert replayed is not None
         state = replayed.state
         if not replayed.clean:
-            fd = files.open(
-                self._plan.path + paths.LOG
-            )  # after a kill its end may be in the page cache only: files follow the log
-            try:
+            # After a kill its end may be in the page cache only: files follow the log.
+            with Descriptors([files.open(self._plan.path + paths.LOG)]) as (fd,):
                 files.sync(fd)
-            finally:
-                files.close(fd)
         self._stand_in(replayed)
         with contextlib.suppress(*_UNFIT):
             recovery.finish_moves(files, self._plan.path, state, replayed.last_json_operation)
@@ -192,11 +187,8 @@ class Decision:
         for chunk_state in batch.chunks:
             target = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
             if not files.exists(target) and not files.exists(self._plan.chunk_path(chunk_state.id)):
-                fd = files.open(target, new=True)
-                try:
+                with Descriptors([files.open(target, new=True)]) as (fd,):
                     files.truncate(fd, chunk_state.tail)
-                finally:
-                    files.close(fd)
 
     def _fetch_from_lease(self, state: State) -> None:
         """A chunk in NAME.lease that the log knows nothing of was leased by a commit that is damaged."""
@@ -215,15 +207,10 @@ class Decision:
         else:
             what = "header and chunk files contradict themselves"
         self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
-        return self._from_files(found, None)
-
-    def _from_files(self, found: Found, old: State | None) -> State:
-        """Believe the chunk files as far as they go, without checksums."""
-        state = old or State()
-        state.chain = self._chain_of_files(found)
-        return state
+        return State(chain=self._chain_of_files(found))
 
     def _chain_of_files(self, found: Found) -> dict[int, Chunk]:
+        """Believe the chunk files as far as they go, without checksums."""
         chain: dict[int, Chunk] = {}
         seen: set[int] = set()
         current = found.header

@@ -6,15 +6,16 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from qewqew_core.batch import manifest, places, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.crc import crc32
+from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import BadManifest, Corrupt, Full
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import batch_files, paths
+from qewqew_core.queue.inspection import with_pending
 from qewqew_core.queue.repair_plan import Plan
 from qewqew_core.queue.state import State
 
@@ -75,7 +76,7 @@ class Pieces:
         there = self._plan.files.exists(path)
         good, left = True, 0
         ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
-        with self._reading(path if there else None) as fd:
+        with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, from_log = self._piece(chunk_state, fd, index)
                 left += sum(records for _, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""))
@@ -102,13 +103,10 @@ class Pieces:
         return good
 
     @contextlib.contextmanager
-    def _reading(self, path: str | None) -> Iterator[int | None]:
-        fd = None if path is None else self._plan.files.open_to_read(path)
-        try:
-            yield fd
-        finally:
-            if fd is not None:
-                self._plan.files.close(fd)
+    def _reading(self, path: str) -> Iterator[int | None]:
+        """A descriptor of the file; None if it is not there."""
+        with Descriptors([self._plan.files.open_to_read(path)] if self._plan.files.exists(path) else []) as fds:
+            yield next(iter(fds), None)
 
     def _piece(self, chunk_state: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
         """The bytes of a piece if they can be had, and whether only with the help of the log (None: not at all)."""
@@ -123,19 +121,14 @@ class Pieces:
                     raise
         for from_log in (False, True):
             if from_log:
-                filled = bytearray(data.ljust(end - start, b"\0"))
-                for at, frames in self._plan.payload.get(chunk_state.id, ()):
-                    low, high = max(at, start), min(at + len(frames), end)
-                    if low < high:
-                        filled[low - start : high - start] = frames[low - at : high - at]
-                data = bytes(filled)
+                data = with_pending(data.ljust(end - start, b"\0"), start, end, self._plan.payload.get(chunk_state.id, ()))
             if len(data) == end - start and crc32(data, crc) == end_crc and _records(data) == records - before:
                 return data, from_log
         return None, None
 
     def good_runs(self, chunk_state: Chunk, path: str) -> Iterator[tuple[bytes, int, int]]:
         """Frames, how many, and when they were committed: all of a chunk that is there and right."""
-        with self._reading(path if self._plan.files.exists(path) else None) as fd:
+        with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, _ = self._piece(chunk_state, fd, index)
                 for frames, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""):
@@ -143,23 +136,20 @@ class Pieces:
 
     def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
         """A new durable chunk file, empty by its pointers unless it is a segment; None if there is nothing to write."""
-        files, chunk_state, fd = self._plan.files, Chunk(chunk_id, chunk.BEGIN), -1
-        try:
+        files, chunk_state = self._plan.files, Chunk(chunk_id, chunk.BEGIN)
+        with Descriptors() as fds:
             for frames, records, when in runs:
-                if fd < 0:
-                    fd = files.open(path, new=True)
+                if not fds:
+                    fds.append(files.open(path, new=True))
                     self._plan.made.append(path)
-                    files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
-                files.write(fd, frames, chunk_state.tail)
+                    files.write(fds[0], chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
+                files.write(fds[0], frames, chunk_state.tail)
                 chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), when)
-            if fd < 0:
+            if not fds:
                 return None
             if segment:
-                files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE), 0)
-            files.sync(fd)
-        finally:
-            if fd >= 0:
-                files.close(fd)
+                files.write(fds[0], chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE), 0)
+            files.sync(fds[0])
         files.sync_directory(os.path.dirname(path))
         chunk_state.size = chunk_state.tail
         return chunk_state
@@ -177,13 +167,10 @@ class Pieces:
             places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
             files.make_directory(directory)
             files.sync_directory(os.path.dirname(directory))
-        old, segment_paths = (
-            batch.chunks,
-            [os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id)) for chunk_state in batch.chunks],
-        )
+        old, segment_paths = batch.chunks, batch_files.segment_paths(self._plan.path, batch)
         good = [self._check(chunk_state, path) for chunk_state, path in zip(old, segment_paths, strict=True)]
         if all(good):
-            if not self.has_manifest(batch, directory, segment_paths):
+            if not self.has_manifest(batch):
                 what = "the manifest is missing or not that of the batch; it is written anew"
                 self._plan.damaged(os.path.join(directory, manifest.MANIFEST), 0, 0, 0, what)
                 self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
@@ -206,14 +193,13 @@ class Pieces:
         batch.records = sum(chunk_state.records for chunk_state in batch.chunks)
         batch.bytes = sum(chunk_state.bytes for chunk_state in batch.chunks)
 
-    def has_manifest(self, batch: BatchState, directory: str, segment_paths: list[str]) -> bool:
+    def has_manifest(self, batch: BatchState) -> bool:
+        """Whether its manifest is that of the batch."""
         try:
-            found = manifest.load(directory)
+            found = manifest.load(places.directory_of(self._plan.path, batch))
         except BadManifest:
             return False
-        right = batch_files.manifest_of(self._plan.files, self._plan.path, batch, segment_paths)
-        # An older release wrote no checksums of the boundaries.
-        return found in (right, replace(right, segments=tuple(replace(segment, checksums=()) for segment in right.segments)))
+        return found == batch_files.manifest_in_place(self._plan.files, self._plan.path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """The records were processed, and are only kept for a while: all of them, or none."""

@@ -136,7 +136,7 @@ class _Repair:
             if files.exists(path) and target not in targets:
                 targets.add(target)
                 moves.append([os.path.relpath(path, self._plan.parent), os.path.relpath(target, self._plan.parent)])
-        self._plan.report.set_aside, self._plan.report.changed = directory, True
+        self._plan.report.set_aside = directory
         self._plan.report.records, self._plan.report.batches = new.records, len(new.batches)
         body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
         body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
@@ -175,15 +175,10 @@ class _Repair:
             if files.is_directory(parent):
                 files.sync_directory(parent)
         for batch in state.batches.values():
-            directory = places.directory_of(self._plan.path, batch)
             if batch.state != "acked":
-                if not files.is_directory(directory):
+                if not files.is_directory(places.directory_of(self._plan.path, batch)):
                     places.roll_forward_place(files, self._plan.path, batch)
-                segment_paths = [
-                    os.path.join(directory, batch_files.segment_file(self._plan.path, chunk_state.id))
-                    for chunk_state in batch.chunks
-                ]
-                if not self._pieces.has_manifest(batch, directory, segment_paths):
+                if not self._pieces.has_manifest(batch):
                     batch_files.roll_forward_manifest(files, self._plan.path, batch)
         assert self._plan.report.set_aside is not None
         orphans.write_report(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 
 from qewqew_core.batch import places
-from qewqew_core.disk.engine import Engine, Transaction
+from qewqew_core.disk.engine import Engine, Transaction, naming_full_disk
 from qewqew_core.errors import Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -70,15 +70,11 @@ class Session(Transaction):
 
     def _spill_puts(self) -> None:
         chain = self._chain
-        try:
+        with naming_full_disk(chain.path):
             if self._spill is None:
                 home = places.make_home(chain.files, chain.path, paths.SPILL)
                 self._spill = Spill(chain.files, home, f"{self._number}.", chain.chunk_size, chain.check_free)
             self._spill.add(self._puts)
-        except OSError as error:
-            if (full := self._engine.full(error)) is None:
-                raise
-            raise full from error
         self._puts = []
         self._put_bytes = 0
 

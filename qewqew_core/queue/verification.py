@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import Descriptors, Files, read_whole
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -61,8 +61,7 @@ def _noting(report: Report) -> Iterator[None]:
 
 
 def _verify_chunk(files: Files, path: str, chunk_state: Chunk, report: Report, read: Callable[[], None]) -> None:
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         found = 0
         for boundary, data in unread(files, fd, path, chunk_state):
             found += _count(data, path, boundary.offset, report)
@@ -71,8 +70,6 @@ def _verify_chunk(files: Files, path: str, chunk_state: Chunk, report: Report, r
             raise Corrupt(f"{found} records are in the chunk, {chunk_state.total - chunk_state.taken} were committed", path=path)
         report.records -= found - chunk_state.records  # those that sessions took from behind the head
         report.bytes -= chunk_state.tail - chunk_state.head - 2 * found - chunk_state.bytes
-    finally:
-        files.close(fd)
     on_disk = read_pointers(files, path)[1:]
     if chunk_state.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
         raise Corrupt(

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import Descriptors, Files, read_whole
 from qewqew_core.errors import BadPath, Corrupt, Locked
 
 LOG, OLD_COPY, LOCK = "transaction.log", "transaction.log.old_copy", "lock"
@@ -133,10 +133,10 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
     end = begin + _OPERATION.size * count
     operations = []
     for place in range(begin, min(end, len(data)), _OPERATION.size):
-        one = data[place : place + _OPERATION.size]
-        if len(one) < _OPERATION.size and _SEPARATOR.startswith(one[:4]):
+        found = data[place : place + _OPERATION.size]
+        if len(found) < _OPERATION.size and _SEPARATOR.startswith(found[:4]):
             break  # torn
-        separator, kind, *numbers = _OPERATION.unpack(one.ljust(_OPERATION.size, b"\0"))
+        separator, kind, *numbers = _OPERATION.unpack(found.ljust(_OPERATION.size, b"\0"))
         if separator != _SEPARATOR or kind not in (_PUT, _TAKEN) or min(numbers) < 0:
             raise Corrupt("no operation of a transaction begins here", path=path, offset=place)
         operations.append((kind, Item(*numbers)))
@@ -148,30 +148,26 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
 def read(directory: str, items: list[Item], progress: Callable[[int, int], None]) -> Iterator[bytes]:
     """The bytes of the items. Raises `Corrupt` that names file, offset and item where they are not there."""
     files, done, total = Files(), 0, sum(item.length for item in items)
-    opened, fd = -1, -1
-    try:
+    opened = -1
+    with Descriptors() as fds:
         for number, item in enumerate(items, 1):
             if not item.length:
                 yield b""
                 continue
             path = os.path.join(directory, f"data.{item.file}")
             if opened != item.file:
-                if fd >= 0:
-                    files.close(fd)
-                fd = -1
-                fd, opened = _open(files, path, number, item), item.file
-            if files.size(fd) < item.start + item.length:  # before memory is taken for what a log says
+                fds.close()
+                fds.append(_open(files, path, number, item))
+                opened = item.file
+            if files.size(fds[0]) < item.start + item.length:  # before memory is taken for what a log says
                 raise Corrupt(
                     f"the file ends before item {number:,}, which has {item.length:,} bytes. Nothing was imported",
                     path=path,
                     offset=item.start,
                 )
-            yield files.read(fd, item.length, item.start)
+            yield files.read(fds[0], item.length, item.start)
             done += item.length
             progress(done, total)
-    finally:
-        if fd >= 0:
-            files.close(fd)
 
 
 def _open(files: Files, path: str, number: int, item: Item) -> int:

@@ -11,6 +11,7 @@ import enum
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats import chunk, zbus
+from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths, stamp
 from qewqew_core.queue.state import State
@@ -142,29 +144,29 @@ class _Log:
 
 def _log(source: Source) -> Iterator[Line]:
     data = source.whole()
-    one = next((one for one in _LOGS if one.magic == data[:8]), _LOGS[0])
+    form = next((form for form in _LOGS if form.magic == data[:8]), _LOGS[0])
     wrong: Corrupt | None = None
     try:
-        one.replay(data, source.path)
+        form.replay(data, source.path)
     except Corrupt as error:
         wrong = error
-    generation = journal.find_generation(data, one.magic, one.snapshot)
+    generation = journal.find_generation(data, form.magic, form.snapshot)
     what = _what(wrong, source) if wrong and (wrong.offset or 0) < journal.BEGIN else None
     yield Line(0, "head", {"magic": data[:8].decode(errors="replace"), "generation": generation}, what)
     if generation is None:
         return
     at = journal.BEGIN
     whole = list(journal.frames(data, generation))
-    behind = journal.find_frames(data, generation, whole[-1].end if whole else at, one.names.keys() - {*one.snapshot})
+    behind = journal.find_frames(data, generation, whole[-1].end if whole else at, form.names.keys() - {*form.snapshot})
     for frame in chain(whole, behind):
         if frame.start > at:
             yield Line(at, "frame", {"bytes": frame.start - at}, "a frame of the log is damaged")
         what = _what(wrong, source) if wrong and wrong.offset == frame.start else None
         try:
-            fields = one.decode(frame)
+            fields = form.decode(frame)
         except logs.NONSENSE as error:
             fields, what = {}, what or f"the frame cannot be read: {error!r}"
-        yield Line(frame.start, one.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
+        yield Line(frame.start, form.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
         at = frame.end
     if wrong is not None and (wrong.offset or 0) >= at:
         yield Line(at, "frame", {}, _what(wrong, source))
@@ -193,16 +195,16 @@ def _queue_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == logs.END:
         return dict(zip(("frames", "changes"), logs.unpack_end(frame.body), strict=True))
     logs.load(frame.kind, frame.body, state := State())
-    for one in state.chain.values():
-        return _chunk_fields(one)
+    for chunk_state in state.chain.values():
+        return _chunk_fields(chunk_state)
     for batch in state.batches.values():
         return {**batch_fields(batch), "chunks": [*map(_chunk_fields, batch.chunks)]}
     return {"keys": _keys(state.idempotency_keys or state.expired_keys)}
 
 
-def _chunk_fields(one: Any) -> dict[str, Any]:
+def _chunk_fields(chunk_state: Chunk) -> dict[str, Any]:
     names = ("id", "size", "base", "head", "tail", "taken", "total", "crc", "pieces", "consumed")
-    return {name: getattr(one, name) for name in names}
+    return {name: getattr(chunk_state, name) for name in names}
 
 
 def _keys(keys: dict[bytes, tuple[int, int]]) -> list[Any]:
@@ -213,7 +215,7 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == topic_log.COMMIT:
         return {"time": topic_log.time_of(frame.body), "operations": [*map(_operation, topic_log.unpack(frame.body))]}
     if frame.kind == topic_log.SNAPSHOT:
-        return topic_log.unpack_snapshot(frame.body)
+        return journal.json_fields(frame.body)
     if frame.kind == topic_log.PUT_KEYS:
         return {"keys": _keys(topic_log.unpack_keys(frame.body))}
     return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
@@ -222,7 +224,7 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
 def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == reader_log.COMMIT:
         return {"operations": [_operation(reader_log.unpack(frame.body))]}
-    return reader_log.unpack_snapshot(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
+    return journal.json_fields(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
 
 
 _LOGS = (
@@ -261,12 +263,9 @@ def _of_topic(source: Source) -> tuple[int, str]:
     """Where the messages of the block end, and in which dialect they are, as far as the topic says it."""
     base = int(os.path.basename(source.path)[:20])
     try:
-        view = View.of(Files(), os.path.dirname(os.path.dirname(source.path)))
-        try:
-            entry = next((one for one in view.entries(view.index()) if one.base == base), None)
+        with closing(View.of(Files(), os.path.dirname(os.path.dirname(source.path)))) as view:
+            entry = next((entry for entry in view.entries(view.index()) if entry.base == base), None)
             return entry.end if entry else source.size, view.dialect
-        finally:
-            view.close()
     except (QewQewError, OSError):
         return source.size, "C" if zbus.crc_is_right(source.read(0, zbus.HEAD).ljust(zbus.HEAD), 0) else "B"
 

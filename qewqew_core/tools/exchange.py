@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BadArgument, Corrupt, MessagesLost, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -49,38 +50,38 @@ def records(path: str, progress: Progress) -> Iterator[Message]:
     Takes no lock, waits for nobody, changes nothing. Raises `BadPath`, `Corrupt`, `RecordsTaken`.
     """
     found = inspection.snapshot(path)
-    total, done = sum(one.tail - one.head for one in found.chunks), 0
-    for one in found.chunks:
-        for some in chunk_records(path, one, found.pending.get(one.id, [])):
+    total, done = sum(chunk_state.tail - chunk_state.head for chunk_state in found.chunks), 0
+    for chunk_state in found.chunks:
+        for some in chunk_records(path, found, chunk_state):
             yield from map(Message, some)
             done += sum(map(len, some)) + 2 * len(some)
             progress(done, total)
 
 
-def chunk_records(path: str, one: Chunk, pending: list[tuple[int, bytes]]) -> Iterator[list[bytes]]:
-    """The records of one chunk of a `inspection.Snapshot`. Raises `Corrupt`, `RecordsTaken`."""
-    files, file = inspection.WithPending(pending), chunk.chunk_path(paths.check_path(path), one.id)
+def chunk_records(path: str, found: inspection.Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
+    """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
+    files = inspection.WithPending(found.pending.get(chunk_state.id, []))
+    file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
     try:
         fd = files.open_to_read(file)
     except FileNotFoundError:
         raise _taken(file) from None
     try:
-        for piece, data in unread(files, fd, file, one):
-            yield chunk.split(_without(one, data, piece.offset))[0]
+        with Descriptors([fd]):
+            for piece, data in unread(files, fd, file, chunk_state):
+                yield chunk.split(_without(chunk_state, data, piece.offset))[0]
     except Corrupt:
-        now = {other.id: other for other in inspection.snapshot(path).chunks}
-        if one.id in now and one.pieces[one.piece_of(one.head)] in now[one.id].pieces:
+        now = {other.id: other for other in inspection.snapshot(path).chunks}.get(chunk_state.id)
+        if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
             raise  # the chunk still is what it was
         raise _taken(file) from None
-    finally:
-        files.close(fd)
 
 
-def _without(one: Chunk, data: bytes, start: int) -> bytes:
+def _without(chunk_state: Chunk, data: bytes, start: int) -> bytes:
     """What of these records, which begin at ``start``, was not taken behind the head."""
-    for gone in reversed(one.consumed):
-        if start <= gone.start < start + len(data) or start < gone.end <= start + len(data):
-            data = data[: max(0, gone.start - start)] + data[max(0, gone.end - start) :]
+    for span in reversed(chunk_state.consumed):
+        if start <= span.start < start + len(data) or start < span.end <= start + len(data):
+            data = data[: max(0, span.start - start)] + data[max(0, span.end - start) :]
     return data
 
 
@@ -93,8 +94,7 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
 
     Raises `BadPath`, `Corrupt`, `MessagesLost` if retention has removed some while they were read.
     """
-    view = View.of(Files(), topic_paths.check_topic_path(path))
-    try:
+    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0
         for found in view.messages(at, stop, window=SCAN):
@@ -105,8 +105,6 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
             progress(done, total)
         if (at.block, at.offset) != (stop.block, stop.offset) and view.index().start > at.block:
             raise MessagesLost("messages were removed from the topic while they were read; try again", path=path)
-    finally:
-        view.close()
 
 
 def few(messages: Iterable[Message]) -> Iterator[list[Message]]:

@@ -65,7 +65,7 @@ def find(directory: str, most: int = 1000) -> Listing:
         seen += 1
         try:
             queues = queues_in(here)
-            below = sorted(one.name for one in os.scandir(here) if one.is_dir(follow_symlinks=False))
+            below = sorted(entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False))
         except OSError:
             if not prefix:
                 raise
@@ -112,5 +112,5 @@ def _is_queue(directory: str, name: str, names: set[str]) -> bool:
                 if file.read(len(logs.MAGIC)) == logs.MAGIC:
                     return True
         homes = [os.path.join(directory, home) for home in names & {name + places.BATCHES, name + places.DEAD}]
-        return any(os.path.exists(os.path.join(home, one, manifest.MANIFEST)) for home in homes for one in os.listdir(home))
+        return any(os.path.exists(os.path.join(home, batch, manifest.MANIFEST)) for home in homes for batch in os.listdir(home))
     return False

@@ -58,10 +58,10 @@ class IntoTopic:
     def commit(self, key: str | None = None) -> Committed:
         """Append what was added since the last commit, or nothing if the key was used before. Raises as `TopicSession.commit`."""
         topic, session = self._opened()
-        topic.writer()  # from here on nobody else changes how many there are
-        before = len(topic)
+        state = topic.writer().engine.state  # from here on nobody else appends
+        before = state.number
         records = session.commit(key)
-        repeated = records > 0 and len(topic) == before
+        repeated = state.number < before + records
         self.close()  # it has the lock
         return Committed(records, repeated)
 

@@ -58,9 +58,10 @@ def _newest(view: View, number: int, chosen: Filter) -> Position:
         begin = view.by_number(first) or oldest
         if not chosen:
             return begin
-        found = deque((one.at for one in view.messages(begin, latest, chosen) if isinstance(one, Found)), maxlen=number)
-        if len(found) == number or begin.number <= oldest.number:
-            return found[0] if found else latest
+        messages = view.messages(begin, latest, chosen)
+        places = deque((found.at for found in messages if isinstance(found, Found)), maxlen=number)
+        if len(places) == number or begin.number <= oldest.number:
+            return places[0] if places else latest
         back *= 8  # so all that is read costs little more than the last time
     return latest
 
@@ -73,11 +74,11 @@ def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
     full = paths.check_path(path)
     stamp = _stamp(full)
     found = inspection.snapshot(full)
-    skip = sum(one.records for one in found.chunks) - number
-    for one in found.chunks:
-        if skip < one.records:
-            yield from few(islice(_of_chunk(full, found, one), max(0, skip), None))
-        skip -= one.records
+    skip = sum(chunk_state.records for chunk_state in found.chunks) - number
+    for chunk_state in found.chunks:
+        if skip < chunk_state.records:
+            yield from few(islice(_of_chunk(full, found, chunk_state), max(0, skip), None))
+        skip -= chunk_state.records
     seen = _end(found)
     settled = False
     while follow:
@@ -87,16 +88,16 @@ def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
         # Once more when it has not changed: two commits in one tick of the file system's clock leave the same time.
         began, settled, stamp = time.monotonic(), now == stamp, now
         found = inspection.snapshot(full)
-        for one in _behind(found.chunks, seen):
-            yield from few(_of_chunk(full, found, one))
+        for chunk_state in _behind(found.chunks, seen):
+            yield from few(_of_chunk(full, found, chunk_state))
         seen = _end(found) or seen
         time.sleep(time.monotonic() - began)  # not more than half of the time is spent on looking
 
 
-def _of_chunk(path: str, found: inspection.Snapshot, one: Chunk) -> Iterator[Message]:
+def _of_chunk(path: str, found: inspection.Snapshot, chunk_state: Chunk) -> Iterator[Message]:
     with suppress(RecordsTaken):  # they are no longer the newest
-        for piece in chunk_records(path, one, found.pending.get(one.id, [])):
-            yield from map(Message, piece)
+        for records in chunk_records(path, found, chunk_state):
+            yield from map(Message, records)
 
 
 def _stamp(path: str) -> tuple[tuple[int, int], ...]:
@@ -120,9 +121,8 @@ def _end(found: inspection.Snapshot) -> _End | None:
 
 def _behind(chunks: list[Chunk], seen: _End | None) -> list[Chunk]:
     """The chunks with records that were put after what was seen."""
-    for number, one in enumerate(chunks):
-        if seen is not None and one.id == seen[0] and seen[1] in one.pieces:
-            if one.tail == seen[2]:
-                return chunks[number + 1 :]
-            return [replace(one, head=max(one.head, seen[2])), *chunks[number + 1 :]]
+    for number, chunk_state in enumerate(chunks, 1):
+        if seen is not None and chunk_state.id == seen[0] and seen[1] in chunk_state.pieces:
+            rest = [] if chunk_state.tail == seen[2] else [replace(chunk_state, head=max(chunk_state.head, seen[2]))]
+            return rest + chunks[number:]
     return chunks  # what was seen is taken, and all that is there is newer

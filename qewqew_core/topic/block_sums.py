@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.journal import look_again, replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry
@@ -19,27 +19,20 @@ from qewqew_core.topic.view import SCAN, View
 
 def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
     """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
-    path = os.path.join(directory, os.path.basename(directory) + ".log")
-    for attempt in range(5):
-        try:
-            sums = os.path.join(directory, "data", topic_log.sums_name(base))
+    return look_again(lambda: _pieces_of(files, directory, base))
+
+
+def _pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
+    log = os.path.join(directory, os.path.basename(directory) + ".log")
+    sums = os.path.join(directory, "data", topic_log.sums_name(base))
+    for _ in range(2):  # they may be stored between the look at the one file and that at the other
+        with contextlib.suppress(FileNotFoundError):
             return topic_log.unpack_sums(read_whole(files, sums), sums)
-        except FileNotFoundError:
-            pass
-        try:
-            state = journal.replay_live(files, path, topic_log.replay).state
+        with contextlib.suppress(FileNotFoundError):  # there is no log: a zbus server made the topic
+            state = replay_live(files, log, topic_log.replay).state
             for block in (*state.full, state.last):
                 if block.base == base:
                     return block.sums()
-            if attempt:
-                return []  # else they may have been stored between the two looks
-        except FileNotFoundError:  # there is no log: a zbus server made the topic
-            if attempt:
-                return []
-        except Corrupt:  # the log of a topic in use changes between two looks at it
-            if attempt == 4:
-                raise
-            time.sleep(0.01 * attempt)
     return []
 
 

@@ -74,9 +74,8 @@ class Blocks:
 
     def size(self, name: str) -> int:
         """Bytes of a file in the directory of blocks."""
-        with Descriptors() as fds:
-            fds.append(self.files.open_to_read(os.path.join(self.data, name)))
-            return self.files.size(fds[0])
+        with Descriptors([self.files.open_to_read(os.path.join(self.data, name))]) as (fd,):
+            return self.files.size(fd)
 
     def write(self, base: int, data: bytes, at: int) -> None:
         """Messages that the log carries, too."""

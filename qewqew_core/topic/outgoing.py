@@ -7,9 +7,8 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from qewqew_core.disk.engine import naming_full_disk
 from qewqew_core.disk.files import Descriptors, Files
-from qewqew_core.disk.journal import FULL
-from qewqew_core.errors import DiskFull
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.limits import LIMITS
@@ -134,8 +133,7 @@ class Appends:
         """``path``: the file's name while it is made."""
         self._files = files
         self._path = path
-        self._fd = -1
-        self._leaving = Descriptors()  # a descriptor that is about to be closed
+        self._fds = Descriptors()  # of the file, once there is one
         self._spilled = _Spilled()
         self._memory: list[Outgoing] = []
         self._memory_size = 0
@@ -157,28 +155,24 @@ class Appends:
         self._memory_size += size
 
     def _spill(self) -> None:
-        try:
-            if self._fd < 0:
+        with naming_full_disk(self._path):
+            if not self._fds:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(self._path)
-                self._fd = self._files.open(self._path, new=True)
+                self._fds.append(self._files.open(self._path, new=True))
                 with contextlib.suppress(FileNotFoundError):  # a writer that begins takes it for that of a killed session
                     self._files.unlink(self._path)
             end = self._spilled.end
             for piece in joined(_frames(self._memory)):
-                self._files.write(self._fd, piece, end)
+                self._files.write(self._fds[0], piece, end)
                 end += len(piece)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            raise DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=self._path) from error
         # In one line: an interrupt comes before it or after it.
         self._spilled, self._memory, self._memory_size = _Spilled(end, len(self), self.size), [], 0
 
     def __iter__(self) -> Iterator[Outgoing]:
         at, end = 0, self._spilled.end
         while at < end:
-            data = self._files.read(self._fd, min(READ_BYTES, end - at), at)
+            data = self._files.read(self._fds[0], min(READ_BYTES, end - at), at)
             begin = 0
             while begin + _FRAME.size <= len(data):
                 timestamp, corr_offset, id_size, tag_size, size = _FRAME.unpack_from(data, begin)
@@ -187,7 +181,7 @@ class Appends:
                 stop = body_at + size
                 if stop > len(data) and begin:
                     break  # it is read again, from its beginning
-                body = data[body_at:stop] if stop <= len(data) else Body(self._fd, at + body_at, size)
+                body = data[body_at:stop] if stop <= len(data) else Body(self._fds[0], at + body_at, size)
                 id, tag = data[tag_at - id_size : tag_at].decode() or None, data[tag_at:body_at].decode() or None
                 kind: Callable[..., Outgoing] = Message if isinstance(body, bytes) else Spilled
                 yield kind(body, tag, id, corr_offset, None if timestamp < 0 else timestamp)
@@ -199,18 +193,12 @@ class Appends:
         spilled = self._spilled.end
         self._spilled, self._memory, self._memory_size = _Spilled(), [], 0
         if spilled:
-            self._files.truncate(self._fd, 0)
+            self._files.truncate(self._fds[0], 0)
 
     def close(self) -> None:
         """A second call does nothing, but for what an interrupted one has not done."""
         self._memory = []
-        if self._fd >= 0:
-            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
-        self._leaving.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_leaving") and self._fd >= 0:  # the rest `_leaving` closes
-            self.close()
+        self._fds.close()
 
 
 def _frames(messages: Iterable[Outgoing]) -> Iterator[bytes]:

@@ -21,15 +21,8 @@ from typing import Self
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
-from qewqew_core.errors import (
-    BadArgument,
-    Broken,
-    Closed,
-    CommitConflict,
-    DiskFull,
-    Empty,
-)
+from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
@@ -75,17 +68,13 @@ class Reader(HasBatches):
     ) -> None:
         self.name = topic_paths.check_reader_name(name)
         self.window = arguments.check_whole("window", window, 1, 1 << 20)
-        if redeliver_after is not None and (
-            isinstance(redeliver_after, bool) or not isinstance(redeliver_after, (int, float)) or not 0 <= redeliver_after < 1e9
-        ):
-            raise BadArgument(f"redeliver_after must be a number of seconds, or None, not {redeliver_after!r:.60}")
-        self.redeliver_after = redeliver_after
+        self.redeliver_after = None if redeliver_after is None else arguments.check_timeout("redeliver_after", redeliver_after)
         chosen = None if filter is None else Filter(filter)
         self.auto_commit = auto_commit
         self.topic = topic
         self._files: Files = topic.files
-        self.path = reader_files.rdx_of(topic.path, name)
-        self._stem = reader_files.stem_of(topic.path, name)
+        self.path = topic_paths.rdx_of(topic.path, name)
+        self._stem = topic_paths.stem_of(topic.path, name)
         self._consumer = Consumer()
         self._view = View(self._files, topic.path, topic.dialect)
         self._shared = SharedLog(
@@ -167,12 +156,7 @@ class Reader(HasBatches):
             raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
         self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
-        data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
-        for at, patch in (zbus.filter_patch(text), zbus.mask_patch(zbus.DELETE_ON_EXIT if temporary else 0)):
-            data[at : at + len(patch)] = patch
-        write_new(files, self.path + ".tmp", bytes(data))
-        files.rename(self.path + ".tmp", self.path)
-        files.sync_directory(os.path.dirname(self.path))
+        reader_files.make_rdx(files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
     def _adopt(self, block: int, offset: int, text: str | None) -> None:
@@ -188,10 +172,9 @@ class Reader(HasBatches):
         handed_out = add_naks(self._files, self._view, nak_path, state)
         self._shared.begin(state)
         if handed_out:
-            with Descriptors() as fds:
-                fds.append(self._files.open(nak_path))
+            with Descriptors([self._files.open(nak_path)]) as (fd,):
                 for at in handed_out:
-                    self._files.write(fds[0], b"\0", at)
+                    self._files.write(fd, b"\0", at)
 
     def _come_back(self) -> None:
         """If a power cut took messages from the topic (``sync="never"``) that were read already: those to come are new ones."""
@@ -281,8 +264,7 @@ class Reader(HasBatches):
 
         Returns how many. Raises `CommitConflict` as `commit`.
         """
-        if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < 1e9:
-            raise BadArgument(f"delay must be a number of seconds, 0 or more, not {delay!r:.60}")
+        arguments.check_timeout("delay", delay)
         with self._engine.exclusive():
             offsets = self._deliveries.check_mine(messages)
             self._deliveries.requeue(offsets, now_ms() + int(delay * 1000))
@@ -410,7 +392,7 @@ class Reader(HasBatches):
         """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return stats_of(self._engine.state, self._view, self._stem)
+            return stats_of(self._engine.state, self._view)
 
     # The end
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
@@ -22,7 +21,7 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
 from qewqew_core.limits import now_ms
-from qewqew_core.topic import reader_files
+from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
@@ -50,7 +49,7 @@ class ReaderBatches(Source):
         view: View,
     ) -> None:
         topic = os.path.basename(directory)
-        super().__init__(files, reader_files.stem_of(directory, name), f"{topic}-{name}", shared.engine)
+        super().__init__(files, topic_paths.stem_of(directory, name), f"{topic}-{name}", shared.engine)
         self._directory = directory
         self._topic = topic
         self._dialect = dialect
@@ -126,7 +125,8 @@ class ReaderBatches(Source):
             files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
-        places.write_manifest(files, directory, self._manifest(batch, segments))
+        body = reader_files.new_manifest(self._topic, self._reader, self._dialect, self.engine.state.filter, batch, segments)
+        places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
 
     def _was_trimmed(self) -> bool:
@@ -136,28 +136,10 @@ class ReaderBatches(Source):
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
         for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
-            with Descriptors() as fds:
-                fds.append(self.files.open_to_read(path))
-                self.files.sync(fds[0])
+            with Descriptors([self.files.open_to_read(path)]) as (fd,):
+                self.files.sync(fd)
         self.files.sync_directory(os.path.join(self._directory, "data"))
         self.files.sync_directory(self._directory)
-
-    def _manifest(self, batch: BatchState, segments: list[Segment]) -> Manifest:
-        created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
-        return Manifest(
-            batch.id,
-            batch.keys[-1],
-            self._topic,
-            created,
-            batch.attempt,
-            batch.records,
-            batch.bytes,
-            tuple(segments),
-            manifest.BLOCK,
-            self._reader,
-            self._dialect,
-            self.engine.state.filter,
-        )
 
     def _cut(self, max_records: int, max_bytes: int) -> Cut:
         """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and

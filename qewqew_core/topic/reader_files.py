@@ -11,24 +11,32 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Iterable
 
+from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import Manifest
+from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
+from qewqew_core.formats import zbus
+from qewqew_core.limits import now_ms
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
+from qewqew_core.topic.view import Position
 
 _logger = logging.getLogger(__name__)
 
 
-def rdx_of(directory: str, name: str) -> str:
-    return os.path.join(directory, "reader", name + ".rdx")
-
-
-def stem_of(directory: str, name: str) -> str:
-    return os.path.join(directory, "state", name)
+def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask: int = 0) -> None:
+    """An .rdx that says this, whole or not at all, and durably."""
+    data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
+    for at, patch in (zbus.filter_patch(filter), zbus.mask_patch(mask)):
+        data[at : at + len(patch)] = patch
+    write_new(files, path + ".tmp", bytes(data))
+    files.rename(path + ".tmp", path)
+    files.sync_directory(os.path.dirname(path))
 
 
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
@@ -47,11 +55,10 @@ def is_lock_of(files: Files, fd: int, stem: str) -> bool:
 
 
 def break_seal(files: Files, stem: str) -> None:
-    with contextlib.suppress(FileNotFoundError), Descriptors() as fds:
-        fds.append(files.open(stem + ".lock"))
-        if files.size(fds[0]):
-            files.truncate(fds[0], 0)
-            files.sync(fds[0])
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + ".lock")]) as (fd,):
+        if files.size(fd):
+            files.truncate(fd, 0)
+            files.sync(fd)
 
 
 def delete(files: Files, directory: str, name: str) -> None:
@@ -102,6 +109,26 @@ def remove_leftovers(files: Files, directory: str) -> None:
 
 
 # Batches: a manifest, and hard links to blocks
+
+
+def new_manifest(
+    topic: str, reader: str, dialect: str, chosen: str | None, batch: BatchState, segments: Iterable[Segment]
+) -> Manifest:
+    created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
+    return Manifest(
+        batch.id,
+        batch.keys[-1],
+        topic,
+        created,
+        batch.attempt,
+        batch.records,
+        batch.bytes,
+        tuple(segments),
+        manifest.BLOCK,
+        reader,
+        dialect,
+        chosen,
+    )
 
 
 def manifest_of(stem: str, batch: BatchState) -> Manifest:

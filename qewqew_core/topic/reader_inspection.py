@@ -6,28 +6,25 @@ import contextlib
 import os
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, last_lease
+from qewqew_core.batch.stats import QueueStats, counts, last_lease
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Delivered, Lose, Move, Range, ReaderState
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import SCAN, Position, View
 
 
-def look(files: Files, directory: str, name: str) -> ReaderState | None:
-    """The state of a reader as of its last commit; None where it has no log: a zbus server made it."""
-    return _look(files, directory, name, None)
-
-
-def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) -> ReaderState | None:
-    """``rdx``: what the .rdx said before."""
-    stem = os.path.join(directory, "state", name)
+def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = None) -> ReaderState | None:
+    """The state of a reader as of its last commit; None where it has no log: a zbus server made it. ``rdx``: the place that the
+    .rdx named before.
+    """
+    stem = stem_of(directory, name)
     for attempt in range(5):
         seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
         try:
@@ -35,7 +32,7 @@ def _look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None) 
             reader_log.check_whole(found, seal, rdx, stem + ".log")
             return found.state
         except FileNotFoundError:
-            if seal is None or not files.exists(os.path.join(directory, "reader", name + ".rdx")):
+            if seal is None or not files.exists(rdx_of(directory, name)):
                 return None
             if attempt == 4:
                 raise reader_log.missing(stem + ".log") from None
@@ -56,29 +53,29 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
     """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
     removed. None: there is no such reader.
     """
-    stem = os.path.join(view.directory, "reader", name)
+    path = rdx_of(view.directory, name)
     for _ in range(5):  # until nobody closes the reader in between
         try:
-            found = read_whole(files, stem + ".rdx")
+            found = read_whole(files, path)
         except FileNotFoundError:
             return None
         data = found.ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(data)
-        state = _look(files, view.directory, name, (block, offset))
+        state = look(files, view.directory, name, (block, offset))
         with contextlib.suppress(FileNotFoundError):
-            if found == read_whole(files, stem + ".rdx"):
+            if found == read_whole(files, path):
                 break
     if state is not None:
-        check_rdx(state, len(found) >= zbus.READER_SIZE, stem + ".rdx")
+        check_rdx(state, len(found) >= zbus.READER_SIZE, path)
     text = zbus.unpack_filter(data)
     if state is None or (state.clean and (block, offset, text) != (*state.committed_position()[:2], state.filter)):
-        place = Range(place_of_rdx(view, block, offset, stem + ".rdx"), None)
+        place = Range(place_of_rdx(view, block, offset, path), None)
         if state is None:
             state = ReaderState(pending=[place])
         else:
             state.apply(Move([place], 0))
         state.filter = text
-        add_naks(files, view, stem + ".nak", state)
+        add_naks(files, view, path.removesuffix(".rdx") + ".nak", state)
     if (lost := lost_of(state, view, view.index().start)) is not None:
         state.apply(Lose(*lost))
     return state
@@ -107,8 +104,7 @@ def without_rdx(files: Files, directory: str) -> list[str]:
     return [
         name
         for name in names
-        if seal_of(files, os.path.join(directory, "state", name)) is not None
-        and not files.exists(os.path.join(directory, "reader", name + ".rdx"))
+        if seal_of(files, stem_of(directory, name)) is not None and not files.exists(rdx_of(directory, name))
     ]
 
 
@@ -170,7 +166,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
 
 
 def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], list[int], int] | None:
-    """What `ReaderState.lose` takes if the oldest messages were removed from the topic before they were committed.
+    """What `Lose` says if the oldest messages were removed from the topic before they were committed.
 
     ``start``: the first block that is there.
     """
@@ -190,7 +186,7 @@ def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], li
     return (pending, offsets, lost) if offsets or pending != state.pending else None
 
 
-def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
+def stats_of(state: ReaderState, view: View) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
     latest = view.latest()
@@ -216,16 +212,12 @@ def stats_of(state: ReaderState, view: View, stem: str) -> QueueStats:
             records += count
             size += max(0, view.entry(end.block).base + end.offset - view.entry(start.block).base - start.offset - HEAD * count)
     blocks = range(state.committed_position().block, latest.block + 1)
-    now = now_ms()
-    kinds = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return QueueStats(
         records=records,
         bytes=size,
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
-        leased=kinds.count("leased"),
-        returned=kinds.count("returned"),
-        dead=kinds.count("dead"),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
         last_lease=last_lease(state.batches.values()),
+        **counts(state.batches.values()),
     )

@@ -157,15 +157,8 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
     return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
 
 
-def unpack_snapshot(body: bytes) -> dict[str, Any]:
-    fields = json.loads(body)
-    if type(fields) is not dict:
-        raise ValueError("this is no snapshot")
-    return fields
-
-
 def _load(body: bytes) -> ReaderState:
-    data = unpack_snapshot(body)
+    data = journal.json_fields(body)
     state = ReaderState(
         pending=_ranges(data["todo"]),
         in_flight=Flights({offset: Flight(Position(*at), *rest) for offset, at, *rest in data["flight"]}),

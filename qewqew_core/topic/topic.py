@@ -98,8 +98,8 @@ class Topic:
         if max_age is not None and (not isinstance(max_age, timedelta) or max_age <= timedelta(0)):
             raise BadArgument(f"max_age must be a timedelta above 0, or None, not {max_age!r:.60}")
         self.max_age = max_age
-        self.max_bytes = None if max_bytes is None else arguments.check_whole("max_bytes", max_bytes, 1, sys.maxsize)
-        self.max_records = None if max_records is None else arguments.check_whole("max_records", max_records, 1, sys.maxsize)
+        self.max_bytes = arguments.check_bound("max_bytes", max_bytes)
+        self.max_records = arguments.check_bound("max_records", max_records)
         self.delete_committed = delete_committed
         self.slow_readers = arguments.check_choice("slow_readers", slow_readers, ("hold", "move"))
         leases.check_limits(max_attempts, retention, retention_bytes)
@@ -204,12 +204,8 @@ class Topic:
 
     def _is_beyond(self, state: ReaderState) -> bool:
         """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
-        view = View(self.files, self.path, "B")
-        try:
-            end = view.latest()
-        finally:
-            view.close()
-        return state.furthest()[:2] > end[:2]
+        with contextlib.closing(View(self.files, self.path, "B")) as view:
+            return state.furthest()[:2] > view.latest()[:2]
 
     # Appending
 
@@ -331,7 +327,7 @@ class Topic:
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
         if name in reader_inspection.without_rdx(self.files, self.path):
-            reader_files.break_seal(self.files, reader_files.stem_of(self.path, name))
+            reader_files.break_seal(self.files, topic_paths.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
         with self.reader(name) as reader:
@@ -343,15 +339,10 @@ class Topic:
         if self._closed and not self._opening:
             raise Closed("the topic is closed", path=self.path)
 
-    @contextlib.contextmanager
-    def _look(self) -> Iterator[View]:
+    def _look(self) -> contextlib.closing[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
         self._usable()
-        view = View(self.files, self.path, self.dialect)
-        try:
-            yield view
-        finally:
-            view.close()
+        return contextlib.closing(View(self.files, self.path, self.dialect))
 
     def header(self) -> Common:
         """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
@@ -431,12 +422,11 @@ class Topic:
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back for ever."""
         for name in names_of_readers(self.files, self.path):
-            path = os.path.join(self.path, "reader", name + ".rdx")
             try:
-                data = read_whole(self.files, path)
+                data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
             except FileNotFoundError:
                 continue
-            ours = self.files.exists(os.path.join(self.path, "state", name + ".lock"))  # else a zbus server has it
+            ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()

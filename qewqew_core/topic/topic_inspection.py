@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import time as clock
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files
-from qewqew_core.errors import Corrupt
+from qewqew_core.disk.journal import look_again
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths
 from qewqew_core.topic.reader_state import Range, ReaderState
@@ -19,8 +18,6 @@ from qewqew_core.topic.view import View
 
 if TYPE_CHECKING:
     import pendulum
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,8 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
     files = Files()
 
     def look() -> tuple[TopicStats, dict[str, ReaderState]]:
-        view = View.of(files, directory)
-        try:
+        with closing(View.of(files, directory)) as view:
             return stats_of(files, view)
-        finally:
-            view.close()
 
     return look_again(look)
 
@@ -117,29 +111,14 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     return look_again(lambda: _inspect_reader(directory, name))
 
 
-def look_again(look: Callable[[], _T]) -> _T:
-    """What ``look`` finds: the oldest blocks may be removed between two looks at them; damage looks the same each time."""
-    for attempt in range(5):
-        try:
-            return look()
-        except Corrupt:
-            if attempt == 4:
-                raise
-            clock.sleep(0.01 * attempt)
-    raise AssertionError
-
-
 def _inspect_reader(directory: str, name: str) -> QueueStats:
     files = Files()
     if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
-    view = View.of(files, directory)
-    try:
+    with closing(View.of(files, directory)) as view:
         state = reader_inspection.effective_state(files, view, name)
         if state is None:
             if name in reader_inspection.without_rdx(files, directory):
-                raise reader_inspection.missing_rdx(os.path.join(directory, "reader", name + ".rdx"))
+                raise reader_inspection.missing_rdx(topic_paths.rdx_of(directory, name))
             state = ReaderState(pending=[Range(view.oldest(), None)])
-        return reader_inspection.stats_of(state, view, os.path.join(directory, "state", name))
-    finally:
-        view.close()
+        return reader_inspection.stats_of(state, view)

@@ -24,7 +24,6 @@ import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
@@ -50,11 +49,17 @@ _PIECE = struct.Struct(">IIIQ")
 _CRC = struct.Struct(">I")
 # Operations of a commit
 _INLINE = struct.Struct(">cII")  # A messages, bytes; then these themselves, at the end of the last block
-_EXTENT = struct.Struct(">cIII?")  # X messages, bytes, crc of the block up to their end, whether they were on disk before
-_BLOCK = struct.Struct(">cQ")  # B created: a new last block
-_PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, messages appended under it
-_TRIM = struct.Struct(">cI")  # T number of blocks: these, the oldest, are no more
 _SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": […]}, what was read in the same transaction
+_OF_ONE_SIZE: dict[bytes, tuple[type[Operation], struct.Struct]] = {
+    b"X": (
+        Extent,
+        struct.Struct(">cIII?"),
+    ),  # messages, bytes, crc of the block up to their end, whether that was on disk
+    b"B": (NewBlock, struct.Struct(">cQ")),  # created: a new last block
+    b"K": (PutKey, struct.Struct(">c16sQ")),  # hash of the key, messages appended under it
+    b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are no more
+}
+_LETTERS = {kind: (letter, form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 
 
 # What a body that is not as it was written raises while it is read and applied.
@@ -78,17 +83,12 @@ def pack(operation: Operation) -> bytes:
         case Append():
             messages, data = operation
             return _INLINE.pack(b"A", messages, len(data)) + data
-        case Extent():
-            return _EXTENT.pack(b"X", *operation)
-        case NewBlock():
-            return _BLOCK.pack(b"B", *operation)
-        case PutKey():
-            return _PUT_KEY.pack(b"K", *operation)
-        case Trim():
-            return _TRIM.pack(b"T", *operation)
         case Session():
             body = json.dumps(operation._asdict()).encode()
             return _SESSION.pack(b"S", len(body)) + body
+        case _:
+            letter, form = _LETTERS[type(operation)]
+            return form.pack(letter, *operation)
 
 
 def commit(time: int, operations: Iterable[Operation]) -> bytes:
@@ -113,18 +113,10 @@ def unpack(body: bytes) -> Iterator[Operation]:
             if at > len(body):
                 raise ValueError("a commit is shorter than its messages")
             yield Append(messages, body[at - size : at])
-        elif letter == b"X":
-            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
-            at += _EXTENT.size
-        elif letter == b"B":
-            yield NewBlock(*_BLOCK.unpack_from(body, at)[1:])
-            at += _BLOCK.size
-        elif letter == b"K":
-            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
-            at += _PUT_KEY.size
-        elif letter == b"T":
-            yield Trim(*_TRIM.unpack_from(body, at)[1:])
-            at += _TRIM.size
+        elif letter in _OF_ONE_SIZE:
+            kind, form = _OF_ONE_SIZE[letter]
+            yield kind(*form.unpack_from(body, at)[1:])
+            at += form.size
         elif letter == b"S":
             _, size = _SESSION.unpack_from(body, at)
             at += _SESSION.size + size
@@ -151,13 +143,6 @@ def snapshot(state: TopicState, generation: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack_snapshot(body: bytes) -> dict[str, Any]:
-    fields = json.loads(body)
-    if type(fields) is not dict:
-        raise ValueError("this is no snapshot")
-    return fields
-
-
 def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
     return {key: (time, messages) for key, time, messages in _KEY.iter_unpack(body)}
 
@@ -173,7 +158,7 @@ def replay(data: bytes, path: str) -> Replayed:
             if kind == SNAPSHOT:
                 if state is not None:
                     raise ValueError("there is a second snapshot")
-                fields = unpack_snapshot(body)
+                fields = journal.json_fields(body)
                 *numbers, pieces = fields.pop("last")
                 state = TopicState(**fields, last=Block(*numbers))
                 state.last.pieces = [IndexEntry(*piece) for piece in pieces]

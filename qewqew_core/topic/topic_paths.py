@@ -32,6 +32,16 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     return full
 
 
+def rdx_of(directory: str, reader: str) -> str:
+    """The file that a reader is: it is there as long as this is."""
+    return os.path.join(directory, "reader", reader + ".rdx")
+
+
+def stem_of(directory: str, reader: str) -> str:
+    """What the paths of all else of a reader begin with: its log, its lock and its batches."""
+    return os.path.join(directory, "state", reader)
+
+
 def is_topic(directory: str) -> bool:
     """Whether a directory is a topic: it has an index or, if that was lost, blocks and no files of something else."""
     if DISK.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):

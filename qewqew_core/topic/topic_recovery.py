@@ -21,7 +21,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from qewqew_core.crc import crc32
@@ -35,23 +34,17 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
+from qewqew_core.topic.topic_paths import stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Recovered:
-    """A topic that can be appended to."""
-
-    state: TopicState
-    log: Journal
-
-
-def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> Recovered:
-    """The steps. ``dialect``: what the caller wants, if anything; ``resolve`` is told which sessions were committed, and the
-    dialect. Raises `Corrupt` and `BadArgument` before anything is changed, and errors of the system.
+def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> tuple[Journal, TopicState]:
+    """The steps, after which the topic can be appended to. ``dialect``: what the caller wants, if anything; ``resolve`` is told
+    which sessions were committed, and the dialect. Raises `Corrupt` and `BadArgument` before anything is changed, and errors of
+    the system.
     """
     found, index = _look(blocks)
     ours, closed = _was_ours(blocks, found, index)
@@ -67,7 +60,7 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     else:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
     resolve(set(state.sessions), state.dialect)
-    return Recovered(state, _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state))
+    return _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state), state
 
 
 def log_path_of(blocks: Blocks) -> str:
@@ -218,8 +211,7 @@ def _last_entry(blocks: Blocks, index: Index) -> tuple[int, Entry]:
 
 def _count(blocks: Blocks, state: TopicState) -> None:
     """Count the messages of the last block, and give the topic's number by them: a server stores them one after the other."""
-    view = View(blocks.files, blocks.directory, state.dialect)
-    try:
+    with contextlib.closing(View(blocks.files, blocks.directory, state.dialect)) as view:
         last, block = state.last, state.last.block
         entry = Entry(last.created, last.base, last.end, last.updated)
         if entry.end:
@@ -240,8 +232,6 @@ def _count(blocks: Blocks, state: TopicState) -> None:
                 _check_dialect(blocks, view, entry, state.dialect)
                 for _, number in view.heads(entry, view.number_of(entry)):
                     state.number = number + 1
-    finally:
-        view.close()
 
 
 def _check_dialect(blocks: Blocks, view: View, entry: Entry, dialect: str) -> None:
@@ -265,9 +255,8 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
     files = blocks.files
-    with Descriptors() as fds:
-        fds.append(files.open(log_path_of(blocks)))
-        files.sync(fds[0])  # what a killed process has not synced must not be lost when blocks and index follow it
+    with Descriptors([files.open(log_path_of(blocks))]) as (fd,):
+        files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
     while True:
         for block in (*found.state.full, found.state.last):
             if not blocks.exists(block.base):
@@ -384,8 +373,8 @@ def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[
     """The log need not know of sessions that their readers have noted, once that is durable."""
     noted &= state.sessions.keys()
     for name in {name for session in noted for name in state.sessions[session]}:
-        with contextlib.suppress(FileNotFoundError), Descriptors() as fds:  # the reader was deleted
-            fds.append(files.open_to_read(os.path.join(directory, "state", name + ".log")))
-            files.sync(fds[0])
+        log = stem_of(directory, name) + ".log"
+        with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(log)]) as (fd,):  # else it was deleted
+            files.sync(fd)
     for session in noted:
         del state.sessions[session]

@@ -6,6 +6,7 @@
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
+5. The manifest of a batch that is missing or damaged is made anew by the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -22,17 +23,17 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files, read_whole, write_new
+from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths
-from qewqew_core.topic.reader_files import break_seal
-from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx, without_rdx
-from qewqew_core.topic.reader_state import ReaderState
+from qewqew_core.topic.manifest_repair import repair_manifests
+from qewqew_core.topic.reader_files import break_seal, make_rdx
+from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
 from qewqew_core.topic.topic import Topic
-from qewqew_core.topic.topic_inspection import inspect_topic
+from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.view import View
 
@@ -149,14 +150,11 @@ class _Repair:
 
     def _write_again(self, log: Replayed, base: int) -> None:
         """What the log carries of the last block."""
-        fd = self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))
-        try:
+        with Descriptors([self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))]) as (fd,):
             for _, redo in log.redo:
                 if redo.block.base == base and redo.data is not None:
                     self.files.write(fd, redo.data, redo.offset)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
 
     def index_problem(self) -> Damage | None:
         """What is wrong with the index of a topic that opens: that looks at its last block alone."""
@@ -186,8 +184,8 @@ class _Repair:
         padded = (image or b"").ljust(zbus.INDEX_SIZE, b"\0")
         entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(index.start, index.start + index.blocks)]
         # The last block may have been made by a commit that did not happen, or before its entry was written.
-        follows = all(one.base + one.end == following.base for one, following in pairwise(entries))
-        if [one.base for one in entries] in (bases, bases[:-1]) and follows and all(one.end >= 0 for one in entries):
+        follows = all(entry.base + entry.end == following.base for entry, following in pairwise(entries))
+        if [entry.base for entry in entries] in (bases, bases[:-1]) and follows and all(entry.end >= 0 for entry in entries):
             return entries
         raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
 
@@ -209,11 +207,8 @@ class _Repair:
         entries = []
         for place, base in enumerate(bases):
             block_path = os.path.join(self.path, "data", zbus.block_name(base))
-            fd = self.files.open_to_read(block_path)
-            try:
+            with Descriptors([self.files.open_to_read(block_path)]) as (fd,):
                 size = self.files.size(fd)
-            finally:
-                self.files.close(fd)
             time = self.files.modified(block_path)
             end = bases[place + 1] - base if place + 1 < len(bases) else min(size, zbus.LARGEST_BLOCK)
             entries.append(Entry(time, base, end, time))
@@ -225,8 +220,7 @@ class _Repair:
             return 0, number
         at, following = 0, None
         path = os.path.join(self.path, "data", zbus.block_name(entry.base))
-        fd = self.files.open_to_read(path)
-        try:
+        with Descriptors([self.files.open_to_read(path)]) as (fd,):
             size = min(self.files.size(fd), entry.end)
             with contextlib.suppress(Corrupt):  # here no whole message begins
                 while at < size:
@@ -235,49 +229,27 @@ class _Repair:
                     if found < 0:
                         break
                     at, following = after, found + 1
-        finally:
-            self.files.close(fd)
         return at, number if following is None else following
 
     def _cut(self, path: str, end: int) -> None:
-        fd = self.files.open(path)
-        try:
+        copy = os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}")
+        with Descriptors([self.files.open(path)]) as (fd,), Descriptors([self.files.open(copy, new=True)]) as (target,):
             size = self.files.size(fd)
-            target = self.files.open(os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}"), new=True)
-            try:
-                for at in range(end, size, 1 << 20):
-                    self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
-                self.files.sync(target)
-            finally:
-                self.files.close(target)
+            for at in range(end, size, 1 << 20):
+                self.files.write(target, self.files.read(fd, min(1 << 20, size - at), at), at - end)
+            self.files.sync(target)
             self.files.sync_directory(self.aside())
             self.files.truncate(fd, end)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
 
     def readers(self) -> None:
-        view = View(self.files, self.path, self.dialect)
-        try:
-            files = self.files.list(os.path.join(self.path, "reader"))
-            there = [name.removesuffix(".rdx") for name in files if name.endswith(".rdx")]
-            for name in (*there, *without_rdx(self.files, self.path)):
+        with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+            for name in all_readers(self.files, self.path):
                 self._reader(view, name)
-        finally:
-            view.close()
-
-    def _make_rdx(self, path: str, state: ReaderState) -> None:
-        """As the log says."""
-        data = bytearray(zbus.new_reader(now_ms(), *state.committed_position()[:2]))
-        at, patch = zbus.filter_patch(state.filter)
-        data[at : at + len(patch)] = patch
-        write_new(self.files, path + ".tmp", bytes(data))
-        self.files.rename(path + ".tmp", path)
-        self.files.sync_directory(os.path.dirname(path))
+                self._batches(view, name)
 
     def _reader(self, view: View, name: str) -> None:
-        stem = os.path.join(self.path, "state", name)
-        path = os.path.join(self.path, "reader", name + ".rdx")
+        stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
         log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
         stands: tuple[int, int] | None = None  # by the log
@@ -288,7 +260,7 @@ class _Repair:
                 reader_log.check_whole(found, seal, place, stem + ".log")
                 if rdx is None or not whole:
                     self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
-                    self._make_rdx(path, found.state)
+                    make_rdx(self.files, path, found.state.committed_position(), found.state.filter)
                 if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
                     return
                 stands = found.state.committed_position()[:2]
@@ -322,12 +294,15 @@ class _Repair:
             return  # the messages are what is damaged
         what = f"no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
         self.report.damage.append(Damage(path, 0, None, 0, what))
-        fd = self.files.open(path)
-        try:
+        with Descriptors([self.files.open(path)]) as (fd,):
             self.files.write(fd, zbus.pack_position(*stands), 0)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
+
+    def _batches(self, view: View, name: str) -> None:
+        """Those that the reader's log knows."""
+        log_path = topic_paths.stem_of(self.path, name) + ".log"
+        if (log := self.read(log_path)) is not None:
+            repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
 
     def begin_log(self) -> None:
         """A new log, with the keys that could be read."""
@@ -381,7 +356,6 @@ def repair_topic(
         held.release()
     if problem is not None:
         repair.begin_log()
-    repair.report.changed = not repair.report.ok
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())

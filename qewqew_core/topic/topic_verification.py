@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time as clock
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,6 +15,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import block_sums, reader_inspection
 from qewqew_core.topic.topic_inspection import names_of_readers
+from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import View
 
 
@@ -46,7 +46,7 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
     for name in names_of_readers(files, view.directory):
         _verify_reader(files, view, name, report)
     for name in reader_inspection.without_rdx(files, view.directory):
-        report.problems.append(str(reader_inspection.missing_rdx(os.path.join(view.directory, "reader", name + ".rdx"))))
+        report.problems.append(str(reader_inspection.missing_rdx(rdx_of(view.directory, name))))
     return report
 
 
@@ -95,7 +95,7 @@ def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
     for batch in state.batches.values() if state is not None else ():
         report.batches += 1
         try:
-            for _ in read_batch(places.directory_of(os.path.join(view.directory, "state", name), batch), batch):
+            for _ in read_batch(places.directory_of(stem_of(view.directory, name), batch), batch):
                 pass
         except (QewQewError, OSError) as error:
             report.problems.append(str(error))

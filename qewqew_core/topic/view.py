@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
-from qewqew_core.batch.segments import Run, Walk
+from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.errors import BadPath, Corrupt
@@ -108,23 +108,20 @@ class View:
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
-        self._fd = -1
-        self._leaving = Descriptors()  # descriptors that are about to be closed
         try:
-            self._fd = files.open_to_read(self.path)
+            (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
         except FileNotFoundError as error:
             raise BadPath("there is no topic here: its index is missing", path=self.path) from error
 
     def close(self) -> None:
         """A second call does nothing, but for what an interrupted one has not done."""
         close_each(self._blocks)
-        if self._fd >= 0:
-            self._leaving[len(self._leaving) :], self._fd = [self._fd], -1
-        self._leaving.close()
+        self._fd = -1
+        self._owned.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_leaving") and (self._fd >= 0 or self._blocks):  # the rest `_leaving` closes
-            self.close()
+        if getattr(self, "_blocks", None):  # `_owned` closes the index
+            close_each(self._blocks)
 
     # The index
 
@@ -395,7 +392,7 @@ class View:
             if places or filter is not None:
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
-    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[Run]:
+    def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
         """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.
 
         A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.

@@ -61,9 +61,8 @@ class Writer:
             path = os.path.join(directory, os.path.basename(directory) + ".lock")
             self._lock_file, _ = lock.acquire(files, path, lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
-            found = topic_recovery.recover(self._blocks, dialect, resolve)
-            self.engine.attach(found.log, found.state)
-            self._noted |= found.state.sessions.keys()
+            self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
+            self._noted |= self.engine.state.sessions.keys()
             files.write(self._lock_file.fd, RECOVERED, 0)
         except BaseException as error:
             self._release()

@@ -40,8 +40,9 @@ try:
     from qewqew_spark.jobs.explaining import blamed, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
-    from qewqew_spark.jobs.writing import Sink, delete, folding, sink_of
+    from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
+    from qewqew_spark.tables.session import delete, folding
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(
@@ -95,7 +96,7 @@ def run(
     batch, options = local_path(batch), dict(read_options or {})
     description = description or _manifest(batch, options)
     quarantined = f"{quarantine}/{BATCH}={description.id}"
-    sinks = [sink_of(spark, output, description.id, schema_evolution) for output in outputs]
+    sinks = [sink_of(spark, output, description, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
     register(spark)
     given = None if schema is None else records.parsed(schema)
@@ -198,17 +199,18 @@ def _table(spark: SparkSession, output: Output, description: manifest.Manifest) 
     check_names(spark, table.columns, "an output has columns", "rename or drop one with 'sql'")
     fold = folding(spark)
     names = set(map(fold, table.columns))
-    if output.place is not None and BATCH in names:
+    if output.place is not None and not output.appends and BATCH in names:
         # It would be hidden by the one that has the batch's id.
         raise BadArgument(
             "output: the column 'batch' collides with the one that has the batch's id; rename it with 'sql': "
             "SELECT * EXCEPT (batch), batch AS other FROM batch"
         )
-    check_names(spark, [*output.partition_by], "an output has columns in 'partition_by'", "name each once")
-    for column in output.partition_by:
+    columns = output.partition_columns
+    check_names(spark, columns, "an output has columns in 'partition_by'", "name each once")
+    for column in columns:
         if fold(column) not in names:
             raise BadArgument(f"output: no column {column!r} to partition by; there are {', '.join(table.columns)}")
-    if output.partition_by and len(output.partition_by) >= len(table.columns):
+    if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
         raise BadArgument("output: 'partition_by' has every column, so none is left to be written")
     return table
 
@@ -351,7 +353,11 @@ def _check_catalog(spark: SparkSession, outputs: Sequence[Output]) -> None:
     ):
         return
     for output in outputs:
-        if output.table is not None and not spark.conf.get(f"spark.sql.catalog.{output.table.partition('.')[0]}", None):
+        if (
+            output.table is not None
+            and not output.appends
+            and not spark.conf.get(f"spark.sql.catalog.{output.table.partition('.')[0]}", None)
+        ):
             raise BadArgument(
                 f"output: table {output.table}: the catalog of this Spark is forgotten when the job ends; configure one, for "
                 "example Hive's with --conf spark.sql.catalogImplementation=hive"

@@ -20,6 +20,7 @@ SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
 
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
+TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,12 @@ class Output:
     """One table that the job writes, under the batch's id.
 
     ``path``: a directory; the rows go to ``<path>/batch=<id>``, or with the format `delta` into the Delta table there.
-    ``table``: instead, a table of Spark's catalog. Neither: a format that has its own place (`jdbc`, `noop`, `console` ...).
-    ``sql``: a query over the view ``batch``; ``transform``: instead, ``module:function``, which is given the view as a
-    DataFrame, and the batch's `Manifest` if it takes two arguments, and returns a DataFrame; neither: all of the view.
-    ``format``: any that this Spark can write. ``partition_by``: columns, as directories below the batch's. ``options``:
-    the writer's; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. Raises `BadArgument`.
+    ``table``: instead, a table of Spark's catalog, or with the format `iceberg` of an Iceberg catalog. Neither: a format that
+    has its own place (`jdbc`, `noop`, `console` ...). ``sql``: a query over the view ``batch``; ``transform``: instead,
+    ``module:function``, which is given the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and
+    returns a DataFrame; neither: all of the view. ``format``: any that this Spark can write. ``partition_by``: columns, as
+    directories below the batch's. ``options``: the writer's, or the properties of an Iceberg or Delta table, for when it is
+    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. Raises `BadArgument`.
     """
 
     path: str | None = None
@@ -85,10 +87,12 @@ class Output:
                 raise BadArgument(f"output: the format {self.format!r} takes no 'path' and no 'table'")
             if self.partition_by:
                 raise BadArgument(f"output: the format {self.format!r} takes no 'partition_by'")
-        if kind in FILE_FORMATS | {"delta"} and self.path is None and self.table is None:
+        if kind in FILE_FORMATS and self.path is None and self.table is None:
             raise BadArgument(f"output: the format {self.format!r} needs a 'path' or a 'table'")
-        if kind == "iceberg" and self.table is None:
-            raise BadArgument("output: the format 'iceberg' needs a 'table', like 'lake.db.orders'")
+        if kind == "iceberg" and (self.table is None or self.table.count(".") < 2):
+            raise BadArgument("output: the format 'iceberg' needs a 'table' with its catalog, like 'lake.db.orders'")
+        if kind == "delta" and self.path is None:
+            raise BadArgument("output: the format 'delta' needs the 'path' of the table")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
@@ -127,6 +131,18 @@ class Output:
     def resolved_options(self) -> dict[str, str | int | float | bool]:
         """The options with the values that they refer to; raises `BadArgument`, which names no value."""
         return {name: _resolved(name, value) if isinstance(value, Mapping) else value for name, value in self.options.items()}
+
+    @property
+    def appends(self) -> bool:
+        """Is it a table to which each batch is appended, once, without a column that has its id?"""
+        return self.format.lower() in TABLE_FORMATS
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """The columns in ``partition_by``, of which an Iceberg table takes parts: `month(day)`."""
+        if self.format.lower() != "iceberg":
+            return list(self.partition_by)
+        return [re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*(.+?)\s*\)$", r"\1", text) for text in self.partition_by]
 
     @property
     def place(self) -> str | None:

@@ -19,7 +19,7 @@ from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.data_source import batch_reader, columns_of
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import WHOLE
-from qewqew_spark.jobs.writing import delete, quoted, setting
+from qewqew_spark.tables.session import delete, quoted, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 MISFIT = "a value does not fit the schema"

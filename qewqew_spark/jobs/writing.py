@@ -4,7 +4,7 @@
 |------------|-------------------------------------|----------------------------------------------------------------------|
 | `Files`    | the directory `<path>/batch=<id>`   | a directory beside it, which gets its name                           |
 | `Table`    | the partition `batch=<id>`          | Spark's overwrite of a partition, as atomic as the table's format is |
-| `Delta`    | those with `batch = <id>`           | one commit (`replaceWhere`)                                          |
+| `Once`     | in one commit, which names the batch | nothing: where such a commit is, none is made                       |
 | `Jdbc`     | those with `batch = <id>`           | one transaction: delete, insert from a staging table                 |
 | `Appended` | not known: no format of QewQew's    | nothing: a second run writes again                                   |
 """
@@ -17,6 +17,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -25,17 +26,22 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
+from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument
-from qewqew_spark.jobs.evolution import Fold, Same, new_columns, same_in_a_database
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
+from qewqew_spark.tables.append import append_to
+from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
+from qewqew_spark.tables.session import delete, exists, folding, listed, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 
 
-def sink_of(spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> Sink:
+def sink_of(spark: SparkSession, output: Output, batch: Manifest, schema_evolution: str) -> Sink:
     """The place of an output; raises `BadArgument`, also if this Spark does not know the format."""
     kind = output.format.lower()
+    if output.appends:
+        return Once(spark, output, batch.id, schema_evolution, datetime.fromisoformat(batch.created))
     if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"}:
         _check_format(spark, output.format)
     if output.table is not None:
@@ -45,8 +51,8 @@ def sink_of(spark: SparkSession, output: Output, batch: str, schema_evolution: s
     elif output.path is None:
         made = Appended
     else:
-        made = Delta if kind == "delta" else Files
-    return made(spark, output, batch, schema_evolution)
+        made = Files
+    return made(spark, output, batch.id, schema_evolution)
 
 
 class Sink(ABC):
@@ -188,18 +194,56 @@ class Files(Sink):
         delete(self.spark, self.directory)
 
 
-class Delta(Sink):
-    """A Delta table in a directory."""
+class Once(Sink):
+    """An Iceberg or Delta table, to which the batch is appended unless it is there."""
+
+    staged = True
+
+    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str, since: datetime) -> None:
+        super().__init__(spark, output, batch, schema_evolution)
+        self._append = append_to(
+            spark,
+            str(output.table or output.path),
+            batch,
+            output.format,
+            partition_by=output.partition_by,
+            properties={name: str(value) for name, value in self.options.items()},
+            schema_evolution=schema_evolution,
+            since=since,
+        )
+        self._snapshot: str | None = None
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        return {**super().place, "snapshot": self._snapshot}
+
+    @property
+    def left_out(self) -> list[str]:
+        return self._append.left_out
 
     def there(self) -> StructType | None:
-        exists = "_delta_log" in listed(self.spark, str(self.output.path))
-        return self.spark.read.format("delta").load(self.output.path).schema if exists else None
+        return self._append.there()
+
+    def check(self, table: DataFrame) -> None:
+        self._snapshot = self._append.committed()
+        if self._snapshot is None:
+            self._append.check(table.schema)
 
     def write(self, rows: DataFrame) -> None:
-        writer = self._writer(self._with_batch(rows)).mode("overwrite").option("replaceWhere", f"{BATCH} = '{self.batch}'")
-        if self.new and self.schema_evolution == "merge":
-            writer = writer.option("mergeSchema", True)
-        writer.partitionBy(BATCH, *self.output.partition_by).save(self.output.path)
+        if self._snapshot is None:
+            self._append.write(rows)
+        else:  # but for its rows, which are counted
+            rows.write.format("noop").mode("overwrite").save()
+
+    def commit(self) -> None:
+        if self._snapshot is None:
+            self._snapshot = self._append.commit().snapshot
+
+    def abort(self) -> None:
+        self._append.abort()
+
+    def clear(self) -> None:
+        """There is nothing to append."""
 
 
 class Table(Sink):
@@ -210,9 +254,7 @@ class Table(Sink):
             if not self.spark.catalog.tableExists(str(self.output.table)):
                 return None
             columns = self._table().schema
-        # Of a table of another catalog (Iceberg's) rows are replaced by their column, however it is partitioned.
-        partitions = columns.names if self._of_version_2() else self._partitions()
-        if BATCH not in map(self.fold, partitions):
+        if BATCH not in map(self.fold, self._partitions()):
             raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r}, a STRING")
         return columns
 
@@ -232,9 +274,6 @@ class Table(Sink):
             for each in self._table().schema.fields
         ]
         rows = rows.select(columns)
-        if self._of_version_2():
-            rows.writeTo(name).overwrite(F.col(BATCH) == self.batch)
-            return
         spec = ", ".join(
             f"{quoted(each)} = '{self.batch}'" if self.fold(each) == BATCH else quoted(each) for each in self._partitions()
         )
@@ -245,7 +284,7 @@ class Table(Sink):
 
     def atomic(self) -> bool:
         # Spark's own tables lose the partition first.
-        if self.existing is None or self._of_version_2():
+        if self.existing is None:
             return True
         return self.spark.sql(f"SHOW PARTITIONS {self.output.table} PARTITION ({BATCH} = '{self.batch}')").isEmpty()
 
@@ -255,11 +294,6 @@ class Table(Sink):
 
     def _partitions(self) -> list[str]:
         return [column.name for column in self.spark.catalog.listColumns(str(self.output.table)) if column.isPartition]
-
-    def _of_version_2(self) -> bool:
-        """Is it of a catalog like Iceberg's, and not of Spark's own, where only SQL replaces a partition?"""
-        plan: Any = self._table()._jdf.queryExecution().analyzed()
-        return bool(plan.collectLeaves().head().getClass().getSimpleName() == "DataSourceV2Relation")
 
 
 class Appended(Sink):
@@ -404,60 +438,6 @@ class Jdbc(Sink):
             f"output: table {self.name}: a database has no type for the column {field.name!r}, {field.dataType.simpleString()}; "
             "make texts of it with 'sql': to_json(...)"
         )
-
-
-def folding(spark: SparkSession) -> Fold:
-    """Makes names equal that are one for this session."""
-    return str if spark.conf.get("spark.sql.caseSensitive") == "true" else str.lower
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-@contextmanager
-def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """The session's setting is ``value`` within."""
-    before = spark.conf.get(name, None)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, before)
-
-
-def delete(spark: SparkSession, path: str) -> None:
-    """Remove a directory in whatever file system Spark writes to; it need not exist."""
-    target, system = _hadoop(spark, path)
-    system.delete(target, True)
-
-
-def exists(spark: SparkSession, path: str) -> bool:
-    target, system = _hadoop(spark, path)
-    return bool(system.exists(target))
-
-
-def rename(spark: SparkSession, path: str, new: str) -> None:
-    """Give a directory another name, in place of what has that now, if anything has."""
-    target, system = _hadoop(spark, new)
-    system.delete(target, True)
-    if not system.rename(_hadoop(spark, path)[0], target):
-        raise OSError(f"{path} could not be renamed to {new}")
-
-
-def listed(spark: SparkSession, path: str) -> list[str]:
-    """The names in a directory, in whatever file system Spark writes to; none if it does not exist."""
-    target, system = _hadoop(spark, path)
-    return [str(status.getPath().getName()) for status in system.listStatus(target)] if system.exists(target) else []
-
-
-def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    jvm: Any = spark.sparkContext._jvm  # the only way to Hadoop's file systems from Python
-    target = jvm.org.apache.hadoop.fs.Path(path)
-    return target, target.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
 
 
 def _check_format(spark: SparkSession, name: str) -> None:

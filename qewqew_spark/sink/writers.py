@@ -128,7 +128,7 @@ class Sink:
         Raises `BadPath` or `Corrupt` if what was staged is not there as it was, and what the target raises
         (`Locked`, `DiskFull`, …): nothing was stored.
         """
-        pieces = chain.from_iterable(self._read(one) for one in messages if isinstance(one, Staged))
+        pieces = chain.from_iterable(self._read(staged) for staged in messages if isinstance(staged, Staged))
         if self.kind == "queue":
             with Stage(self.path, **self.settings) as stage:
                 for records in pieces:
@@ -137,7 +137,7 @@ class Sink:
         else:
             with Topic(self.path, **self.settings) as topic, closing(topic.session()) as appends:
                 for records in pieces:
-                    appends.append_many(starmap(Message, zip(*(one.to_pylist() for one in records.columns), strict=True)))
+                    appends.append_many(starmap(Message, zip(*(column.to_pylist() for column in records.columns), strict=True)))
                 appends.commit(key)
         self.remove(job)
 
@@ -291,7 +291,7 @@ def _task() -> TaskContext:
 
 
 def _jobs(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
-    return {one.job for one in messages if isinstance(one, Staged)}
+    return {staged.job for staged in messages if isinstance(staged, Staged)}
 
 
 def _changed(directory: str) -> float:

@@ -79,10 +79,10 @@ class Split:
 
     def __call__(self, segments: Sequence[Segment], may: Sequence[bool] | None = None) -> list[list[Segment]]:
         """The parts of each segment; of those that ``may`` not be divided, themselves."""
-        total = sum(one.end - one.start for one in segments)
+        total = sum(segment.end - segment.start for segment in segments)
         size = min(partition_bytes(self.size, total), max(1, total // self.least))
         while True:
-            parts = [one.split(size) if may is None or may[at] else [one] for at, one in enumerate(segments)]
+            parts = [segment.split(size) if may is None or may[at] else [segment] for at, segment in enumerate(segments)]
             if sum(map(len, parts)) >= self.least or size == 1:
                 return parts
             size //= 2

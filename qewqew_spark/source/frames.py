@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from qewqew_core.batch.segments import Run
+from qewqew_core.batch.segments import RawMessages
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import LENGTH, MAX_RECORD
@@ -93,7 +93,7 @@ def payloads(
         at = end
 
 
-def messages(run: Run, dialect: str, topic: str, needs: Collection[str]) -> pa.RecordBatch:
+def messages(run: RawMessages, dialect: str, topic: str, needs: Collection[str]) -> pa.RecordBatch:
     """The columns of the messages of a run that are in ``needs``, at least one; see `rows.TOPIC_SCHEMA`.
 
     A tag or an id that is empty is null, and so is a timestamp that Spark cannot hold: its microseconds need over 64 bits.

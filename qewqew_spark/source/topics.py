@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from qewqew_core.batch.segments import Run
+    from qewqew_core.batch.segments import RawMessages
     from qewqew_spark.options import Options
 
 T = TypeVar("T")
@@ -260,11 +260,11 @@ def read_partition(part: TopicPartition, rows: Rows) -> Iterator[pa.RecordBatch]
                 yield rows.batch(raw, path, partial(_place, run, one.base))
 
 
-def _place(run: Run, base: int, row: int) -> int:
+def _place(run: RawMessages, base: int, row: int) -> int:
     return run.offset - base + run.bounds[2 * row]
 
 
-def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[Run]:
+def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[RawMessages]:
     try:
         view.read(one.base, one.start, 0)  # from now on the file is open, and removing it does no harm
         pieces = pieces_of(Files(), view.directory, one.base)

@@ -179,7 +179,7 @@ def test_a_time_out_kills_the_driver_before_the_batch_is_returned(
     monkeypatch.setattr(
         Batch, "nack", lambda self, reason: (alive.append(not is_gone(spark.calls[0]["pid"])), nack(self, reason))
     )
-    assert run(held.make("timeout", execution_timeout=timedelta(seconds=3))).states() == {"submit": "failed"}
+    assert run(held.make("timeout", execution_timeout=timedelta(seconds=8))).states() == {"submit": "failed"}
     assert alive == [False]
     assert held.counts()["returned"] == 1
 

@@ -21,12 +21,8 @@ def write_segment(
     start: int = chunk.BEGIN,
     every: int = 0,
     tail: bytes = b"",
-    checksums: bool = True,
 ) -> Segment:
-    """Write a chunk file and describe it: records from ``start`` on, a boundary each ``every`` records, then ``tail``.
-
-    ``checksums``: of the boundaries, which manifests of older releases lack.
-    """
+    """Write a chunk file and describe it: records from ``start`` on, a boundary each ``every`` records, then ``tail``."""
     frames = chunk.frame(records)
     filler = b"\xff" * (start - chunk.BEGIN)  # records consumed before the lease: no frames as far as the reader knows
     end = start + len(frames)
@@ -36,7 +32,7 @@ def write_segment(
         if every and number and number % every == 0:
             boundaries.append((at, number))
         at += 2 + len(record)
-    known = _checksums(frames, [offset - start for offset, _ in boundaries]) if checksums else ()
+    known = _checksums(frames, [offset - start for offset, _ in boundaries])
     return Segment(name, start, end, len(records), f"{zlib.crc32(frames):08x}", tuple(boundaries), known)
 
 

@@ -30,6 +30,8 @@ EXAMPLES = examples("spark.md")
 REPLACED = {
     '"/': '"{home}/',
     "jdbc:derby:/": "jdbc:derby:{home}/",
+    "sqlite:////": "sqlite:///{home}/",
+    "file:///": "file://{home}/",
     "s3://lake/": "{home}/lake/",
     'SparkSession.builder.remote("sc://server:15002").getOrCreate()': "spark",  # test_spark_connect.py has a server
 }
@@ -236,4 +238,4 @@ def test_the_examples_of_exactly_once_print_what_they_say(spark: Any, tmp_path: 
         for query in spark.streams.active:
             query.stop()
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 6
+    assert len(expected) == 8

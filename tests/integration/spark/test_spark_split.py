@@ -30,14 +30,6 @@ def test_a_large_segment_is_divided_and_records_keep_their_numbers(spark, large)
     assert [row.offset for row in found] == list(range(len(RECORDS)))
 
 
-def test_a_segment_without_checksums_of_its_boundaries_stays_whole(spark, tmp_path):
-    segment = write_segment(tmp_path, "orders.qew.3", RECORDS, every=300, checksums=False)
-    write_manifest(tmp_path, [segment])
-    frame = spark.read.format("qewqew").option("minPartitions", 8).load(str(tmp_path))
-    assert frame.rdd.getNumPartitions() == 1
-    assert [bytes(row.value) for row in frame.orderBy("offset").collect()] == RECORDS
-
-
 def test_a_damaged_byte_fails_in_its_part_alone(spark, tmp_path):
     segment = write_segment(tmp_path, "orders.qew.3", RECORDS, every=300)
     write_manifest(tmp_path, [segment])

@@ -13,7 +13,7 @@ typer.testing._get_command = cache(typer.testing._get_command)  # else each call
 
 
 def run(*arguments: object, stdin: bytes = b"") -> Result:
-    result = CliRunner().invoke(app, [str(one) for one in arguments], input=stdin, prog_name="qewqew")
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin, prog_name="qewqew")
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.stderr
     return result

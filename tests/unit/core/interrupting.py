@@ -32,10 +32,10 @@ def _points(code: CodeType) -> frozenset[int]:
     instructions = list(dis.get_instructions(code))
     after = (
         later.offset
-        for one, later in itertools.pairwise(instructions)
-        if one.opname in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
+        for instruction, later in itertools.pairwise(instructions)
+        if instruction.opname in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
     )
-    back = (one.argval for one in instructions if one.opname == "JUMP_BACKWARD")
+    back = (instruction.argval for instruction in instructions if instruction.opname == "JUMP_BACKWARD")
     return frozenset(after) | frozenset(back)
 
 
@@ -123,12 +123,14 @@ else:  # which tells a tracer only of some instructions
     def _codes() -> Iterator[CodeType]:
         """Of all functions of the core, and of the library that it calls."""
         gc.unfreeze()  # else it does not tell of what pytest has frozen
-        functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
-        left = [one.__code__ for one in functions if one.__code__.co_filename in HELPERS or _is_ours(one.__code__)]
+        functions = [function for function in gc.get_objects() if isinstance(function, FunctionType)]
+        left = [
+            function.__code__ for function in functions if function.__code__.co_filename in HELPERS or _is_ours(function.__code__)
+        ]
         while left:
             code = left.pop()
             yield code
-            left += [one for one in code.co_consts if isinstance(one, CodeType)]
+            left += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
     def _is_ours(code: CodeType) -> bool:
         return Path(code.co_filename).is_relative_to(CORE)

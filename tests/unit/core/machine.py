@@ -83,13 +83,14 @@ class Machine(RuleBasedStateMachine):
       from now on the model is so too;
     - ``source(name)``: what batches are leased from; ``batches_of(name)``: the model of them, by id, oldest first;
     - ``waiting(name)``: what can be leased, in this order; ``leased(name, batch)``: of these, what is in the new batch waits no
-      longer, and these are its numbers; ``put_back(name, one)``: it waits again; ``is_there(one)``: whether it can be put back.
+      longer, and these are its numbers; ``put_back(name, model)``: it waits again; ``is_there(model)``:
+      whether it can be put back.
     """
 
     sizes: tuple[int, ...]
     names: tuple[str, ...]  # of what batches are leased from
     max_attempts: int
-    is_there = staticmethod(lambda one: True)
+    is_there = staticmethod(lambda model: True)
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,20 +165,20 @@ class Machine(RuleBasedStateMachine):
     def lease(self, data, key, max_records, max_bytes):
         name = data.draw(st.sampled_from(self.names))
         source, all_batches = self.source(name), self.batches_of(name)
-        held = next(((batch_id, one) for batch_id, one in all_batches.items() if key in one.keys), None)
+        held = next(((batch_id, model) for batch_id, model in all_batches.items() if key in model.keys), None)
         if held and (held[1].state == "dead" or (held[1].state == "leased" and held[1].keys[-1] != key)):
             with pytest.raises(BatchConflict):
                 source.lease(key)
             return
-        held = held or next(((batch_id, one) for batch_id, one in all_batches.items() if one.state == "returned"), None)
+        held = held or next(((batch_id, model) for batch_id, model in all_batches.items() if model.state == "returned"), None)
         waiting = self.waiting(name)
         batch = source.lease(key, max_records, max_bytes)
         if held:
-            batch_id, one = held
-            if one.state == "returned":
-                one.state, one.attempt = "leased", one.attempt + 1
-                one.keys = [other for other in one.keys if other != key] + [key]
-            assert (batch.id, batch.state, batch.attempt, tuple(batch)) == (batch_id, one.state, one.attempt, one.records)
+            batch_id, model = held
+            if model.state == "returned":
+                model.state, model.attempt = "leased", model.attempt + 1
+                model.keys = [other for other in model.keys if other != key] + [key]
+            assert (batch.id, batch.state, batch.attempt, tuple(batch)) == (batch_id, model.state, model.attempt, model.records)
         elif waiting:
             assert batch.id not in all_batches
             taken = list(batch)
@@ -200,14 +201,17 @@ class Machine(RuleBasedStateMachine):
     def end(self, data: Any, end: str) -> None:
         """End one of the batches that can be ended so, if there is one."""
         found = [
-            (name, batch_id) for name in self.names for batch_id, one in self.batches_of(name).items() if one.state in ENDS[end]
+            (name, batch_id)
+            for name in self.names
+            for batch_id, model in self.batches_of(name).items()
+            if model.state in ENDS[end]
         ]
         if not found:
             return
         name, batch_id = data.draw(st.sampled_from(found))
         source, all_batches = self.source(name), self.batches_of(name)
-        batch, stale, one = source.batch(batch_id), source.batch(batch_id), all_batches[batch_id]
-        if end == "put_back" and not self.is_there(one):
+        batch, stale, model = source.batch(batch_id), source.batch(batch_id), all_batches[batch_id]
+        if end == "put_back" and not self.is_there(model):
             with pytest.raises(BatchConflict):
                 batch.put_back()
             return
@@ -218,12 +222,12 @@ class Machine(RuleBasedStateMachine):
                 with pytest.raises(BatchNotFound):
                     act()
             if end == "put_back":
-                self.put_back(name, one)
+                self.put_back(name, model)
             return
-        one.state = {"ack": "acked", "return_to_queue": "returned"}.get(end, "dead")
-        if end == "nack" and one.attempt < self.max_attempts:
-            one.state = "returned"
-        assert (batch.state, tuple(batch)) == (one.state, one.records)
+        model.state = {"ack": "acked", "return_to_queue": "returned"}.get(end, "dead")
+        if end == "nack" and model.attempt < self.max_attempts:
+            model.state = "returned"
+        assert (batch.state, tuple(batch)) == (model.state, model.records)
         if end != "ack":
             with pytest.raises(BatchConflict):
                 stale.ack()

@@ -46,7 +46,7 @@ def plain(path: Path) -> list[bytes]:
     """The same of a queue that QewQew alone has used: no other chunk file lies there."""
     ids = [*chunks(path)]
     files = {file.name for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()}
-    assert files == {f"{path.name}.{one}" for one in ids}, "chunk files outside the chain"
+    assert files == {f"{path.name}.{chunk_id}" for chunk_id in ids}, "chunk files outside the chain"
     assert not ids or ids[-1] % 65534 + 1 not in ids, "the original would overwrite the chunk after the last"
     return plain_read(path)
 

@@ -42,7 +42,7 @@ class TopicStore:
         messages = self.reader.read_many(max_records, max_bytes)
         if messages:
             self.reader.commit(*messages)
-        return [one.body for one in messages]
+        return [message.body for message in messages]
 
     def peek(self, timeout: float | None = 0) -> bytes:
         return self.reader.peek(timeout).body
@@ -65,7 +65,7 @@ class TopicStoreSession:
         return self.session.read(self.reader, timeout).body
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        return [one.body for one in self.session.read_many(self.reader, max_records, max_bytes)]
+        return [message.body for message in self.session.read_many(self.reader, max_records, max_bytes)]
 
     def __enter__(self) -> TopicStoreSession:
         self.session.__enter__()

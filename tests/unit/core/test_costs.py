@@ -136,7 +136,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 55, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
     },
     "queue, closed": {
         "open, get": {
@@ -210,7 +210,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 55, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},

@@ -275,16 +275,11 @@ def test_damage_in_a_long_segment_is_found_before_a_record_of_its_run_is_given_o
     assert caught.value.offset <= at < caught.value.offset + 100_000 + 2 * 65536
 
 
-def test_without_checksums_of_its_boundaries_it_is_found_before_the_first_record(long):
-    """As older releases wrote manifests: they still read, and what is read is right."""
-    folder, segment, records = long
+def test_boundaries_without_checksums_are_refused(long):
+    folder, _, _ = long
     changed(Path(folder), "segments/0/checksums", DROP)
-    (old,) = manifest.load(folder).segments
-    assert old == replace(segment, checksums=())
-    assert [one for _, data in segments.read_segment(folder, old) for one in split(data)[0]] == records
-    damage(folder, segment, segment.end - 1)
-    with pytest.raises(Corrupt, match="damaged after it was written"):
-        next(segments.read_segment(folder, old))
+    with pytest.raises(BadManifest, match="there are 0 checksums for "):
+        manifest.load(folder)
 
 
 def test_each_checksum_is_that_of_the_bytes_up_to_its_boundary(long):
@@ -371,12 +366,6 @@ def test_parts_of_a_segment_are_segments_that_are_verified_by_themselves(long, s
         list(segments.read_segment(folder, last))
 
 
-def test_a_segment_without_checksums_cannot_be_cut(long):
-    _, segment, _ = long
-    old = replace(segment, checksums=())
-    assert old.split(1) == [old]
-
-
 def test_the_parts_of_a_segment_never_stand_in_a_manifest(long):
     folder, segment, _ = long
     body = manifest.load(folder)
@@ -455,8 +444,8 @@ def write_block(folder: Path, messages: Sequence[Message], cuts: Sequence[int] =
     for first, last in pairwise(edges):
         start, end = places[first], places[last]
         inner = tuple((places[one], counts[one] - counts[first]) for one in range(first + 1, last) if boundaries)
-        crc32 = f"{zlib.crc32(data[start:end]):08x}"
-        segments.append(Segment(zbus.block_name(BASE), start, end, counts[last] - counts[first], crc32, inner))
+        *checksums, crc32 = (f"{zlib.crc32(data[start:stop]):08x}" for stop in (*(offset for offset, _ in inner), end))
+        segments.append(Segment(zbus.block_name(BASE), start, end, counts[last] - counts[first], crc32, inner, tuple(checksums)))
     (folder / zbus.block_name(BASE)).write_bytes(data)
     what = "t-1", "key", "t", "2026-11-20T15:00:00Z", 2
     body = Manifest(*what, counts[-1], size, tuple(segments), layout="block", reader="loader", **fields)
@@ -687,11 +676,18 @@ def test_bytes_behind_the_last_message_are_damage(tmp_path):
         messages_of(tmp_path)
 
 
+def with_boundary(folder: Path, offset: int) -> None:
+    """The manifest of one segment says that its second message begins there."""
+    data = (folder / zbus.block_name(BASE)).read_bytes()
+    changed(folder, "segments/0/boundaries", [[offset, 1]])
+    changed(folder, "segments/0/checksums", [f"{zlib.crc32(data[:offset]):08x}"])
+
+
 @pytest.mark.parametrize("filter", [None, "a"])
 def test_another_number_of_messages_than_the_manifest_says_is_found(tmp_path, filter):
     """Also at a boundary. Told together with the bytes it can be consistent, and still wrong."""
     write_block(tmp_path, [Message(b"x" * 300, "a")] * 3, filter=filter)
-    changed(tmp_path, "segments/0/boundaries", [[1008, 1]])
+    with_boundary(tmp_path, 1008)
     body = manifest.load(str(tmp_path))
     with pytest.raises(BadManifest, match=r"boundaries or number of records of segment 0+7000000000\.zbus are not"):
         list(segments.read_messages(str(tmp_path), body, body.segments[0], 100))
@@ -704,7 +700,7 @@ def test_another_number_of_messages_than_the_manifest_says_is_found(tmp_path, fi
 
 def test_a_boundary_inside_of_a_message_is_damage_and_never_a_wrong_message(tmp_path):
     write_block(tmp_path, [Message(b"x" * 300)] * 3)
-    changed(tmp_path, "segments/0/boundaries", [[800, 1]])
+    with_boundary(tmp_path, 800)
     body = manifest.load(str(tmp_path))
     with pytest.raises(
         Corrupt, match="offset 504: no message 1 begins here: its number is 1, its length 300, and messages end at 800"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import zbus_cases
 from disk import NoSync
 
 from qewqew_core import Corrupt, Empty, Topic
@@ -198,9 +199,9 @@ def test_an_empty_block_behind_an_exactly_full_one_is_the_end_and_filled_by_the_
 def test_messages_in_a_nak_file_of_dialect_c_are_delivered_again(tmp_path):
     """The original forgets them all."""
     path = left_by_a_server(tmp_path / "t", "C")
-    nak = bytearray(zbus.new_nak(5, "C"))
+    nak = bytearray(zbus_cases.new_nak(5, "C"))
     for number, (offset, tries) in enumerate([(205, 3), (0, 1)]):
-        entry = zbus.pack_nak(zbus.Nak(offset, None, tries, 5), "C")
+        entry = zbus_cases.pack_nak(zbus.Nak(offset, None, tries, 5), "C")
         at = zbus.nak_entry_at(number, "C")
         nak[at : at + len(entry)] = entry
     (path / "reader" / "r.nak").write_bytes(nak)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from damage import flip
 from disk import NoSync
+from stride import Every
 
 from qewqew_core import Corrupt, Message, QewQewError, Topic, repair_topic
 from qewqew_core.formats import zbus
@@ -206,3 +208,57 @@ def test_an_entry_of_the_index_that_opening_does_not_look_at_is_made_anew_too(pa
         assert [message.number for message in reader.read_many(99)] == list(range(7, 20))
         assert [list(batch) for batch in leases.batches()] == [[b"0", b"1", b"2"]]
         assert topic.append_many([b"again"], key="first") == 5
+
+
+def test_a_manifest_is_made_anew_by_the_readers_log_wherever_it_is_damaged(tmp_path: Path, every: Every) -> None:
+    """Of a leased batch, of one that is leased again, and of a dead one; also where it, or its whole directory, is missing."""
+    whole, copy = tmp_path / "whole", tmp_path / "copy"
+    whole.mkdir()
+    with Topic(whole / "t", block_size=700) as topic, topic.reader("r", filter="a") as reader:
+        topic.append_many([Message(b"x" * number, tag="a" if number % 3 else "b") for number in range(60)])
+        for key in "leased", "again", "dead":
+            batch = reader.lease(key, max_records=8)
+            assert batch is not None
+            if key == "again":
+                batch.nack()
+                assert reader.lease(key)
+        batch.to_dead_letters("a reason")
+        expected = {batch.id: [message.body for message in batch.messages()] for batch in (*reader.batches(), *reader.dead())}
+    manifests = [path.relative_to(whole) for path in sorted(whole.glob("t/state/r.*/*/manifest.json"))]
+    assert len(manifests) == len(expected) == 3
+    places = [(path, at) for path in manifests for at in (None, -1, *range((whole / path).stat().st_size))]
+    for path, at in every(places, quick=32, full=8):
+        shutil.copytree(whole, copy)
+        if at is None:
+            shutil.rmtree((copy / path).parent)
+        elif at < 0:
+            (copy / path).unlink()
+        else:
+            flip(copy / path, at)
+        repair_topic(copy / "t")
+        with Topic(copy / "t") as topic, topic.reader("r") as reader:
+            found = {batch.id: [message.body for message in batch.messages()] for batch in (*reader.batches(), *reader.dead())}
+            assert found == expected, f"{path} at {at}"
+            assert topic.verify().ok, f"{path} at {at}"
+        shutil.rmtree(copy)
+
+
+def test_a_manifest_whose_messages_are_gone_is_noted_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with Topic(path, block_size=400, max_records=5, slow_readers="move") as topic, topic.reader("r") as reader:
+        topic.append_many([b"x"] * 3)
+        batch = reader.lease("key")
+        assert batch is not None
+        batch.to_dead_letters("it holds no block")
+        for _ in range(20):
+            topic.append(b"y")
+        topic.trim()
+        assert topic.stats().first >= 3
+    (manifest,) = path.glob("state/r.dead/*/manifest.json")
+    flip(manifest, 5)
+    damaged = manifest.read_bytes()
+    report = repair_topic(path)
+    assert report.ok
+    (note,) = report.notes
+    assert f"batch {batch.id} cannot be read, and stays as it is" in note
+    assert manifest.read_bytes() == damaged

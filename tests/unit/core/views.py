@@ -55,15 +55,15 @@ def view_of_queue(q: Queue) -> View:
     """Through the queue itself, which has what only the log has written out for it."""
     q._engine.state.check()
     chunks = list(q._engine.state.chain.values())
-    held = [one.unavailable for one in chunks]
-    for one in chunks:
-        one.unavailable = [(span.start, span.end) for span in one.consumed]
+    held = [part.unavailable for part in chunks]
+    for part in chunks:
+        part.unavailable = [(span.start, span.end) for span in part.consumed]
     try:
-        found = {one.id: (one.state, one.attempt, one.key, tuple(one)) for one in (*q.batches(), *q.dead())}
+        found = {batch.id: (batch.state, batch.attempt, batch.key, tuple(batch)) for batch in (*q.batches(), *q.dead())}
         return of_queue(list(q), {key: count for key, (_, count) in q._engine.state.idempotency_keys.items()}, found)
     finally:
-        for one, busy in zip(chunks, held, strict=True):
-            one.unavailable = busy
+        for part, busy in zip(chunks, held, strict=True):
+            part.unavailable = busy
 
 
 def view_of_topic(topic: Topic) -> View:
@@ -71,9 +71,9 @@ def view_of_topic(topic: Topic) -> View:
     files, look_at = Files(), TopicView(Files(), topic.path, topic.dialect)
     try:
         oldest, latest = look_at.oldest(), look_at.latest()
-        found = [one.message for one in look_at.messages(oldest) if isinstance(one, Found)]
-        assert [one.number for one in found] == list(range(oldest.number, latest.number))
-        messages = {one.number: (one.body, one.tag) for one in found}
+        found = [found.message for found in look_at.messages(oldest) if isinstance(found, Found)]
+        assert [message.number for message in found] == list(range(oldest.number, latest.number))
+        messages = {message.number: (message.body, message.tag) for message in found}
         readers = {}
         path = f"{topic.path}/{topic.name}.log"
         log = topic_log.replay(Path(path).read_bytes(), path).state
@@ -83,21 +83,21 @@ def view_of_topic(topic: Topic) -> View:
         for name in sorted(path.stem for path in Path(topic.path, "reader").glob("*.rdx")):
             state = look(files, topic.path, name)
             assert state is not None
-            flight = [one for one in state.in_flight.values() if one.session not in committed]
-            pending = {one.at.number for one in flight if one.at >= oldest}
+            flights = [flight for flight in state.in_flight.values() if flight.session not in committed]
+            pending = {flight.at.number for flight in flights if flight.at >= oldest}
             for start, stop in state.pending:
-                for one in look_at.messages(max(start, oldest), stop, Filter(state.filter) if state.filter else None):
-                    if isinstance(one, Found):
-                        assert one.message.number not in pending, "a message is to be delivered twice"
-                        pending.add(one.message.number)
+                for found in look_at.messages(max(start, oldest), stop, Filter(state.filter) if state.filter else None):
+                    if isinstance(found, Found):
+                        assert found.message.number not in pending, "a message is to be delivered twice"
+                        pending.add(found.message.number)
             stem = f"{topic.path}/state/{name}"
             kept = {}
-            for one in state.batches.values():
-                directory = places.directory_of(stem, one)
+            for batch in state.batches.values():
+                directory = places.directory_of(stem, batch)
                 body = manifest.load(directory)
                 records = [part for segment in body.segments for part in segments.read_records(directory, body, segment)]
                 bodies = tuple(message.body for part in records for message in part)
-                kept[one.id] = (one.state, one.attempt, one.keys[-1], bodies)
+                kept[batch.id] = (batch.state, batch.attempt, batch.keys[-1], bodies)
             readers[name] = ReaderView(state.filter, frozenset(pending), kept)
         counts = {key: count for key, (_, count) in log.idempotency_keys.items()}
         return View(latest.number, oldest.number, messages, counts, look_at.common().creator, readers)
@@ -124,15 +124,15 @@ def is_between(seen: View, before: View, after: View) -> bool:
         first=0, messages={}, readers={}
     ):
         return False
-    newer = {number: one for number, one in seen.messages.items() if number >= after.first}
+    newer = {number: message for number, message in seen.messages.items() if number >= after.first}
     if newer != after.messages or not (seen.messages.keys() - newer.keys()) <= before.messages.keys():
         return False
     if seen.readers.keys() != after.readers.keys():
         return False
     return all(
-        one._replace(pending=frozenset(number for number in one.pending if number >= after.first)) == after.readers[name]
-        and {number for number in one.pending if number < after.first} <= before.readers.get(name, one).pending
-        for name, one in seen.readers.items()
+        reader._replace(pending=frozenset(number for number in reader.pending if number >= after.first)) == after.readers[name]
+        and {number for number in reader.pending if number < after.first} <= before.readers.get(name, reader).pending
+        for name, reader in seen.readers.items()
     )
 
 

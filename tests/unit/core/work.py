@@ -229,7 +229,7 @@ class Work:
     def end(self, drawn: Drawn) -> None:
         end, leasing = ENDS[drawn.number % 8], self.leasing(drawn.number // 8)
         dead = end in ("drop", "return_to_queue")
-        candidates = leasing.dead() if dead else [one for one in leasing.batches() if one.state == "leased"]
+        candidates = leasing.dead() if dead else [batch for batch in leasing.batches() if batch.state == "leased"]
         if candidates:
             try:
                 getattr(candidates[drawn.number // 64 % len(candidates)], end)(*([500] if end == "extend" else []))
@@ -454,16 +454,16 @@ class TopicWork(Work):
         return Message(body, luck.choice([None, "a", "a.b", "c"]), timestamp=luck.choice([None, self.serial]))
 
     def put(self, drawn: Drawn) -> None:
-        one = drawn.records[0]
+        record = drawn.records[0]
         with contextlib.suppress(Full):  # the ring has few places here, and slow readers hold blocks
-            self.store.append(one.body, tag=one.tag, timestamp=one.timestamp)
+            self.store.append(record.body, tag=record.tag, timestamp=record.timestamp)
 
     def put_many(self, drawn: Drawn) -> None:
         with contextlib.suppress(Full):
             self.store.append_many(drawn.records, key=drawn.key)
 
     def session_get(self, drawn: Drawn) -> None:
-        readers = [one for one in self.readers if one._engine.closed_reason is None]
+        readers = [reader for reader in self.readers if reader._engine.closed_reason is None]
         if readers:
             self.session(drawn.number).read_many(readers[drawn.number // 8 % len(readers)], drawn.count)
 
@@ -517,7 +517,7 @@ class TopicWork(Work):
             name = names[drawn.number % len(names)]
             for session in self.sessions:
                 session.rollback()
-            for reader in [one for one in self.readers if one.name == name]:
+            for reader in [reader for reader in self.readers if reader.name == name]:
                 reader.close()
                 self.readers.remove(reader)
             self.store.delete_reader(name)
@@ -526,22 +526,22 @@ class TopicWork(Work):
         """Read everything: each message comes to each reader once."""
         folder = Path(store.path)
         for name in seen.readers:
-            assert not any(one.session for one in look(Files(), store.path, name).in_flight.values()), (
+            assert not any(flight.session for flight in look(Files(), store.path, name).in_flight.values()), (
                 f"{what}: a session is undecided"
             )
         report = store.verify()
         assert (report.unchecked, report.records) == (0, len(seen.messages)), what
-        files_of_blocks = {int(one.name.partition(".")[0]) for one in (folder / "data").iterdir()}
+        files_of_blocks = {int(file.name.partition(".")[0]) for file in (folder / "data").iterdir()}
         assert files_of_blocks == bases(store), f"{what}: blocks are there that the index does not know, or the other way round"
         store.append(b"after")
         readers = {}
-        for name, one in seen.readers.items():
+        for name, known in seen.readers.items():
             with store.reader(name) as reader:
-                reader.set_filter(one.filter)
+                reader.set_filter(known.filter)
                 found = [message.number for message in reader]
-                expected = one.pending | ({seen.next} if not one.filter else set())
+                expected = known.pending | ({seen.next} if not known.filter else set())
                 assert sorted(found) == sorted(expected), f"{what}: reader {name} delivered {found}, not {sorted(expected)}"
-                readers[name] = one._replace(pending=frozenset(found))
+                readers[name] = known._replace(pending=frozenset(found))
         return seen._replace(next=seen.next + 1, messages={**seen.messages, seen.next: (b"after", None)}, readers=readers)
 
     def use_up(self, store: Topic) -> None:

@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
+
+from qewqew_core.formats.zbus import Nak
 
 DATA = Path(__file__).parents[2] / "data" / "zbus"
 
@@ -38,6 +41,25 @@ def case(name: str, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 def content(queue: Path) -> dict[str, bytes]:
     """The files of a topic, by their paths in its directory."""
     return {path.relative_to(queue).as_posix(): path.read_bytes() for path in queue.rglob("*") if path.is_file()}
+
+
+# Files .nak, by docs/format.md: only the original writes them
+
+
+def new_nak(created: int, dialect: str, window: int = 100, timeout: int = 10_000) -> bytes:
+    head = struct.pack(">iq", window, timeout).ljust(364, b"\0") + struct.pack(">iqq", 0, created, created)
+    return head.ljust(1024 + 1000 * (21 if dialect == "C" else 61), b"\0")
+
+
+def pack_nak_head(window: int, timeout: int) -> bytes:
+    return struct.pack(">iq", window, timeout)
+
+
+def pack_nak(entry: Nak, dialect: str) -> bytes:
+    if dialect == "C":
+        return struct.pack(">bqiq", 1, entry.offset, entry.tries, entry.updated)
+    id = (entry.id or "").encode()
+    return struct.pack(">bq40siq", 1, entry.offset, bytes((len(id),)) + id, entry.tries, entry.updated)
 
 
 def split(text: str, separator: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qewqew_core.batch.segments import Run
+from qewqew_core.batch.segments import RawMessages
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_spark.source.frames import messages
@@ -20,7 +20,7 @@ BASE = 7_000_000_000
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
-def run_of(listed: list[tuple[Message, bool]], dialect: str) -> Run:
+def run_of(listed: list[tuple[Message, bool]], dialect: str) -> RawMessages:
     """The messages, and whether they belong to the batch."""
     data, bounds = b"", array("i")
     for one, matches in listed:
@@ -28,10 +28,10 @@ def run_of(listed: list[tuple[Message, bool]], dialect: str) -> Run:
         data += zbus.pack_head(dialect, BASE + at, one.timestamp, id, one.corr_offset, one.number, tag, len(one.body)) + one.body
         if matches:
             bounds.extend((at, len(data)))
-    return Run(BASE, data, bounds)
+    return RawMessages(BASE, data, bounds)
 
 
-def columns(run: Run, dialect: str) -> list[pa.Array]:
+def columns(run: RawMessages, dialect: str) -> list[pa.Array]:
     return messages(run, dialect, "orders", TOPIC_SCHEMA.names).columns
 
 

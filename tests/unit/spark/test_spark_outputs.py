@@ -45,6 +45,8 @@ def test_an_output_is_a_json_object_with_defaults():
         ({"format": "jdbc", "partition_by": ["a"]}, "the format 'jdbc' takes no 'partition_by'"),
         ({"format": "jdbc", "options": {"url": "x"}}, "the format 'jdbc' needs the option 'dbtable'"),
         ({"path": "x", "format": "Iceberg"}, "the format 'iceberg' needs a 'table'"),
+        ({"table": "shop.orders", "format": "iceberg"}, "needs a 'table' with its catalog, like 'lake.db.orders'"),
+        ({"table": "shop.orders", "format": "delta"}, "the format 'delta' needs the 'path' of the table"),
         ({"path": "x", "table": "y"}, "give 'path' or 'table', not both"),
         ({"path": "x", "sql": "SELECT 1", "transform": "a:b"}, "give 'sql' or 'transform', not both"),
         ({"path": "x", "transform": "a.b"}, "'transform' must be 'module:function'"),

@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
+    ByteType,
     DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
     MapType,
     NumericType,
+    ShortType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -20,6 +27,8 @@ from qewqew_core.errors import BadArgument
 
 Fold = Callable[[str], str]  # makes names equal that are one for Spark
 Same = Callable[[DataType, DataType], bool]
+# Each holds what those before it hold.
+_WIDER: list[list[DataType]] = [[ByteType(), ShortType(), IntegerType(), LongType()], [FloatType(), DoubleType()]]
 Difference = tuple[str, DataType | None, DataType | None]  # column, type in the table, type in the batch
 
 
@@ -74,7 +83,30 @@ def differences(
             yield at, there, batch
 
 
+def fits(there: DataType, batch: DataType) -> bool:
+    """Does a column of the table hold each value of one of the batch, which is then cast?"""
+    if isinstance(there, DecimalType) and isinstance(batch, DecimalType):
+        return there.scale == batch.scale and there.precision >= batch.precision
+    return there == batch or any(there in kinds and batch in kinds[: kinds.index(there)] for kinds in _WIDER)
+
+
 def same_in_a_database(there: DataType, batch: DataType) -> bool:
     """Do both hold the same kind of value? Each database has types of its own: a BIGINT of Spark is a NUMBER(19) of Oracle."""
     kinds = (NumericType, BooleanType), (TimestampType, TimestampNTZType)
     return type(there) is type(batch) or any(isinstance(there, kind) and isinstance(batch, kind) for kind in kinds)
+
+
+def relaxed(columns: StructType) -> StructType:
+    """The same, and all may be null: what one batch has in each row, the next may lack."""
+
+    def of(kind: DataType) -> DataType:
+        match kind:
+            case StructType():
+                return relaxed(kind)
+            case ArrayType():
+                return ArrayType(of(kind.elementType), True)
+            case MapType():
+                return MapType(of(kind.keyType), of(kind.valueType), True)
+        return kind
+
+    return StructType([StructField(field.name, of(field.dataType), True) for field in columns])

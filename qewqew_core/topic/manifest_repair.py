@@ -1,0 +1,86 @@
+"""A repair writes the manifest of a topic's batch anew where it is missing or damaged: by the reader's log and the blocks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from qewqew_core.batch import places
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
+from qewqew_core.batch.reports import Damage, RepairReport
+from qewqew_core.batch.segments import read_batch, read_records
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import Corrupt, QewQewError
+from qewqew_core.formats.tags import Filter
+from qewqew_core.topic import reader_files, topic_paths
+from qewqew_core.topic.block_segments import first_segment
+from qewqew_core.topic.block_sums import pieces_of
+from qewqew_core.topic.reader_state import Range, ReaderState
+from qewqew_core.topic.view import View
+
+
+def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, report: RepairReport) -> None:
+    """Write those anew, durably, that make their batches readable again. A batch that stays unreadable is noted."""
+    stem = topic_paths.stem_of(view.directory, reader)
+    for batch in state.batches.values():
+        directory = places.directory_of(stem, batch)
+        try:
+            places.roll_forward_place(files, stem, batch)
+            for _ in read_batch(directory, batch):
+                pass
+            continue
+        except (QewQewError, OSError) as error:
+            problem = error
+        try:
+            body = _made_anew(files, view, reader, state, batch)
+            home = places.make_home(files, stem, places.DEAD if batch.state == "dead" else places.BATCHES)
+            if not files.is_directory(directory):
+                files.make_directory(directory)
+                files.sync_directory(home)
+            for name in body.files():
+                if not files.exists(os.path.join(directory, name)):
+                    files.link(os.path.join(view.directory, "data", name), os.path.join(directory, name))
+            for segment in body.segments:
+                for _ in read_records(directory, body, segment):
+                    pass
+            places.write_manifest(files, directory, body)
+        except (QewQewError, OSError) as error:
+            report.notes.append(
+                f"batch {batch.id} cannot be read, and stays as it is: {problem}. No other manifest helps: {error}"
+            )
+        else:
+            what = "the manifest is missing or not that of the batch; it is written anew"
+            report.damage.append(Damage(os.path.join(directory, MANIFEST), 0, None, 0, what))
+
+
+def _made_anew(files: Files, view: View, reader: str, state: ReaderState, batch: BatchState) -> Manifest:
+    """Of messages that are still in the topic. The reader may have had another filter since; counts tell."""
+    topic = os.path.basename(view.directory)
+    for chosen in dict.fromkeys((state.filter, None)):
+        segments, size = _segments(files, view, Filter(chosen), state.ranges.get(batch.id, []))
+        if (sum(segment.records for segment in segments), size) == (batch.records, batch.bytes):
+            return reader_files.new_manifest(topic, reader, view.dialect, chosen, batch, segments)
+    raise Corrupt(
+        f"its {batch.records} messages cannot be found in the topic: they were removed, or the reader had another filter",
+        path=view.directory,
+    )
+
+
+def _segments(files: Files, view: View, chosen: Filter, ranges: list[Range]) -> tuple[list[Segment], int]:
+    """What these ranges hold, as `ReaderBatches` cuts it, and its payload bytes."""
+    found: list[Segment] = []
+    total = 0
+    for wanted in ranges:
+        end = wanted.start
+        while wanted.stop is not None and end[:2] < wanted.stop[:2]:
+            at = Range(end, wanted.stop)
+            segment, size, end = first_segment(
+                view, chosen, lambda entry: pieces_of(files, view.directory, entry.base), at, sys.maxsize, sys.maxsize, False
+            )
+            if segment is not None:
+                found.append(segment)
+                total += size
+            if end == at.start:
+                break
+    return found, total

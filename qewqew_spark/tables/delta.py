@@ -1,0 +1,153 @@
+"""A batch once in a Delta table, by delta-rs: the commit that has it sets the application transaction `qewqew:<batch>`.
+
+Delta's log keeps application transactions in its checkpoints, so an old one is found as well. Of two commits that set the same
+one at the same time, the log takes the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, StringType, StructField, StructType
+
+from qewqew_core.errors import BadArgument
+from qewqew_core.limits import now_ms
+from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append
+from qewqew_spark.tables.evolution import relaxed
+
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory that Spark makes for a null
+# What a table may ask of its writers and that an append of whole files does.
+KNOWN = {"appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "domainMetadata"}
+KNOWN |= {"generatedColumns", "invariants", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+
+
+class DeltaAppend(Append):
+    """`Append` for Delta."""
+
+    kind = "delta"
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        self._application = f"qewqew:{batch}"
+        self._table: DeltaTable | None = None  # as it was at the last look
+
+    def _load(self) -> DeltaTable | None:
+        self._table = DeltaTable(self.table) if DeltaTable.is_deltatable(self.table) else None
+        return self._table
+
+    def _loaded(self) -> DeltaTable:
+        table = self._table or self._load()
+        if table is None:
+            raise FileNotFoundError(f"there is no Delta table at {self.table}")
+        return table
+
+    def _find(self) -> tuple[str, bool] | None:
+        table = self._load()
+        if table is None or table.transaction_version(self._application) is None:
+            return None
+        for commit in table.history(1000):
+            if commit.get(BATCH_ID) == self.batch:
+                return str(commit["version"]), commit.get(ATTEMPT) == self._attempt
+        return "", False  # long ago
+
+    def there(self) -> StructType | None:
+        table = self._table or self._load()
+        if table is None:
+            return None
+        columns = StructType.fromJson(json.loads(table.schema().to_json()))
+        self._check(table, columns)
+        return columns
+
+    def _check(self, table: DeltaTable, columns: StructType) -> None:
+        """Raise `BadArgument` if the table asks more of its writers than is done here."""
+        settings, wanted = table.metadata().configuration, set(table.protocol().writer_features or ())
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            wanted.add("columnMapping.mode")
+        wanted |= {name for name in settings if name.startswith("delta.constraints.")}
+        wanted |= {
+            f"{name} of column {field.name}"
+            for field in columns
+            for name in ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+            if name in field.metadata
+        }
+        if unknown := sorted(wanted - KNOWN):
+            raise BadArgument(f"Delta table {self.table} asks its writers for {', '.join(unknown)}, which is not done here")
+
+    def _make(self, columns: StructType) -> None:
+        for name in self.partition_by:
+            kind = columns[name].dataType
+            if not isinstance(kind, (StringType, IntegralType, DateType, BooleanType, DecimalType)):
+                raise BadArgument(f"a Delta table cannot be partitioned by {name!r}, a {kind.simpleString()}; make a DATE of it")
+        try:
+            made = Schema.from_json(columns.json())
+            DeltaTable.create(
+                self.table, made, mode="ignore", partition_by=list(self.partition_by), configuration=self.properties
+            )
+        except CommitFailedError:
+            pass  # somebody else was faster
+        except (DeltaError, ValueError) as error:
+            raise BadArgument(f"Delta table {self.table} cannot be made: {error}") from error
+        self._load()
+
+    def _location(self) -> str:
+        return self.table
+
+    def _held(self, columns: StructType) -> StructType:
+        return relaxed(columns)
+
+    def _parts(self) -> list[str]:
+        return list(self._loaded().metadata().partition_columns)
+
+    def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
+        return rows, self._parts()
+
+    def _widen(self, columns: Sequence[StructField]) -> None:
+        fields = Schema.from_json(relaxed(StructType(list(columns))).json()).fields
+        self._loaded().alter.add_columns(list(fields))
+        self._load()
+
+    def _add(self, files: Sequence[tuple[str, int]]) -> bool:
+        table, parts = self._loaded(), self._parts()
+        counts = self._counts(files)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(name, size, _values(name, parts), now_ms(), True, json.dumps({"numRecords": counts[name]}))
+            for name, size in files
+            if counts[name]
+        ]
+        properties = CommitProperties(
+            custom_metadata={BATCH_ID: self.batch, ATTEMPT: self._attempt},
+            app_transactions=[Transaction(self._application, 1)],
+        )
+        try:
+            table.create_write_transaction(actions, "append", table.schema(), parts or None, commit_properties=properties)
+        except CommitFailedError:
+            return False
+        return True
+
+    def _counts(self, files: Sequence[tuple[str, int]]) -> dict[str, int]:
+        """Rows of each file, by their footers."""
+        counts = {name: 0 for name, _ in files}
+        if files:
+            places = [f"{self._location().rstrip('/')}/{name}" for name in counts]
+            found = self.spark.read.parquet(*places).groupBy(F.col("_metadata.file_path").alias("path")).count().collect()
+            for row in found:  # of an empty file there is none
+                below = unquote(row.path).rpartition(f"/{self._directory}/")[2]
+                counts[f"{self._directory}/{below}"] = int(row["count"])
+            assert len(counts) == len(files), f"Spark names files of {self._directory} otherwise: {found}"
+        return counts
+
+
+def _values(name: str, parts: Sequence[str]) -> dict[str, str | None]:
+    """The values of the partition that a file is in, by the directories that Spark made."""
+    if not parts:
+        return {}
+    found = dict(level.partition("=")[::2] for level in name.split("/")[-1 - len(parts) : -1])
+    return {unquote(key): None if value == NO_PARTITION else unquote(value) for key, value in found.items()}

@@ -1,0 +1,265 @@
+"""A batch once in an Iceberg table, by PyIceberg: the snapshot that has it says so in its summary.
+
+The catalog is that of Spark's settings `spark.sql.catalog.<name>.*` if there are any, else of PyIceberg's own configuration
+(`.pyiceberg.yaml`, `PYICEBERG_CATALOG__<NAME>__…`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.transforms import (
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    YearTransform,
+    parse_transform,
+)
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from qewqew_core.errors import BadArgument
+from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append
+from qewqew_spark.tables.session import quoted
+
+_PLAIN: dict[type[DataType], pa.DataType] = {
+    BooleanType: pa.bool_(),
+    **dict.fromkeys((ByteType, ShortType, IntegerType), pa.int32()),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    **dict.fromkeys((StringType, CharType, VarcharType), pa.string()),
+    BinaryType: pa.binary(),
+    DateType: pa.date32(),
+    TimestampType: pa.timestamp("us", "UTC"),
+    TimestampNTZType: pa.timestamp("us"),
+}
+_logger = logging.getLogger(__name__)
+
+
+class IcebergAppend(Append):
+    """`Append` for Iceberg."""
+
+    kind = "iceberg"
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        catalog, *self._identifier = table.split(".")
+        if len(self._identifier) < 2 or not all((catalog, *self._identifier)):
+            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
+        self._catalog = _catalog(spark, catalog)
+        self._table: Table | None = None  # as it was at the last look
+
+    def _load(self) -> Table | None:
+        try:
+            self._table = self._catalog.load_table(tuple(self._identifier))
+        except NoSuchTableError:
+            self._table = None
+        else:
+            # PyIceberg's own tries would commit again without looking who was faster.
+            self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
+        return self._table
+
+    def _loaded(self) -> Table:
+        table = self._table or self._load()
+        if table is None:
+            raise NoSuchTableError(f"Table does not exist: {self.table}")
+        return table
+
+    def _find(self) -> tuple[str, bool] | None:
+        table = self._load()
+        snapshots = [] if table is None else table.metadata.snapshots
+        for snapshot in reversed(snapshots):
+            summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+            if summary.get(BATCH_ID) == self.batch:
+                return str(snapshot.snapshot_id), summary.get(ATTEMPT) == self._attempt
+        oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
+        if (
+            oldest is not None
+            and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)  # there were others before it
+            and self.since is not None
+            and oldest.timestamp_ms > self.since.timestamp() * 1000
+        ):
+            _logger.warning(
+                "%s: its snapshots from before %s are expired, and the batch %s is older. If an earlier run has committed "
+                "the batch, it is appended twice. Keep snapshots longer than a batch may be tried again",
+                self.table,
+                self.since,
+                self.batch,
+            )
+        return None
+
+    def there(self) -> StructType | None:
+        table = self._table or self._load()
+        if table is None:
+            return None
+        try:
+            return _columns(table.schema().as_arrow())
+        except PySparkException as error:
+            raise BadArgument(f"Iceberg table {self.table} has a column of a type that Spark has not: {error}") from error
+
+    def _make(self, columns: StructType) -> None:
+        with suppress(NamespaceAlreadyExistsError):
+            self._catalog.create_namespace(tuple(self._identifier[:-1]))
+        try:
+            schema = pa.schema(_arrow(columns).fields)
+            with (
+                self._catalog.create_table_transaction(
+                    tuple(self._identifier), schema, properties=self.properties
+                ) as transaction,
+                transaction.update_spec() as spec,
+            ):
+                for text in self.partition_by:
+                    spec.add_field(*_transform(text))
+        except TableAlreadyExistsError:
+            pass
+        except (PySparkException, ValueError, TypeError) as error:
+            raise BadArgument(f"Iceberg table {self.table} cannot be made: {error}") from error
+        self._load()
+
+    def _location(self) -> str:
+        return self._loaded().location()
+
+    def _held(self, columns: StructType) -> StructType:
+        return _columns(pa.schema(_arrow(columns).fields))
+
+    def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
+        # Copies: Iceberg wants the columns themselves in the files.
+        table = self._loaded()
+        parts = []
+        for number, field in enumerate(table.spec().fields):
+            source = str(table.schema().find_column_name(field.source_id))
+            part = f"qewqew_part_{number}"
+            rows = rows.withColumn(part, _part(rows, source, field.transform, self.table))
+            parts.append(part)
+        return rows, parts
+
+    def _widen(self, columns: Sequence[StructField]) -> None:
+        with suppress(CommitFailedException), self._loaded().update_schema() as update:
+            update.union_by_name(pa.schema(_arrow(StructType(list(columns))).fields))
+        self._load()
+
+    def _add(self, files: Sequence[tuple[str, int]]) -> bool:
+        table = self._loaded()
+        # Under the name that the table has for its place, whatever Hadoop calls it.
+        paths = [f"{table.location().rstrip('/')}/{name}" for name, _ in files]
+        names = {BATCH_ID: self.batch, ATTEMPT: self._attempt}
+        try:
+            if paths:
+                table.add_files(paths, snapshot_properties=names)
+            else:
+                table.append(table.schema().as_arrow().empty_table(), snapshot_properties=names)
+        except CommitFailedException:
+            return False
+        return True
+
+
+def _catalog(spark: SparkSession, name: str) -> Catalog:
+    prefix = f"spark.sql.catalog.{name}."
+    settings = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
+    if settings.get("type") in ("hadoop", "hive") or "catalog-impl" in settings:
+        raise BadArgument(
+            f"the catalog {name!r} is one of Java alone ({settings.get('type') or settings['catalog-impl']}): PyIceberg, which "
+            "commits batches, cannot reach it. Use a REST, SQL or Glue catalog"
+        )
+    try:
+        return load_catalog(name, **settings)
+    except (ValueError, ImportError) as error:
+        raise BadArgument(
+            f"the Iceberg catalog {name!r} cannot be loaded: {error}. Say where it is with --conf {prefix}uri=… (and type, "
+            "warehouse), or in PyIceberg's own configuration, .pyiceberg.yaml"
+        ) from error
+
+
+def _transform(text: str) -> tuple[str, Transform[Any, Any]]:
+    """The column and the transform of a partition, written as in Spark's DDL: `day`, `month(ts)`, `truncate(4, name)`."""
+    found = re.fullmatch(
+        r"(?:(year|month|day|hour)s?\(\s*([^(),]+?)\s*\)|truncate\(\s*(\d+)\s*,\s*([^(),]+?)\s*\)|([^()]+))", text
+    )
+    if found is None:
+        raise BadArgument(f"partition_by: write it like day, month(ts) or truncate(4, name), not {text!r:.80}")
+    unit, of_time, width, of_text, column = found.groups()
+    if unit:
+        return of_time, parse_transform(unit)
+    return (of_text, parse_transform(f"truncate[{width}]")) if width else (column, IdentityTransform())
+
+
+def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: str) -> Column:
+    """What is equal for the rows of one partition, and different in two, by whatever zone the session has."""
+    column = F.col(".".join(map(quoted, source.split("."))))
+    kind = rows.select(column).schema[0].dataType
+    match transform:
+        case IdentityTransform():
+            return column
+        case TruncateTransform():
+            width = transform.width
+            return F.substring(column, 1, width) if isinstance(kind, StringType) else column - F.pmod(column, F.lit(width))
+        case HourTransform() if isinstance(kind, TimestampType):
+            return F.floor(F.unix_micros(column) / 3_600_000_000)
+        case HourTransform():
+            return F.date_trunc("hour", column)
+        case YearTransform() | MonthTransform() | DayTransform():
+            # A TIMESTAMP counts in UTC, others as they are written.
+            date = F.date_add(F.lit("1970-01-01").cast("date"), F.floor(F.unix_micros(column) / 86_400_000_000).cast("int"))
+            date = date if isinstance(kind, TimestampType) else column.cast("date")
+            unit = {YearTransform: "year", MonthTransform: "month", DayTransform: None}[type(transform)]
+            return date if unit is None else F.trunc(date, unit)
+    raise BadArgument(
+        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell which partition that "
+        "is, so they cannot be added; month, day, truncate … do"
+    )
+
+
+def _columns(schema: pa.Schema) -> StructType:
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def _arrow(kind: DataType) -> pa.DataType:
+    """The type that a table has for it: small integers are INT there, and all may be null. Raises `BadArgument`."""
+    match kind:
+        case StructType():
+            return pa.struct([pa.field(field.name, _arrow(field.dataType)) for field in kind])
+        case ArrayType():
+            return pa.list_(_arrow(kind.elementType))
+        case MapType():
+            return pa.map_(_arrow(kind.keyType), _arrow(kind.valueType))
+        case DecimalType():
+            return pa.decimal128(kind.precision, kind.scale)
+    if (found := _PLAIN.get(type(kind))) is None:
+        raise BadArgument(f"Iceberg has no type for {kind.simpleString()}; cast the column")
+    return found

@@ -1,0 +1,91 @@
+"""What is done with a session beside queries: names, settings for a while, and directories where Spark writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from qewqew_spark.tables.evolution import Fold
+
+
+def folding(spark: SparkSession) -> Fold:
+    """Makes names equal that are one for this session."""
+    return str if spark.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+_within: dict[tuple[object, str], tuple[int, str | None]] = {}  # how many threads are within, and what was before
+_counting = Lock()
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """The session's setting is ``value`` within: until the last of the threads has left that want the same."""
+    place = spark._jsparkSession.sessionUUID(), name
+    with _counting:
+        count, before = _within.get(place, (0, spark.conf.get(name, None)))
+        _within[place] = count + 1, before
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        with _counting:
+            count, before = _within.pop(place)
+            if count > 1:
+                _within[place] = count - 1, before
+            elif before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
+
+
+def delete(spark: SparkSession, path: str) -> None:
+    """Remove a directory in whatever file system Spark writes to; it need not exist."""
+    target, system = _hadoop(spark, path)
+    system.delete(target, True)
+
+
+def exists(spark: SparkSession, path: str) -> bool:
+    target, system = _hadoop(spark, path)
+    return bool(system.exists(target))
+
+
+def rename(spark: SparkSession, path: str, new: str) -> None:
+    """Give a directory another name, in place of what has that now, if anything has."""
+    target, system = _hadoop(spark, new)
+    system.delete(target, True)
+    if not system.rename(_hadoop(spark, path)[0], target):
+        raise OSError(f"{path} could not be renamed to {new}")
+
+
+def listed(spark: SparkSession, path: str) -> list[str]:
+    """The names in a directory, in whatever file system Spark writes to; none if it does not exist."""
+    target, system = _hadoop(spark, path)
+    return [str(status.getPath().getName()) for status in system.listStatus(target)] if system.exists(target) else []
+
+
+def files_below(spark: SparkSession, path: str, suffix: str) -> list[tuple[str, int]]:
+    """The files below a directory whose names end so: their places below it and their bytes, in order."""
+    target, system = _hadoop(spark, path)
+    top = str(system.makeQualified(target))
+    found: list[tuple[str, int]] = []
+    statuses = system.listFiles(target, True)
+    while statuses.hasNext():
+        status = statuses.next()
+        name = str(status.getPath())
+        if name.endswith(suffix):
+            found.append((name.removeprefix(f"{top}/"), int(status.getLen())))
+    return sorted(found)
+
+
+def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    jvm: Any = spark.sparkContext._jvm  # the only way to Hadoop's file systems from Python
+    target = jvm.org.apache.hadoop.fs.Path(path)
+    return target, target.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())

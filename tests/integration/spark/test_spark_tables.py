@@ -1,0 +1,448 @@
+"""Batches in tables of Iceberg and Delta, on real ones: written by Spark, committed by PyIceberg and delta-rs, read by DuckDB."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import Catalog, load_catalog
+from spark_batches import make_batch
+
+from qewqew_core import BadArgument, Topic
+from qewqew_spark.data_source import register
+from qewqew_spark.jobs import batch as job
+from qewqew_spark.jobs.batch import TooManyBadRecords, run
+from qewqew_spark.jobs.output import Output
+from qewqew_spark.tables import append_once, append_to
+
+pytestmark = pytest.mark.xdist_group("spark")
+KINDS = pytest.mark.parametrize("kind", ["iceberg", "delta"])
+
+
+class Lake:
+    """A catalog in a file for Iceberg, a directory for Delta, and a reader that shares no code with the writers."""
+
+    def __init__(self, session: Any, place: Path) -> None:
+        self.session = session
+        self.place = place
+        self.settings = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
+        for name, value in self.settings.items():
+            session.conf.set(f"spark.sql.catalog.lake.{name}", value)
+
+    @property
+    def catalog(self) -> Catalog:
+        return load_catalog("lake", **self.settings)
+
+    def name(self, kind: str, name: str = "orders") -> str:
+        return f"lake.shop.{name}" if kind == "iceberg" else f"{self.place}/{name}"
+
+    def rows(self, kind: str, columns: str = "*", name: str = "orders") -> list[tuple[Any, ...]]:
+        """As DuckDB reads them."""
+        if kind == "iceberg":
+            where = f"iceberg_scan('{self.catalog.load_table(f'shop.{name}').metadata_location}')"
+        else:
+            where = f"delta_scan('{self.name(kind, name)}')"
+        with duckdb.connect() as database:
+            for extension in "avro", "iceberg", "delta":
+                module = __import__(f"duckdb_extension_{extension}")
+                (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
+                database.load_extension(str(file))
+            database.execute("SET TimeZone = 'UTC'")
+            return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
+
+
+@pytest.fixture
+def lake(spark: Any, tmp_path: Path) -> Lake:
+    return Lake(spark.newSession(), tmp_path)
+
+
+@pytest.mark.quick("a batch is in a table of Iceberg or Delta once")
+@KINDS
+def test_a_batch_is_appended_once_beside_what_others_wrote(lake: Lake, kind: str) -> None:
+    table = lake.name(kind)
+    first = append_once(lake.session.range(3), table, "orders-1", format=kind)
+    assert not first.again
+    again = append_once(lake.session.range(100, 200), table, "orders-1", format=kind)
+    assert (again.again, again.snapshot) == (True, first.snapshot)
+    if kind == "iceberg":
+        lake.catalog.load_table("shop.orders").append(lake.session.range(7, 8).toArrow())
+    else:
+        from deltalake import write_deltalake
+
+        write_deltalake(table, lake.session.range(7, 8).toArrow(), mode="append")
+    assert not append_once(lake.session.range(3, 5), table, "orders-2", format=kind).again
+    assert append_once(lake.session.range(9), table, "orders-1", format=kind).again
+    assert lake.rows(kind) == [(0,), (1,), (2,), (3,), (4,), (7,)]
+
+
+ALL_TYPES = """
+    id, CAST(id AS TINYINT) AS byte, CAST(id AS SMALLINT) AS short, CAST(id AS INT) AS whole, CAST(id AS FLOAT) AS single,
+    CAST(id AS DOUBLE) AS double, CAST(id AS DECIMAL(12, 2)) AS dec, CAST(id AS STRING) AS text, id = 1 AS bool,
+    ENCODE(CAST(id AS STRING), 'utf-8') AS bin, DATE_ADD(DATE'2026-01-30', CAST(id AS INT)) AS day,
+    TIMESTAMP'2026-01-31 23:30:00.123456 UTC' + MAKE_INTERVAL(0, 0, 0, 0, CAST(id AS INT)) AS moment,
+    TIMESTAMP_NTZ'2026-01-31 23:30:00.5' AS local, ARRAY(id, NULL) AS list, MAP('k', id) AS map,
+    NAMED_STRUCT('x', id, 'y', 'y') AS struct, CAST(NULL AS STRING) AS nothing
+"""
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+@KINDS
+def test_every_type_arrives_as_it_was(lake: Lake, kind: str, zone: str) -> None:
+    lake.session.conf.set("spark.sql.session.timeZone", zone)
+    lake.session.range(2).createOrReplaceTempView("numbers")
+    append_once(lake.session.sql(f"SELECT {ALL_TYPES} FROM numbers"), lake.name(kind), "orders-1", format=kind)  # noqa: S608
+    times = "(moment AT TIME ZONE 'UTC')::TEXT, day::TEXT, local::TEXT"
+    for number, row in enumerate(lake.rows(kind, f"* EXCLUDE (moment, day, local), {times}")):
+        assert row == (
+            *(number, number, number, number, float(number), float(number), Decimal(f"{number}.00"), str(number), number == 1),
+            *(str(number).encode(), [number, None], {"k": number}, {"x": number, "y": "y"}, None),
+            *(["2026-01-31 23:30:00.123456", "2026-02-01 00:30:00.123456"][number],),
+            *(f"2026-01-{30 + number}", "2026-01-31 23:30:00.5"),
+        )
+    assert len(lake.rows(kind)) == 2
+
+
+@KINDS
+def test_of_eight_owners_of_a_batch_one_is_in_the_table(lake: Lake, kind: str) -> None:
+    table = lake.name(kind)
+    append_once(lake.session.range(1), table, "before", format=kind)
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(lambda number: append_once(lake.session.range(5, 8), table, "orders-1", format=kind), range(8)))
+    assert sorted(commit.again for commit in done) == [False] + [True] * 7
+    assert len({commit.snapshot for commit in done}) == 1
+    assert lake.rows(kind) == [(0,), (5,), (6,), (7,)]
+
+
+@KINDS
+def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str) -> None:
+    table = lake.name(kind)
+    with ThreadPoolExecutor(8) as threads:
+        done = list(
+            threads.map(
+                lambda number: append_once(lake.session.range(number, number + 1), table, f"b-{number}", format=kind), range(8)
+            )
+        )
+    assert not any(commit.again for commit in done)
+    assert lake.rows(kind) == [(number,) for number in range(8)]
+
+
+KILLED = """
+import os, signal, sys
+from pyspark.sql import SparkSession
+from qewqew_spark.tables import append, append_once
+point, kind, table, *settings = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+for setting in settings:
+    builder = builder.config(*setting.split("=", 1))
+session = builder.getOrCreate()
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if point == "staged":
+    append.Append.commit = die
+elif kind == "iceberg":
+    from pyiceberg.catalog.sql import SqlCatalog
+    commit = SqlCatalog.commit_table
+    SqlCatalog.commit_table = lambda *a: (commit(*a) if point == "after" else None, die())
+else:
+    from deltalake import DeltaTable
+    write = DeltaTable.create_write_transaction
+    DeltaTable.create_write_transaction = lambda *a, **o: (write(*a, **o) if point == "after" else None, die())
+append_once(session.range(1000), table, "orders-1", format=kind)
+"""
+
+
+@pytest.mark.parametrize("point", ["staged", "before", "after"])
+@KINDS
+def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, kind: str, point: str) -> None:
+    table = lake.name(kind)
+    settings = [f"spark.sql.catalog.lake.{name}={value}" for name, value in lake.settings.items()]
+    append_once(lake.session.range(0), table, "before", format=kind)
+    killed = subprocess.run([sys.executable, "-c", KILLED, point, kind, table, *settings], capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert len(lake.rows(kind)) == (1000 if point == "after" else 0)
+    for _ in range(2):
+        again = append_once(lake.session.range(1000), table, "orders-1", format=kind).again
+        assert lake.rows(kind) == sorted([(number,) for number in range(1000)], key=repr)
+    assert again
+
+
+@KINDS
+def test_files_of_a_commit_of_which_nobody_knows_are_kept(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog was reached, and its answer was not: to remove the files then could take them from the table."""
+    append = append_to(lake.session, lake.name(kind), "orders-1", kind)
+    add = append._add
+
+    def lost(files: Any) -> bool:
+        add(files)
+        raise ConnectionError("the answer was lost")
+
+    monkeypatch.setattr(append, "_add", lost)
+    append.write(lake.session.range(3))
+    with pytest.raises(ConnectionError):
+        append.commit()
+    append.abort()
+    assert lake.rows(kind) == [(0,), (1,), (2,)]
+    assert append_once(lake.session.range(3), lake.name(kind), "orders-1", format=kind).again
+
+
+@KINDS
+def test_a_table_may_be_rewritten_in_between(lake: Lake, kind: str) -> None:
+    table = lake.name(kind)
+    for number in range(3):
+        append_once(lake.session.range(number, number + 1), table, f"orders-{number}", format=kind)
+    if kind == "iceberg":  # as compaction does: other files, the same rows
+        loaded = lake.catalog.load_table("shop.orders")
+        loaded.overwrite(loaded.scan().to_arrow())
+    else:
+        DeltaTable(table).optimize.compact()
+        DeltaTable(table).create_checkpoint()
+    assert append_once(lake.session.range(50), table, "orders-1", format=kind).again
+    assert not append_once(lake.session.range(3, 4), table, "orders-3", format=kind).again
+    assert lake.rows(kind) == [(0,), (1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("batch", ["a b/../c", "ü%20é", "x" * 500, "a'b\"c,=", "."])
+@KINDS
+def test_a_batch_may_have_any_name(lake: Lake, kind: str, batch: str) -> None:
+    table = lake.name(kind)
+    for name in batch, batch, f"{batch} ":
+        append_once(lake.session.range(2), table, name, format=kind)
+    assert lake.rows(kind) == [(0,), (0,), (1,), (1,)]
+
+
+@KINDS
+def test_a_batch_without_rows_is_there_as_well(lake: Lake, kind: str) -> None:
+    table = lake.name(kind)
+    assert not append_once(lake.session.range(0), table, "none", format=kind).again
+    assert append_once(lake.session.range(5), table, "none", format=kind).again
+    assert lake.rows(kind) == []
+
+
+@KINDS
+def test_partitions_are_those_of_the_table(lake: Lake, kind: str) -> None:
+    lake.session.range(40).createOrReplaceTempView("numbers")
+    rows = lake.session.sql(
+        "SELECT id, DATE_ADD(DATE'2026-01-20', CAST(id AS INT)) AS day, NULLIF(CONCAT('a/b:% ', id % 3), 'a/b:% 2') AS odd "
+        "FROM numbers"
+    )
+    parts = ["month(day)", "odd"] if kind == "iceberg" else ["odd"]
+    for number in range(2):
+        append_once(rows.where(f"id % 2 = {number}"), lake.name(kind), f"b-{number}", format=kind, partition_by=parts)
+    assert lake.rows(kind, "id, day::TEXT, odd") == sorted([(row.id, str(row.day), row.odd) for row in rows.collect()], key=repr)
+    if kind == "iceberg":
+        files = lake.catalog.load_table("shop.orders").inspect.files().num_rows
+        assert files >= 2 * 3 * 2  # each has rows of one partition
+        assert lake.catalog.load_table("shop.orders").scan(row_filter="day < '2026-02-01'").to_arrow().num_rows == 12
+
+
+@pytest.mark.parametrize("transform", ["year(at)", "month(at)", "day(at)", "hours(at)", "truncate(2, text)", "truncate(7, id)"])
+def test_a_transform_of_iceberg_parts_files_whatever_the_zone(lake: Lake, transform: str) -> None:
+    lake.session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    rows = lake.session.range(100).selectExpr(
+        "id",
+        "CAST(id AS STRING) AS text",
+        "TIMESTAMP'2025-12-30 00:00:00 UTC' + MAKE_INTERVAL(0, 0, 0, 0, CAST(id AS INT)) AS at",
+    )
+    append_once(rows, lake.name("iceberg"), "b", partition_by=[transform])
+    assert [row[0] for row in lake.rows("iceberg", "id")] == sorted(range(100), key=lambda number: repr((number,)))
+
+
+def test_a_bucket_is_refused_before_anything_is_written(lake: Lake) -> None:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import LongType, NestedField
+
+    lake.catalog.create_namespace("shop")
+    table = lake.catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    with table.update_spec() as spec:
+        spec.add_field("id", "bucket[4]")
+    with pytest.raises(BadArgument, match=r"bucket\[4\] of id"):
+        append_once(lake.session.range(3), "lake.shop.orders", "b")
+    assert not list(lake.place.rglob("*.parquet"))
+
+
+@KINDS
+def test_columns_may_be_new_missing_or_narrower(lake: Lake, kind: str) -> None:
+    table, session = lake.name(kind), lake.session
+    append_once(session.sql("SELECT 1L AS id, 'a' AS name"), table, "b-1", format=kind)
+    append_once(session.sql("SELECT 2 AS id, 3 AS more"), table, "b-2", format=kind)
+    with pytest.raises(BadArgument, match=r"the column 'more' is int there and string in this batch"):
+        append_once(session.sql("SELECT 3L AS id, 'x' AS more"), table, "b-3", format=kind)
+    with pytest.raises(BadArgument, match=r"schema_evolution is 'fail': 'name' is missing"):
+        append_once(session.sql("SELECT 3L AS id, 1 AS more"), table, "b-3", format=kind, schema_evolution="fail")
+    append_once(session.sql("SELECT 4L AS ID, 1 AS other"), table, "b-4", format=kind, schema_evolution="ignore")
+    assert lake.rows(kind) == [(1, "a", None), (2, None, 3), (4, None, None)]
+
+
+def test_a_column_that_a_table_requires_is_there_in_each_row(lake: Lake) -> None:
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import LongType, NestedField, StringType
+
+    lake.catalog.create_namespace("shop")
+    fields = NestedField(1, "id", LongType(), required=True), NestedField(2, "name", StringType())
+    lake.catalog.create_table("shop.orders", Schema(*fields))
+    with pytest.raises(BadArgument, match=r"requires the column 'id', and the batch has none"):
+        append_once(lake.session.sql("SELECT 'a' AS name"), "lake.shop.orders", "b-1")
+    with pytest.raises(Exception, match=r"(?i)null"):
+        append_once(
+            lake.session.sql("SELECT * FROM VALUES (CAST(NULL AS BIGINT), 'a')  AS t(id, name)"), "lake.shop.orders", "b-1"
+        )
+    append_once(
+        lake.session.sql("SELECT * FROM VALUES (1L, 'a'), (2L, NULL) AS t(id, name) WHERE id < 9"), "lake.shop.orders", "b-1"
+    )
+    assert lake.rows("iceberg") == [(1, "a"), (2, None)]
+
+
+def test_a_warning_tells_of_commits_that_the_table_has_forgotten(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    made = datetime.now(UTC)
+    for number in range(3):
+        append_once(lake.session.range(1), "lake.shop.orders", f"b-{number}", since=made)
+    assert not caplog.records
+    table = lake.catalog.load_table("shop.orders")
+    table.maintenance.expire_snapshots().by_ids([snapshot.snapshot_id for snapshot in table.snapshots()[:2]]).commit()
+    append_once(lake.session.range(1), "lake.shop.orders", "b-3", since=made)
+    assert "may be tried again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "says"),
+    [
+        ("orders", {}, "a name like catalog.namespace.table"),
+        ("lake..orders", {}, "a name like catalog.namespace.table"),
+        ("nowhere.shop.orders", {}, r"--conf spark\.sql\.catalog\.nowhere\.uri="),
+        ("java.shop.orders", {"type": "hadoop", "warehouse": "/x"}, "one of Java alone"),
+    ],
+)
+def test_a_catalog_that_cannot_be_reached_is_told(lake: Lake, table: str, settings: dict[str, str], says: str) -> None:
+    for name, value in settings.items():
+        lake.session.conf.set(f"spark.sql.catalog.java.{name}", value)
+    with pytest.raises(BadArgument, match=says):
+        append_once(lake.session.range(1), table, "b")
+
+
+@KINDS
+def test_a_library_that_is_missing_is_named(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog" if kind == "iceberg" else "deltalake", None)
+    monkeypatch.delitem(sys.modules, f"qewqew_spark.tables.{kind}", raising=False)
+    with pytest.raises(BadArgument, match=rf"pip install 'qewqew\[{kind}\]'"):
+        append_once(lake.session.range(1), lake.name(kind), "b", format=kind)
+
+
+# The job
+
+
+def lines(*objects: object) -> list[bytes]:
+    return [json.dumps(each).encode() for each in objects]
+
+
+def output_of(lake: Lake, kind: str, **more: Any) -> Output:
+    table = {"table": lake.name(kind)} if kind == "iceberg" else {"path": lake.name(kind)}
+    return Output(format=kind, **table, **more)
+
+
+@pytest.mark.quick("the batch job appends a batch to a table of Iceberg or Delta once")
+@KINDS
+def test_the_job_appends_each_batch_once(lake: Lake, kind: str, tmp_path: Path) -> None:
+    first = make_batch(tmp_path / "b1", [*lines({"id": 1}, {"id": 2}), b"{"])
+    second = make_batch(tmp_path / "b2", lines({"id": 3, "batch": "x"}), batch_id="orders-ffff")
+    results = [
+        run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"))
+        for batch in (first, second, first)
+    ]
+    assert lake.rows(kind, "id, batch") == [(1, None), (2, None), (3, "x")]  # a column of the user's, whatever its name
+    assert [(result["good"], result["bad"], result["outputs"][0]["written"]) for result in results] == [
+        (2, 1, 2),
+        (1, 0, 1),
+        (2, 1, 2),
+    ]
+    snapshots = [result["outputs"][0]["snapshot"] for result in results]
+    assert snapshots[0] == snapshots[2] != snapshots[1]
+
+
+@KINDS
+def test_a_job_that_fails_its_checks_appends_nothing(lake: Lake, kind: str, tmp_path: Path) -> None:
+    batch = make_batch(tmp_path / "b1", [*lines({"id": 1}), b"{"])
+    with pytest.raises(TooManyBadRecords):
+        run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"), max_bad_records=0)
+    assert lake.rows(kind) == []
+    assert not list(lake.place.rglob("data/qewqew/*/*.parquet"))
+    run(lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"))
+    assert lake.rows(kind) == [(1,)]
+
+
+def test_a_table_is_made_with_its_partitions_and_properties(lake: Lake, tmp_path: Path) -> None:
+    batch = make_batch(tmp_path / "b1", lines({"id": 1, "day": "2026-01-31"}, {"id": 2, "day": "2026-02-01"}))
+    output = output_of(
+        lake,
+        "iceberg",
+        sql="SELECT id, CAST(day AS DATE) AS day FROM batch",
+        partition_by=["month(day)"],
+        options={"write.metadata.previous-versions-max": 7},
+    )
+    run(lake.session, str(batch), [output], quarantine=str(tmp_path / "aside"))
+    table = lake.catalog.load_table("shop.orders")
+    assert table.properties["write.metadata.previous-versions-max"] == "7"
+    assert [str(field.transform) for field in table.spec().fields] == ["month"]
+    assert lake.rows("iceberg", "id, day::TEXT") == [(1, "2026-01-31"), (2, "2026-02-01")]
+
+
+def test_spark_submit_commits_to_a_catalog_of_its_settings(lake: Lake, tmp_path: Path) -> None:
+    batch = make_batch(tmp_path / "b1", lines({"id": 1}))
+    settings = [f"--conf=spark.sql.catalog.lake.{name}={value}" for name, value in lake.settings.items()]
+    output = json.dumps({"table": "lake.shop.orders", "format": "iceberg"})
+    done = subprocess.run(
+        [
+            *("spark-submit", "--master=local[2]", "--conf=spark.ui.enabled=false", *settings),
+            *(str(job.__file__), str(batch), "--output", output, "--quarantine", str(tmp_path / "aside")),
+        ],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert lake.rows("iceberg") == [(1,)]
+
+
+# Streams
+
+
+@KINDS
+def test_a_stream_appends_each_of_its_batches_once(lake: Lake, kind: str, tmp_path: Path) -> None:
+    """It goes on from a checkpoint that a kill has left behind: the last batch is processed again."""
+    table, checkpoint = lake.name(kind), tmp_path / "checkpoint"
+    with Topic(tmp_path / "orders") as topic:
+        topic.append_many([b"1", b"2"])
+
+    def stream() -> None:
+        reading = lake.session.readStream.format("qewqew").option("startingOffsets", "earliest").load(str(tmp_path / "orders"))
+        numbers = reading.selectExpr("CAST(CAST(value AS STRING) AS INT) AS n")
+        query = (
+            numbers.writeStream.foreachBatch(
+                lambda rows, number: append_once(rows, table, f"orders-{number}", format=kind) and None
+            )
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    register(lake.session)
+    stream()
+    for file in (checkpoint / "commits").glob("*0*"):
+        file.unlink()
+    stream()
+    assert lake.rows(kind) == [(1,), (2,)]
