@@ -16,7 +16,7 @@ import threading
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.journal import FULL, Journal
@@ -34,7 +34,7 @@ class State(Protocol):
 
 S = TypeVar("S", bound=State)
 S_contra = TypeVar("S_contra", contravariant=True)
-P = ParamSpec("P")
+A = TypeVarTuple("A")
 T = TypeVar("T")
 
 
@@ -52,6 +52,8 @@ class Format(Protocol[S_contra]):
 
 class Gate:
     """What is to be done whenever a call begins and ends, with the lock held. This one does nothing."""
+
+    is_needed = True  # else a call neither enters nor leaves: a put does not wait for the answer that there is nothing to do
 
     def enter(self, engine: Engine[Any]) -> None:
         """A call has got the lock. It may come inside another one."""
@@ -237,20 +239,24 @@ class Engine(Generic[S]):
                 self.committed = outer or self.committed
                 self._gate.leave()
 
-    def run(self, act: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    def run(self, act: Callable[[*A], T], *arguments: *A) -> T:
         """``act`` in `exclusive`, for what is called most often: a generator would cost a fifth of a put."""
         with self.lock:
-            self.check_open()
+            if self.closed_reason is not None:
+                self.check_open()
             outer, self.committed = self.committed, False
+            gate = self._gate if self._gate.is_needed else None
             try:
-                self._gate.enter(self)
-                return act(*arguments, **named)
+                if gate is not None:
+                    gate.enter(self)
+                return act(*arguments)
             except BaseException as error:
                 self.poison_after(error)
                 raise
             finally:
                 self.committed = outer or self.committed
-                self._gate.leave()
+                if gate is not None:
+                    gate.leave()
 
     def poison_after(self, error: BaseException) -> None:
         """A call has raised: poison the store if that has left the disk unknown."""

@@ -13,6 +13,8 @@ import os
 import shutil
 import stat
 from collections.abc import MutableSequence
+from functools import cache
+from pathlib import Path
 from typing import Self
 
 from qewqew_core.errors import Corrupt
@@ -81,10 +83,10 @@ class Files:
         """The path without links, as far as it exists."""
         return os.path.realpath(path)
 
-    def irregular(self, path: str) -> list[str]:
-        """The names in a directory of what is no regular file: links, directories, pipes."""
+    def kinds(self, path: str) -> dict[str, bool]:
+        """The names in a directory, in no order, and whether each is a regular file; a link is none."""
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+            return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
 
     def glob(self, pattern: str) -> list[str]:
         """The paths that match, in no order; those whose names begin with a dot only if the pattern says so."""
@@ -101,11 +103,7 @@ class Files:
 
     def boot(self) -> bytes:
         """Tells one run of the machine from another, between which there may have been a power cut; empty where nothing does."""
-        try:
-            with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-                return file.read().strip()
-        except OSError:
-            return b""
+        return _boot()
 
     # Changes
 
@@ -177,6 +175,14 @@ class Files:
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all that is in it, in no order; an error or a crash leaves any part of it."""
         shutil.rmtree(path)
+
+
+@cache
+def _boot() -> bytes:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""
 
 
 DISK = Files()  # for those to whom nobody gives another

@@ -67,11 +67,23 @@ def head(magic: bytes, generation: int) -> bytes:
 
 
 def frame(kind: int, body: bytes, generation: int, durable: int = 0) -> bytes:
-    checked = _CHECKED_HEAD.pack(durable, kind) + body
-    return _UNCHECKED.pack(len(body), crc32(checked, generation)) + checked
+    head = _CHECKED_HEAD.pack(durable, kind)
+    return b"".join((_UNCHECKED.pack(len(body), crc32(body, crc32(head, generation))), head, body))
 
 
 # Reading
+
+
+Body = bytes | memoryview  # of a frame: where a log is replayed, nothing of it is copied but for what the state keeps
+
+
+class Place(NamedTuple):
+    """Where a whole frame is."""
+
+    start: int
+    kind: int
+    body: int  # where that begins
+    end: int
 
 
 class Frame(NamedTuple):
@@ -95,10 +107,10 @@ def generation_of(data: bytes, magic: bytes, path: str) -> int:
     return int(generation)
 
 
-def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
-    """The frames from ``at`` (the first) on, up to one that is not whole."""
+def places(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Place]:
+    """Where the frames are from ``at`` (the first) on, up to one that is not whole."""
     while (end := _frame_end(data, generation, at)) is not None:
-        yield Frame(at, data[at + _FRAME.size - 1], data[at + _FRAME.size : end], end)
+        yield Place(at, data[at + _FRAME.size - 1], at + _FRAME.size, end)
         at = end
 
 
@@ -111,6 +123,20 @@ def _frame_end(data: bytes, generation: int, at: int) -> int | None:
     if not kind or end > len(data) or crc32(memoryview(data)[at + _CHECKED : end], generation) != crc:
         return None
     return end
+
+
+def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
+    """The same, and what they say."""
+    for start, kind, body, end in places(data, generation, at):
+        yield Frame(start, kind, data[body:end], end)
+
+
+_ZEROS = bytes(64 << 10)
+
+
+def ends_in_zeros(data: bytes, at: int) -> bool:
+    """Whether nothing else comes from ``at`` on: no frame can hide there."""
+    return all(data.startswith(_ZEROS[: len(data) - begin], begin) for begin in range(at, len(data), len(_ZEROS)))
 
 
 def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -> bool:
@@ -284,10 +310,11 @@ class Journal:
         except OSError as error:
             self._cut(self.end, error)
             self._full_or_broken(error, len(data))
-        self.end += len(data)
+        self.end = end = self.end + len(data)
         self.frames += 1
-        self._allocated = max(self._allocated, self.end)
-        return self._base + self.end
+        if end > self._allocated:
+            self._allocated = end
+        return self._base + end
 
     @property
     def slow_to_open(self) -> bool:

@@ -132,7 +132,7 @@ class Chunk:
 
     def append(self, size: int, records: int, crc: int, time: int) -> None:
         """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
-        pieces = self.pieces
+        pieces = self.index if type(self.index) is list else self.pieces
         if not pieces or self.tail - pieces[-1].offset >= LIMITS.piece_bytes:
             pieces.append(IndexEntry(self.tail, self.total, self.crc, time))
         self.tail += size

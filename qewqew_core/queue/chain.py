@@ -47,7 +47,8 @@ class Chain:
         self.descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self.min_free_bytes = min_free_bytes
         self._engine = engine
-        self._pending = bytearray()  # frames that are in the log, not yet in the last chunk's file …
+        self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
+        self._pending_bytes = 0  # … of that size …
         self._pending_in = chunk.NONE  # … that chunk …
         self._pending_at = 0  # … and where they begin there
         self._piece: tuple[Chunk, Piece] | None = None  # the piece of the first chunk that is being read
@@ -126,16 +127,17 @@ class Chain:
     def pend(self, chunk_id: int, at: int, frames: bytes) -> None:
         """Keep frames that the log carries, until they are written to the last chunk's file together with others."""
         if not self._pending:
-            self._pending_in, self._pending_at = chunk_id, at
-        self._pending += frames
-        if len(self._pending) > LIMITS.pending_bytes:
+            self._pending_in, self._pending_at, self._pending_bytes = chunk_id, at, 0
+        self._pending.append(frames)
+        self._pending_bytes += len(frames)
+        if self._pending_bytes > LIMITS.pending_bytes:
             self.flush()
 
     def flush(self) -> None:
         """Write the frames that only the log has into the last chunk's file."""
         if self._pending:
             self._engine.durable(self._engine.log.position)  # where they go may be what an earlier commit has freed
-            self.files.write(self.descriptor(self._pending_in), self._pending, self._pending_at)
+            self.files.write(self.descriptor(self._pending_in), b"".join(self._pending), self._pending_at)
             self.unsynced.add(self._pending_in)
             self._pending.clear()
 
@@ -177,7 +179,8 @@ class Chain:
         self.flush()
         self.unsynced.update(chunk_files.store_pointers(files, self.path, engine.state, durable=False))
         self.store_header()
-        stored = [(each.id, *pointers) for each, pointers in engine.state.pointers() if each.id in self.unsynced]
+        chunks = engine.state.chain.values()
+        stored = [(each.id, *each.stored) for each in chunks if each.id in self.unsynced and each.stored is not None]
         engine.log.append(logs.HANDOVER, logs.handover(java.checkpoint_identity(files, self.path), files.boot(), stored))
 
     def store_header(self) -> None:

@@ -22,6 +22,7 @@ class Found:
     path: str
     header: int  # id of the first chunk; 0 also where there is no header
     ids: set[int]  # of chunk files
+    irregular: set[int]  # of those of them that are links, directories, pipes
     log: Replayed | None
     boot: bytes = b""  # which run of the machine this is
 
@@ -40,6 +41,12 @@ class Found:
         return os.path.dirname(self.path)
 
 
+def chunk_files(files: Files, path: str) -> tuple[set[int], set[int]]:
+    """The ids of the chunk files beside a queue, and those of what is no regular file among them."""
+    kinds = files.kinds(os.path.dirname(path))
+    return paths.chunk_ids(path, kinds), paths.chunk_ids(path, (name for name, is_regular in kinds.items() if not is_regular))
+
+
 def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Found:
     """``header``, ``log``: the contents of these files. Raises `Corrupt`, also for what contradicts itself in the log."""
     first, longer = chunk.NONE, False
@@ -48,12 +55,12 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
             raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
-    ids = paths.chunk_ids(path, files.list(os.path.dirname(path)))
+    ids, irregular = chunk_files(files, path)
     replayed = None if log is None else logs.replay(log, path + paths.LOG)
     if longer and first not in ids and replayed is None:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)
-    return Found(path, first, ids, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
+    return Found(path, first, ids, irregular, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
 
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:

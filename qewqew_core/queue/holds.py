@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from qewqew_core.disk.engine import Engine, Gate
@@ -17,6 +18,7 @@ class Holds(Gate):
         self.records = 0  # how many are held
         self.disturbed = 0  # counts what disturbs an iteration: records were taken, held or released
         self.is_asked = False  # the predicate of `Queue.get_if` is looking at the first record
+        self.is_needed = False  # set with whatever `enter` looks for, after it
         self._steps: dict[int, list[Step]] = {}
         self._opened = 0  # how many sessions there were
         self._abandoned: deque[int] = deque()  # sessions that nobody has closed
@@ -35,6 +37,7 @@ class Holds(Gate):
     def abandon(self, number: int) -> None:
         """Nobody has the session any more. The next call releases what it has: this one must not take a lock."""
         self._abandoned.append(number)
+        self.is_needed = True
 
     def hold(self, steps: list[Step]) -> None:
         """A session has these records now."""
@@ -52,9 +55,18 @@ class Holds(Gate):
             self.records -= records
             self.disturbed += 1
 
+    def ask(self, predicate: Callable[[bytes], bool], record: bytes) -> bool:
+        """What the predicate says of the first record. Meanwhile it cannot use the queue."""
+        self.is_asked = self.is_needed = True
+        try:
+            return predicate(record)
+        finally:
+            self.is_asked = False
+
     def enter(self, engine: Engine[Any]) -> None:
         if self.is_asked:
             raise Closed("the predicate of get_if must not use the queue", path=engine.path)
+        self.is_needed = False  # first: a session may be abandoned at any time, without the lock
         if self._is_unsure:
             self._count(engine.state)
         while self._abandoned:
@@ -64,7 +76,7 @@ class Holds(Gate):
             engine.notify()
 
     def failed(self) -> None:
-        self._is_unsure = True
+        self._is_unsure = self.is_needed = True
 
     def _count(self, state: State) -> None:
         """What sessions hold, by what they have noted."""

@@ -12,7 +12,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, counts, last_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
-from qewqew_core.disk.journal import look_again
+from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -77,7 +77,7 @@ def _snapshot(path: str) -> Snapshot:
     )
 
 
-def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, bytes]]) -> bytes:
+def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, Body]]) -> bytes:
     """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
     over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
     if not over:
@@ -100,11 +100,12 @@ class WithPending(Files):
         return with_pending(super().read(fd, size, offset), offset, offset + size, self._pending)
 
 
-def _missing(path: str, runs: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]:
     """Those of these frames that are not in the file: an open queue writes small commits there some time later."""
+    copies = [(offset, bytes(frames)) for offset, frames in runs]
     with contextlib.suppress(FileNotFoundError), Descriptors([DISK.open_to_read(path)]) as (fd,):
-        return [(offset, frames) for offset, frames in runs if DISK.read(fd, len(frames), offset) != frames]
-    return runs
+        return [(offset, frames) for offset, frames in copies if DISK.read(fd, len(frames), offset) != frames]
+    return copies
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
@@ -118,7 +119,7 @@ def steady(path: str, look: Callable[[], _T]) -> _T:
         raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
 
 
-def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, bytes]]]]:
+def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     """The state, and frames that may not have reached the chunk files yet."""
     files = DISK
     header = _header(files, path)

@@ -61,7 +61,7 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
         return False
     expected = state.pointers()
     looked_at = {chunk_state.id for chunk_state, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
-    looked_at.update(paths.chunk_ids(found.path, files.irregular(found.directory)))  # that is refused
+    looked_at.update(found.irregular)  # that is refused
     for chunk_state, pointers in expected:
         if chunk_state.id in looked_at:
             on_disk = read_pointers(files, chunk.chunk_path(found.path, chunk_state.id))

@@ -22,33 +22,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qewqew_core.batch.batch_state import (
-    BATCH_CHECKS,
-    BATCH_NAMES,
-    BATCH_OPERATIONS,
     BatchState,
     batch_fields,
-    batch_operation,
     checked,
 )
 from qewqew_core.disk import journal
-from qewqew_core.disk.journal import Frame, frame
+from qewqew_core.disk.journal import Body, Frame, frame
 from qewqew_core.errors import Corrupt
-from qewqew_core.formats import chunk
-from qewqew_core.formats.chunk_state import Chunk, Cut, Span
+from qewqew_core.formats.chunk_state import Chunk, Span
 from qewqew_core.formats.sparse_index import IndexEntry
+from qewqew_core.queue import json_operations
 from qewqew_core.queue.operations import (
     Append,
     Believe,
-    Clear,
     Extent,
     JsonOperation,
     Lease,
@@ -56,7 +50,6 @@ from qewqew_core.queue.operations import (
     Operation,
     PutBack,
     PutKey,
-    Repair,
     Replace,
     Take,
 )
@@ -89,50 +82,46 @@ _EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to t
 _TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
 _NEW = struct.Struct(">cHI")  # N chunk, size
 _PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
-_JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `_JSON_OPERATIONS` and `batch_state`
+_JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `json_operations`
+_A, _X, _G, _N, _K, _J = b"AXGNKJ"
+_COMMIT_INLINE, _COMMIT_TAKE = struct.Struct(">QcHII"), struct.Struct(">QcHIII")  # with the time before it
 
 
-# How JSON calls them
-_JSON_OPERATIONS: dict[str, type[JsonOperation]] = {
-    "believe": Believe,
-    "clear": Clear,
-    "lease": Lease,
-    "put_back": PutBack,
-    "repair": Repair,
-    "replace": Replace,
-}
-_NAMES: dict[type[JsonOperation], str] = {kind: name for name, kind in _JSON_OPERATIONS.items()} | BATCH_NAMES
+def commit_append(time: int, chunk_id: int, records: int, frames: bytes) -> bytes:
+    """`commit` of one `Append`."""
+    return _COMMIT_INLINE.pack(time, b"A", chunk_id, records, len(frames)) + frames
 
 
-def pack_append(chunk_id: int, records: int, frames: bytes) -> bytes:
-    return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
-
-
-def pack_take(chunk_id: int, start: int, end: int, records: int) -> bytes:
-    return _TAKE.pack(b"G", chunk_id, start, end, records)
+def commit_take(time: int, chunk_id: int, start: int, end: int, records: int) -> bytes:
+    """`commit` of one `Take`."""
+    return _COMMIT_TAKE.pack(time, b"G", chunk_id, start, end, records)
 
 
 def pack(operation: Operation) -> bytes:
-    match operation:
-        case Append():
-            chunk_id, records, frames = operation
-            return _INLINE.pack(b"A", chunk_id, records, len(frames)) + frames
-        case Extent():
-            return _EXTENT.pack(b"X", *operation)
-        case Take():
-            return _TAKE.pack(b"G", *operation)
-        case NewChunk():
-            return _NEW.pack(b"N", *operation)
-        case PutKey():
-            return _PUT_KEY.pack(b"K", *operation)
-        case _:
-            body = json.dumps({"op": _NAMES[type(operation)], **operation._asdict()}).encode()
-            return _JSON.pack(b"J", len(body)) + body
+    return b"".join(_parts(operation))
 
 
 def commit(time: int, operations: Iterable[Operation]) -> bytes:
     """The body of a frame of kind `COMMIT`."""
-    return _TIME.pack(time) + b"".join(map(pack, operations))
+    return b"".join((_TIME.pack(time), *chain.from_iterable(map(_parts, operations))))
+
+
+def _parts(operation: Operation) -> tuple[Body, ...]:
+    match operation:
+        case Append():
+            chunk_id, records, frames = operation
+            return _INLINE.pack(b"A", chunk_id, records, len(frames)), frames
+        case Extent():
+            return (_EXTENT.pack(b"X", *operation),)
+        case Take():
+            return (_TAKE.pack(b"G", *operation),)
+        case NewChunk():
+            return (_NEW.pack(b"N", *operation),)
+        case PutKey():
+            return (_PUT_KEY.pack(b"K", *operation),)
+        case _:
+            body = json_operations.pack(operation)
+            return _JSON.pack(b"J", len(body)), body
 
 
 def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
@@ -147,61 +136,53 @@ def handover(identity: bytes, boot: bytes, stored: Sequence[Stored]) -> bytes:
     return identity + _COUNT.pack(len(stored)) + b"".join(_STORED.pack(*each) for each in stored) + boot
 
 
-def unpack_handover(body: bytes) -> tuple[bytes, tuple[int, ...], list[Stored]]:
+def unpack_handover(body: Body) -> tuple[bytes, tuple[int, ...], list[Stored]]:
     """``boot``, ``identity`` as `unpack_checkpoint` gives it, ``stored``."""
     (count,) = _COUNT.unpack_from(body, _CHECKPOINT_IDENTITY.size)
     at = _CHECKPOINT_IDENTITY.size + _COUNT.size
     end = at + count * _STORED.size
     stored = [(chunk_id, head, tail, following) for chunk_id, head, tail, following in _STORED.iter_unpack(body[at:end])]
-    return body[end:], _CHECKPOINT_IDENTITY.unpack_from(body), stored
+    return bytes(body[end:]), _CHECKPOINT_IDENTITY.unpack_from(body), stored
 
 
 unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
 
 
-def time_of(body: bytes) -> int:
+def time_of(body: Body) -> int:
     """When a commit was made."""
     (time,) = _TIME.unpack_from(body)
     return int(time)
 
 
-def unpack(body: bytes) -> Iterator[Operation]:
+def unpack(body: Body) -> Iterator[Operation]:
     """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
     at = _TIME.size
     while at < len(body):
-        letter = body[at : at + 1]
-        if letter == b"A":
+        letter = body[at]
+        if letter == _A:
             _, chunk_id, records, size = _INLINE.unpack_from(body, at)
             at += _INLINE.size + size
             if at > len(body):
                 raise ValueError("a commit is shorter than its records")
             yield Append(chunk_id, records, body[at - size : at])
-        elif letter == b"X":
+        elif letter == _X:
             yield Extent(*_EXTENT.unpack_from(body, at)[1:])
             at += _EXTENT.size
-        elif letter == b"G":
+        elif letter == _G:
             yield Take(*_TAKE.unpack_from(body, at)[1:])
             at += _TAKE.size
-        elif letter == b"N":
+        elif letter == _N:
             yield NewChunk(*_NEW.unpack_from(body, at)[1:])
             at += _NEW.size
-        elif letter == b"K":
+        elif letter == _K:
             yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
             at += _PUT_KEY.size
-        elif letter == b"J":
+        elif letter == _J:
             _, size = _JSON.unpack_from(body, at)
             at += _JSON.size + size
-            yield _from_json(body[at - size : at])
+            yield json_operations.unpack(body[at - size : at])
         else:
-            raise ValueError(f"unknown operation {letter!r}")
-
-
-def _from_json(body: bytes) -> JsonOperation:
-    fields = json.loads(body)
-    name = fields.pop("op")
-    if name in BATCH_OPERATIONS:
-        return batch_operation(name, fields)
-    return _JSON_OPERATIONS[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
+            raise ValueError(f"unknown operation {letter:c}")
 
 
 @dataclass
@@ -216,7 +197,7 @@ class Replayed:
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     handed_over: bytes  # the last frame is a handover: in this run of the machine (`Files.boot`); else empty
     handed: dict[int, list[Pointers]]  # chunk id: what handovers since the last checkpoint have stored in its file, unsynced
-    redo: dict[int, list[tuple[int, bytes]]]  # chunk id: (offset, frames) that may not have reached its file yet
+    redo: dict[int, list[tuple[int, Body]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
@@ -245,9 +226,10 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, b"", {}, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
-    frames = list(journal.frames(data, generation))
-    marks = [each.start for each in frames if each.kind in (END, CHECKPOINT)]
-    for number, (at, kind, body, end) in enumerate(frames):
+    whole, view = list(journal.places(data, generation)), memoryview(data)
+    marks = [each.start for each in whole if each.kind in (END, CHECKPOINT)]
+    for number, (at, kind, begin, end) in enumerate(whole):
+        body: Body = view[begin:end]
         result.frames += not snapshot
         try:
             if kind == COMMIT:
@@ -275,7 +257,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
             # The checksum is right, so this was written so: better no queue than a wrong one.
             raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
         result.end = end
-    result.torn = data[result.end :] != bytes(len(data) - result.end)  # zeros hide no frame
+    result.torn = not journal.ends_in_zeros(data, result.end)
     if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
     return result
@@ -295,7 +277,7 @@ def _checkpoint(result: Replayed, last: bool) -> None:
             chunk_state.stored = pointers
 
 
-def _apply(body: bytes, result: Replayed) -> None:
+def _apply(body: Body, result: Replayed) -> None:
     state, time = result.state, time_of(body)
     result.last_json_operation = None
     for operation in unpack(body):
@@ -327,63 +309,6 @@ def _apply(body: bytes, result: Replayed) -> None:
         state.emptied.clear()
         state.dropped.clear()
     result.firsts.add(state.first)
-
-
-# JSON can say anything, and names of files are made of ids: these raise ValueError for what nothing of ours has written.
-
-
-def _number(value: Any, most: int = (1 << 64) - 1) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"this is no number up to {most}: {value!r:.120}")
-    return value
-
-
-def _chunk_id(value: Any) -> int:
-    return _number(value, chunk.MAX_ID)
-
-
-def _numbers(values: Any) -> None:
-    for value in values:
-        _number(value)
-
-
-def _cut(values: Any) -> Cut:
-    spans, crc, pieces = values
-    _numbers([crc, *chain(*spans, *pieces)])
-    return Cut([Span(*span) for span in spans], crc, [IndexEntry(*piece) for piece in pieces])
-
-
-def _parts(values: Any) -> list[tuple[int, Cut | None]]:
-    return [(_chunk_id(chunk_id), _cut(cut) if cut else None) for chunk_id, cut in values]
-
-
-def _file(name: Any) -> str:
-    if name != os.path.basename(name) or name in ("", ".", ".."):
-        raise ValueError("a segment lies elsewhere")
-    return str(name)
-
-
-def _each(check: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda values: [check(value) for value in values]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value  # who uses it looks
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    **BATCH_CHECKS,
-    "records": _number,
-    "bytes": _number,
-    "parts": _parts,
-    "chunk": _chunk_id,
-    "new": _chunk_id,
-    "chunks": _each(_chunk_id),
-    "empty": _each(_chunk_id),
-    "files": _each(_file),
-    "cut": _cut,
-    "size": lambda value: _number(value, chunk.MAX_CHUNK_SIZE),
-}
 
 
 # A damaged log
@@ -434,7 +359,7 @@ def snapshot(state: State, generation: int) -> bytes:
     return b"".join(parts)
 
 
-def load(kind: int, body: bytes, state: State) -> None:
+def load(kind: int, body: Body, state: State) -> None:
     """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
     if kind == _CHUNK_KIND:
         (chunk_state,) = _unpack_chunks(body)
@@ -443,7 +368,7 @@ def load(kind: int, body: bytes, state: State) -> None:
         state.bytes += chunk_state.bytes
     elif kind == _BATCH:
         (size,) = _COUNT.unpack_from(body)
-        batch = checked(BatchState(**json.loads(body[4 : 4 + size]), chunks=_unpack_chunks(body[4 + size :])))
+        batch = checked(BatchState(**json.loads(bytes(body[4 : 4 + size])), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
     elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
         keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
@@ -463,15 +388,26 @@ def _pack_chunk(chunk_state: Chunk) -> bytes:
         chunk_state.total,
         chunk_state.crc,
     )
-    lists = [*(_PIECE.pack(*piece) for piece in chunk_state.pieces), *(_SPAN.pack(*span) for span in chunk_state.consumed)]
-    return head + _COUNTS.pack(len(chunk_state.pieces), len(chunk_state.consumed)) + b"".join(lists)
+    index = chunk_state.index
+    pieces = index.packed if isinstance(index, _PackedIndex) else b"".join(_PIECE.pack(*piece) for piece in chunk_state.pieces)
+    counts = _COUNTS.pack(len(pieces) // _PIECE.size, len(chunk_state.consumed))
+    return b"".join((head, counts, pieces, *(_SPAN.pack(*span) for span in chunk_state.consumed)))
 
 
-def _unpack_pieces(packed: bytes) -> list[IndexEntry]:
-    return [IndexEntry(*piece) for piece in _PIECE.iter_unpack(packed)]
+@dataclass
+class _PackedIndex:
+    """The sparse index of a chunk, as the snapshot has it: unpacked when it is called, until then ready for the next one."""
+
+    packed: bytes
+
+    def __call__(self) -> list[IndexEntry]:
+        return list(map(_index_entry, _PIECE.iter_unpack(self.packed)))
 
 
-def _unpack_chunks(body: bytes) -> list[Chunk]:
+_index_entry = partial(tuple.__new__, IndexEntry)  # as `IndexEntry._make`, in a third of the time: there may be many
+
+
+def _unpack_chunks(body: Body) -> list[Chunk]:
     chunks, at = [], 0
     while at < len(body):
         chunk_id, size, base, head, tail, taken, total, crc = _CHUNK.unpack_from(body, at)
@@ -480,7 +416,7 @@ def _unpack_chunks(body: bytes) -> list[Chunk]:
         middle, end = at + count * _PIECE.size, at + count * _PIECE.size + spans * _SPAN.size
         if end > len(body) or not base <= head <= tail <= size:
             raise ValueError("this is no chunk")
-        pieces = partial(_unpack_pieces, body[at:middle])
+        pieces = _PackedIndex(bytes(body[at:middle]))
         consumed = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
         if not all(head < start < stop <= tail for start, stop, _ in consumed):
             raise ValueError("this is no chunk")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qewqew_core.batch.batch_operations import BatchOperation
+from qewqew_core.disk.journal import Body
 
 if TYPE_CHECKING:
     from qewqew_core.formats.chunk_state import Cut
@@ -19,7 +20,7 @@ class Append(NamedTuple):
 
     chunk: int
     records: int
-    frames: bytes
+    frames: Body
 
 
 class Extent(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
 from qewqew_core.disk.files import DISK
@@ -23,7 +24,7 @@ from qewqew_core.formats import chunk
 LOG, LEASE, SPILL, STAGED, STAMP = ".log", ".lease", ".spill", ".staged", ".stamp"
 
 
-def chunk_ids(queue: str, names: list[str]) -> set[int]:
+def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
     """The ids of the chunk files of a queue, among the names in its directory."""
     prefix = os.path.basename(queue) + "."
     ids = set()

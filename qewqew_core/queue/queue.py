@@ -277,7 +277,9 @@ class Queue(HasBatches):
         """
         if type(record) is not bytes or len(record) > self.largest_record:
             (record,) = chunk.checked((record,), self.chunk_size)
-        self._engine.durable(self._engine.run(self._records.put_one, record, timeout))
+        position = self._engine.run(self._records.put_one, record, timeout)
+        if self._engine.sync:
+            self._engine.durable(position)
 
     def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
         """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
@@ -316,7 +318,8 @@ class Queue(HasBatches):
     def get(self, timeout: float | None = 0) -> bytes:
         """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
         record, position = self._engine.run(self._records.get_one, timeout)
-        self._engine.durable(position)
+        if self._engine.sync:
+            self._engine.durable(position)
         return record
 
     def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
@@ -331,12 +334,8 @@ class Queue(HasBatches):
                     record, step = self._records.first(timeout)
             except Empty:
                 return None
-            self._holds.is_asked = True
-            try:
-                if not predicate(record):
-                    return None
-            finally:
-                self._holds.is_asked = False
+            if not self._holds.ask(predicate, record):
+                return None
             with self._engine.exclusive():
                 position = self._records.take_one(step)
         self._engine.durable(position)

@@ -54,16 +54,17 @@ class Records:
             return self._put([record], [])
         if chain.min_free_bytes:
             chain.check_free(0)
-        frames, now = chunk.LENGTH.pack(len(record)) + record, now_ms()
-        operation = logs.pack_append(last.id, 1, frames)
-        engine.log.reserve(len(operation))
+        frames, now, log = chunk.LENGTH.pack(len(record)) + record, now_ms(), engine.log
+        body = logs.commit_append(now, last.id, 1, frames)
+        log.reserve(len(body))
         engine.committed = True
-        position = engine.log.append(logs.COMMIT, now.to_bytes(8) + operation)
+        position = log.append(logs.COMMIT, body)
         engine.state.append(last.id, size, 1, crc32(frames, last.crc), now)  # as `State.apply` does
         chain.pend(last.id, at, frames)
         if engine.waiting:
             engine.notify()
-        chain.after_commit(position)
+        if log.end > engine.rotate_at:  # nothing else can be to do
+            chain.after_commit(position)
         return position
 
     def _put(self, records: list[bytes], operations_behind: list[Operation]) -> int:
@@ -219,7 +220,7 @@ class Records:
         engine = self._engine
         chunk_state, start, end, records = step
         engine.committed = True
-        position = engine.log.append(logs.COMMIT, now_ms().to_bytes(8) + logs.pack_take(chunk_state.id, start, end, records))
+        position = engine.log.append(logs.COMMIT, logs.commit_take(now_ms(), chunk_state.id, start, end, records))
         engine.state.take(chunk_state.id, start, end, records)  # as `State.apply` does
         if engine.state.emptied:
             self._chain.forget_emptied()

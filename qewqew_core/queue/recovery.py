@@ -38,7 +38,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, remove_if_there, write_new
-from qewqew_core.disk.journal import Journal
+from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
@@ -99,8 +99,9 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 store_header(files, header_fd, state.first, sure=False)
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
-        remove_leftovers(files, path, state, found.ids)  # step 10
-        taken = paths.chunk_ids(path, files.list(os.path.dirname(path)))
+        removed = remove_leftovers(files, path, state, found.ids)  # step 10
+        as_found = found.is_closed and believed is None
+        taken = found.ids - removed if as_found else paths.chunk_ids(path, files.list(found.directory))
     except BaseException:
         close_all(log_fd)
         if log is not None:
@@ -330,7 +331,7 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
 # Step 7
 
 
-def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, bytes]]]) -> None:
+def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, Body]]]) -> None:
     """Frames that the log carries may not be in their chunk files. After it they are, durably."""
     for chunk_id, runs in redo.items():
         with Descriptors([files.open(chunk.chunk_path(path, chunk_id))]) as (fd,):
@@ -358,24 +359,25 @@ def _checkpoint(files: Files, path: str, log: Journal) -> None:
 # Step 10
 
 
-def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> None:
+def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> set[int]:
     """What was being made when a process was killed may lie about. After it nothing does that no commit refers to, but for
-    records.
+    records. Returns which of the chunk files are gone.
     """
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
     staged_files.remove_abandoned(files, path)
-    removed = False
+    removed = set[int]()
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
             empty = read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name)
             if empty and not _is_in_use(files, name):
                 files.unlink(name)
-                removed = True
+                removed.add(chunk_id)
     if removed:  # a power cut could bring them back half written, as nobody has synced them
         files.sync_directory(os.path.dirname(path))
+    return removed
 
 
 _TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail, as far as they were written

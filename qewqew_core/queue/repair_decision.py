@@ -40,7 +40,7 @@ class Decision:
         header = self._plan.files.read(self._plan.header_fd, 64, 0)
         self._plan.look_again()
         first = chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0
-        found = Found(self._plan.path, first, self._plan.ids, None, self._plan.files.boot())
+        found = Found(self._plan.path, first, self._plan.ids, self._plan.irregular, None, self._plan.files.boot())
         log_path = self._plan.path + paths.LOG
         if not self._plan.files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
@@ -381,7 +381,7 @@ class _Behind(State):
     def apply(self, operation: Operation, time: int) -> None:
         match operation:
             case Append(chunk_id, records, frames):
-                self._put(Rescued(chunk_id, records, len(frames), crc32(frames), time, frames, None))
+                self._put(Rescued(chunk_id, records, len(frames), crc32(frames), time, bytes(frames), None))
             case Extent(chunk_id, records, size, crc):
                 self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
             case NewChunk() | Take():

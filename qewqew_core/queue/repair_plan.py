@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.journal import Body
 from qewqew_core.errors import QewQewError
 from qewqew_core.formats import chunk
-from qewqew_core.queue import orphans, paths
+from qewqew_core.queue import orphans
+from qewqew_core.queue.found import chunk_files
 
 
 class Rescued(NamedTuple):
@@ -34,9 +36,10 @@ class Plan:
         self.parent = os.path.dirname(path)
         self.header_fd = header_fd
         self.report = RepairReport()
-        self.ids: set[int] = set()  # of chunk files beside the queue
+        self.ids: set[int] = set()  # of chunk files beside the queue …
+        self.irregular: set[int] = set()  # … and of those of them that are links, directories, pipes
         self.taken: set[int] = set()  # and of those that were made
-        self.payload: dict[int, list[tuple[int, bytes]]] = {}  # chunk id: (offset, frames) that the log carries
+        self.payload: dict[int, list[tuple[int, Body]]] = {}  # chunk id: (offset, frames) that the log carries
         self.rewrite: set[int] = set()  # chunks of the chain that are written anew although all can be read
         self.rescued: list[Rescued] = []
         self.moves: list[str] = []  # what is moved to the new directory …
@@ -53,7 +56,7 @@ class Plan:
         return chunk.chunk_path(self.path, chunk_id)
 
     def look_again(self) -> None:
-        self.ids = paths.chunk_ids(self.path, self.files.list(self.parent))
+        self.ids, self.irregular = chunk_files(self.files, self.path)
         self.taken = set(self.ids)
 
     def is_orphan(self, chunk_id: int) -> bool:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
+import timeit
 import zlib
+from pathlib import Path
 
+from qewqew_core.crc import crc32
 from qewqew_core.disk import checksum
 
 SIZES = (0, 1, 13, 255, 256, 257, 1023, 1025, 4096, 70_001)
@@ -19,6 +25,39 @@ def test_the_checksum_of_any_part_is_that_of_zlib() -> None:
             start = some.randint(0, size)
             end, begun = some.randint(start, size), some.getrandbits(32)
             assert parts.crc(start, end, begun) == zlib.crc32(data[start:end], begun)
+
+
+def test_the_checksum_of_everything_is_that_of_zlib() -> None:
+    some = random.Random(3)
+    for size in SIZES:
+        data, begun = some.randbytes(size), some.getrandbits(32)
+        for view in (data, bytearray(data), memoryview(data)):
+            assert crc32(view) == zlib.crc32(data)
+            assert crc32(view, begun) == zlib.crc32(data, begun)
+
+
+SLOWED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_checksum import crc32, time_of_python
+before = time_of_python()
+for size in (5, 100, 300, 100_000):
+    crc32(bytes(size))
+    print(round(time_of_python() / before, 2), flush=True)
+"""
+
+
+def time_of_python() -> float:
+    front, rest = bytes(20), bytes(100)
+    return min(timeit.repeat(lambda: front + rest, number=20_000, repeat=20, timer=time.thread_time))
+
+
+def test_a_checksum_does_not_slow_down_what_comes_after_it() -> None:
+    """It may leave the upper halves of the vector registers in use: then Python takes three times as long from there on."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", SLOWED, str(here)]
+    done = subprocess.run(command, cwd=here.parents[2], capture_output=True, text=True, check=True, timeout=300)
+    assert max(map(float, done.stdout.split())) < 2, done.stdout
 
 
 def test_what_a_crc_is_before_and_behind_other_bytes() -> None:

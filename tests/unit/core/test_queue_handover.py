@@ -22,6 +22,7 @@ from plain import numbers, plain
 from qewqew_core import Queue, inspect, repair
 from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
+from qewqew_core.queue import log as logs
 
 OPEN = """
 import sys
@@ -160,16 +161,28 @@ def test_damage_to_a_queue_that_was_handed_over_is_repaired_without_loss(tmp_pat
 
 
 @pytest.mark.usefixtures("awaited")
-def test_what_a_crash_tore_behind_a_handover_is_not_left_behind_the_next_frames(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 500, (64 << 10) - 1, 64 << 10, 200_000, -4])  # behind the handover; -4: at the end of the file
+def test_what_a_crash_tore_behind_a_handover_is_not_left_behind_the_next_frames(at: int, tmp_path: Path) -> None:
     path, log = tmp_path / "q", tmp_path / "q.log"
     with opened(path) as queue:
         queue.put(b"first")
     end = inspect_log(path)
     with log.open("r+b") as file:
-        file.seek(end + 500)
-        file.write(b"torn" * 100)
+        file.seek(end + at if at >= 0 else log.stat().st_size + at)
+        file.write(b"torn")
     with opened(path) as queue:
         queue.put(b"second")
         assert b"torn" not in log.read_bytes()
     with opened(path) as queue:
         assert list(queue) == [b"first", b"second"]
+
+
+def test_a_snapshot_of_chunks_that_were_not_looked_at_is_as_one_of_those_that_were(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", chunk_size=1 << 20, sync="never") as queue:
+        for _ in range(50):
+            queue.put_many([bytes(1000)] * 100)  # five chunks
+    state = logs.replay((tmp_path / "q.log").read_bytes(), "").state
+    before = logs.snapshot(state, 7)
+    assert sum(len(chunk_state.pieces) for chunk_state in state.chain.values()) > 50
+    assert logs.snapshot(state, 7) == before
+    assert logs.snapshot(logs.replay(before, "").state, 7) == before
