@@ -16,6 +16,7 @@ import pyarrow.json as pj
 from qewqew_spark.codecs.moments import Mask, dates, timestamps
 
 FEW = 64  # records that are not worth another call of Arrow's reader
+STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
@@ -111,7 +112,7 @@ class ArrowReader:
                 begin += int(row[1])
             stops.append(begin)
             begin += 1
-            if len(stops) > len(values) // FEW:  # what is behind may be as wrong
+            if len(stops) > STOPS + begin // FEW:  # what is behind may be as wrong
                 stops += range(begin, len(values))
                 break
         return stops or (table if len(table) == len(values) else None)
