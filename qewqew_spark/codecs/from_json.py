@@ -86,7 +86,8 @@ class _Rows:
         self.corrupt: dict[int, str] = {}  # reasons, by number of a record
 
     def add(self, number: int, data: bytes, careful: bool) -> None:
-        if not self._strict and not data.strip(SPACE):
+        # A byte order mark alone is too short for Jackson to know it.
+        if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
             return  # a blank record is no row
         found: list[dict[str, Any]] = [{}]
         try:

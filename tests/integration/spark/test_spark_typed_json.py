@@ -39,7 +39,8 @@ def well_formed(record: bytes) -> bool:
     sys.setrecursionlimit(10_000)
     try:
         text = record.removeprefix(codecs.BOM_UTF8).decode()
-        return not record.strip(b" \t") or depth(json.loads(text, object_pairs_hook=members, **numbers)) <= 1000
+        blank = record != codecs.BOM_UTF8 and not text.strip(" \t")
+        return blank or depth(json.loads(text, object_pairs_hook=members, **numbers)) <= 1000
     except ValueError:
         return False
     finally:
@@ -133,6 +134,14 @@ def test_names_of_any_kind_and_case(spark, tmp_path):
     assert_same(spark, tmp_path, records, "A INT, _corrupt_record STRING, `a.b` STRING")
     assert_same(spark, tmp_path, records, "a INT, broken STRING", columnNameOfCorruptRecord="broken")
     assert_same(spark, tmp_path, records, "_corrupt_record INT", columnNameOfCorruptRecord="broken")
+
+
+def test_byte_order_marks(spark, tmp_path):
+    mark = codecs.BOM_UTF8
+    records = [FIRST, mark, mark + b'{"a":1}', mark + b" ", b" " + mark, mark + mark, mark + b'[{"a":2}]', b'{"a":3}' + mark]
+    records += [mark + b"null", mark + mark + b"{}", b'{"a":4}']
+    for schema in "a INT, _corrupt_record STRING", "a INT, m MAP<STRING, INT>, _corrupt_record STRING":
+        assert_same(spark, tmp_path, records, schema)
 
 
 def test_large_records(spark, tmp_path):

@@ -178,6 +178,18 @@ def test_the_neighbours_of_an_odd_record_stay_with_arrow(stopping):
     ]
 
 
+@pytest.mark.parametrize("exponent", [b"e-77", b"e-2147483600", b"E-0000000077", b"e2147483600", b"e+99", b"e-4294967290"])
+def test_numbers_whose_exponent_makes_arrow_crash(exponent):
+    records = [b'{"d":%d.5}' % number for number in range(100)]
+    records[7] = b'{"d":0%b}' % exponent
+    records[9] = b'{"s":[{"d":[5%b]}]}' % exponent
+    decimal = types.DecimalType(5, 2)
+    rows = decode(records, schema(d=decimal, s=types.ArrayType(schema(d=types.ArrayType(decimal)))))
+    found = [row["d"] for number, row in enumerate(rows) if number not in (7, 9)]
+    assert found == [Decimal(number) + Decimal("0.5") for number in range(100) if number not in (7, 9)]
+    assert rows[7]["d"] in (0, None)
+
+
 MAP = types.MapType(STRING, INT)
 
 
