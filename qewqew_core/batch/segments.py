@@ -58,8 +58,9 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
         for start, end, records, expected in _spans(segment, run_bytes):
             data = file.read(start, end)
             if expected is not None:
-                crc = crc32(data, crc)
-                file.check(start, end, crc, expected)
+                with _located(file, segment, start, end, crc):
+                    crc = crc32(data, crc)
+                    file.check(start, end, crc, expected)
             yield records, data
 
 
@@ -126,7 +127,8 @@ def read_messages(
         for start, end, records, crc32 in _spans(segment, 4 * run_bytes):
             read: Read = file.read
             if crc32 is not None:
-                read, crc = file.verified(start, end, crc, crc32)
+                with _located(file, segment, start, end, crc):
+                    read, crc = file.verified(start, end, crc, crc32)
             found = 0
             for run in walk.to(end, read, run_bytes):
                 found += len(run.bounds) // 2
@@ -210,6 +212,18 @@ def _opened(store: Store | str | os.PathLike[str], segment: Segment) -> Iterator
         if not segment.splittable or segment.start == segment.end:
             file.verify(segment.start, segment.end, int(segment.seed, 16), segment.crc32)
         yield file
+
+
+@contextmanager
+def _located(file: SegmentFile, segment: Segment, start: int, end: int, crc: int) -> Iterator[None]:
+    """If what is verified within is damaged, the error names the bytes between two boundaries, and not all from start to end."""
+    try:
+        yield
+    except Corrupt:
+        for first, last, _, expected in _spans(segment, 1):
+            if start <= first < end and expected is not None:
+                crc = file.verify(first, last, crc, expected)
+        raise
 
 
 def _spans(segment: Segment, size: int) -> Iterator[tuple[int, int, int, str | None]]:
