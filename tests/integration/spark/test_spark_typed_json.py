@@ -191,6 +191,27 @@ def test_a_typed_read_of_a_batch(spark, tmp_path):
     assert frame.where("name = 'ü7'").select("price").collect()[0][0] == 1.75
 
 
+FOR_FILES = {"lineSep", "multiLine", "encoding", "charset", "compression", "samplingRatio"}
+FOR_WRITING = {"ignoreNullFields", "pretty", "writeNonAsciiCharacterAsCodePoint", "useUnsafeRow", "sortKeys"}
+
+
+def test_options_of_sparks_parser_are_refused_with_the_way_to_it(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"id":1}'])
+    known = spark.sparkContext._jvm.org.apache.spark.sql.catalyst.json.JSONOptions.getAllOptions().mkString(" ").split()
+    ours = {"timeZone", "mode", "columnNameOfCorruptRecord", "singleVariantColumn"}  # the last one Spark itself checks
+    assert "allowBackslashEscapingAnyCharacter" in known
+    for name in {*known} - ours:
+        frame = spark.read.format("qewqew").schema("id INT").options(codec="json", **{name: "true"})
+        with pytest.raises(Exception, match=f"has no option '{name.lower()}'") as caught:
+            frame.load(str(batch)).collect()
+        said = "select(from_json(col('value').cast('string'), schema, options).alias('record'))" in str(caught.value)
+        assert said == (name not in FOR_FILES | FOR_WRITING), name
+    with pytest.raises(Exception, match=r"no option 'sep', but Spark's from_csv has: read without the option 'codec'"):
+        spark.read.format("qewqew").schema("id INT").options(codec="csv", sep=";").load(str(batch)).collect()
+    with pytest.raises(Exception, match=r"the field v is of the type VARIANT, which the typed read does not know; .*from_json"):
+        spark.read.format("qewqew").schema("v VARIANT").options(codec="json").load(str(batch)).collect()
+
+
 def test_messages_of_a_topic_with_what_is_known_of_them(spark, tmp_path):
     bodies = [b'{"id":1}', b"x", b'{"id":3}']
     sent = [Message(body, "eu", f"id-{n}", timestamp=1_763_683_200_123, number=n) for n, body in enumerate(bodies)]
