@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -111,7 +112,8 @@ def read(
         columns = [F.col(name) for name in place.names] if codec == "bytes" else [value.alias("value")]
         return Records(batch, description, rows, bad, columns, judged(rows, F.when(bad, "not valid UTF-8")))
 
-    record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema
+    # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
+    record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema.toNullable()
     _check_fields(spark, record, inferred=schema is None)
     corrupt = "_corrupt_record"
     while corrupt in map(str.lower, record.names):
@@ -150,9 +152,10 @@ def read(
     try:
         decoded = load(StructType([*record, reason]), **typed) if record.names else None
     except BadArgument:
-        if codec != "json":
-            raise
-        return by_spark(Json(spark, fields, of_values))  # it knows more types
+        if codec == "json":
+            with suppress(BadArgument):
+                return by_spark(Json(spark, fields, of_values))  # it knows more types
+        raise
     return Records(batch, description, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
 
 

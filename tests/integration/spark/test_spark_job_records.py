@@ -295,6 +295,12 @@ def test_options_of_spark_hold_for_an_inferred_schema_and_its_metadata(spark, tm
     assert [tuple(row)[:2] for row in spark.read.parquet(f"{tmp_path}/1").collect()] == [(7, ("eu", 0))]
 
 
+def test_not_null_in_a_schema_is_not_enforced(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", lines({"a": 1}, {"c": {}}))
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="a INT NOT NULL, c STRUCT<d: DATE NOT NULL> NOT NULL")
+    assert (result["good"], result["bad"]) == (2, 0)
+
+
 @pytest.mark.parametrize("options", [{}, {"timestampFormat": "yyyy-MM-dd HH:mm"}])
 def test_timestamps_without_a_zone_are_of_the_sessions(spark, tmp_path, options):
     batch = make_batch(tmp_path / "b", lines({"at": "2026-07-01 12:00"}))
@@ -314,8 +320,8 @@ def test_timestamps_without_a_zone_are_of_the_sessions(spark, tmp_path, options)
     [
         ("a INT", {"lineSep": ";"}, "the read option 'lineSep' is for files"),
         ("a INT", {"dateFormt": "y"}, "no option 'dateformt'"),
-        ("a MAP<INT, INT>", {}, "nothing for Spark's from_json"),
-        ("a INT", {"timeZone": "Mars"}, "nothing for Spark's from_json"),
+        ("a MAP<INT, INT>", {"locale": "de-DE"}, "nothing for Spark's from_json"),
+        ("a INT", {"timeZone": "Mars"}, "'timeZone' must be a zone"),
     ],
 )
 def test_what_from_json_does_not_take_is_refused_before_anything_is_written(spark, tmp_path, schema, options, message):
