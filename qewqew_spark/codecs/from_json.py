@@ -33,6 +33,7 @@ from qewqew_spark.options import Options
 
 OPTIONS = frozenset(["timeZone", "strict"])
 SPACE = b" \t\r\n"
+TOGETHER = 512  # records that are decoded as one array
 
 
 class JsonCodec:
@@ -115,7 +116,8 @@ class _Rows:
 
     def add_plain(self, records: dict[int, bytes]) -> None:
         """Records that begin and end as an object does, and need not be read carefully."""
-        todo, patience = [[*records]], TRIES * len(records)
+        listed, patience = [*records], TRIES * len(records)
+        todo = [listed[at : at + TOGETHER] for at in range(0, len(listed), TOGETHER)]
         while todo:
             numbers = todo.pop()
             if len(numbers) == 1 or patience <= 0:
@@ -128,7 +130,7 @@ class _Rows:
                 self.numbers += numbers
                 self._records |= {number: records[number] for number in numbers}
             else:
-                patience -= found + 1
+                patience -= found + 1 + len(numbers) // 8  # about what it takes to join them
                 todo += numbers[found + 1 :], numbers[found : found + 1], numbers[:found]
 
     @property
