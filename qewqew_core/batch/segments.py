@@ -53,7 +53,8 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
     with open_file(_store(store), segment.file) as file:
         for part in _parts(segment, run_bytes):
             data = file.read(part.start, part.end)
-            file.check(part.start, part.end, crc32(data, int(part.seed, 16)), part.crc32)
+            with _located(file, part):
+                file.check(part.start, part.end, crc32(data, int(part.seed, 16)), part.crc32)
             yield part.records, data
 
 
@@ -117,8 +118,10 @@ def read_messages(
         walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
         # Several runs, for each read of an object store is a request; and rarely more than is read at once.
         for part in _parts(segment, 4 * run_bytes):
+            with _located(file, part):
+                read = file.verified(part)
             found = 0
-            for run in walk.to(part.end, file.verified(part), run_bytes):
+            for run in walk.to(part.end, read, run_bytes):
                 found += len(run.bounds) // 2
                 if walk.at == part.end and found != part.records:
                     raise _wrong_count(store, segment)
@@ -197,6 +200,17 @@ def _parts(segment: Segment, size: int) -> Iterator[Segment]:
         if end - start >= least or end == segment.end:
             yield segment.part(start, end)
             start, least = end, min(8 * least, size)
+
+
+@contextmanager
+def _located(file: SegmentFile, part: Segment) -> Iterator[None]:
+    """If what is verified within is damaged, the error names the bytes between two boundaries, and not all of the part."""
+    try:
+        yield
+    except Corrupt:
+        for piece in _parts(part, 1):
+            file.verified(piece)
+        raise
 
 
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:

@@ -16,6 +16,7 @@ import pyarrow.json as pj
 from qewqew_spark.codecs.moments import Mask, dates, timestamps
 
 FEW = 64  # records that are not worth another call of Arrow's reader
+STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
@@ -28,7 +29,7 @@ class Runs:
         self.pieces: list[list[pa.Array]] = []  # columns
         self.numbers: list[npt.NDArray[np.int64]] = []  # of the records in each piece
         left = np.ones(len(values), bool)
-        runs = [] if reader is None else [np.flatnonzero(~odd)]
+        runs = [] if reader is None else [np.flatnonzero(~(odd | reader.unfit(values)))]
         patience = TRIES * len(values)
         while runs and reader is not None:
             records = runs.pop()
@@ -46,6 +47,10 @@ class Runs:
         self.left = np.flatnonzero(left)
 
 
+def _has_decimal(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(_has_decimal(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def readable(kind: pa.DataType) -> bool:
     """Does Arrow's reader give this type, or what it is made of here?"""
     if pa.types.is_struct(kind):
@@ -61,10 +66,15 @@ class ArrowReader:
     def __init__(self, fields: list[pa.Field], zone: tzinfo) -> None:
         self._types = [field.type for field in fields]
         self._zone = zone
+        self._decimals = any(map(_has_decimal, self._types))
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema([pa.field(field.name, _read_as(field.type)) for field in fields]),
             unexpected_field_behavior="ignore",
         )
+
+    def unfit(self, values: pa.Array) -> Mask:
+        """The records that it does not survive, beyond those that are `odd`."""
+        return long_exponents(values) if self._decimals else np.zeros(len(values), bool)
 
     def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
         """Columns of the records that are not `odd` and of which the reading is certain, and which these are; None: of none."""
@@ -111,7 +121,7 @@ class ArrowReader:
                 begin += int(row[1])
             stops.append(begin)
             begin += 1
-            if len(stops) > len(values) // FEW:  # what is behind may be as wrong
+            if len(stops) > STOPS + begin // FEW:  # what is behind may be as wrong
                 stops += range(begin, len(values))
                 break
         return stops or (table if len(table) == len(values) else None)
@@ -172,6 +182,7 @@ _NOT_FINITE = re.compile(rb"[:\[,][ \t\r\n]*(?:-?Inf|NaN)")
 _IN_NUMBER = np.zeros(256, bool)
 _IN_NUMBER[list(b"0123456789.eE+-")] = True
 _LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % MAX_DIGITS)
+_EXPONENT = re.compile(rb"[eE][+-]?[0-9]{2}")
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 _SAMPLES = 16  # that are taken of the digits of a long number
@@ -187,9 +198,8 @@ def odd(values: pa.Array) -> Mask:
     lengths = np.asarray(pc.binary_length(values))
     if not lengths.any():
         return np.ones(len(values), bool)
-    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-    whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-    data, begins, ends = np.frombuffer(whole, np.uint8), bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
+    whole, begins, ends = _bytes_of(values)
+    data = np.frombuffer(whole, np.uint8)
 
     # Of an empty record these are other bytes.
     wrong: Mask = (begins == ends) | (data[np.minimum(begins, data.size - 1)] != ord("{")) | (data[ends - 1] != ord("}"))
@@ -213,6 +223,28 @@ def odd(values: pa.Array) -> Mask:
     if lengths.max() > MAX_DIGITS:
         wrong |= _beyond_limits(whole, data, begins, ends)
     return wrong
+
+
+def long_exponents(values: pa.Array) -> Mask:
+    """Records with an exponent of two digits or more: for a DECIMAL, with some of them, Arrow's reader reads wild memory."""
+    found = np.zeros(len(values), bool)
+    if not len(values) or not values.buffers()[2]:
+        return found
+    whole, _, ends = _bytes_of(values)
+    data = np.frombuffer(whole, np.uint8)
+    at = np.flatnonzero((data | 0x20) == ord("e"))
+    at = at[(at > 0) & (at < len(data) - 1)]
+    at = at[_IN_NUMBER[data[at - 1]] & _IN_NUMBER[data[at + 1]]]
+    there = [place for place in at.tolist() if _EXPONENT.match(whole, place)]
+    found[np.searchsorted(ends, there, "right")] = True
+    return found
+
+
+def _bytes_of(values: pa.Array) -> tuple[pa.Buffer, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The bytes of all records, and where in them each begins and ends."""
+    bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+    return whole, bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
 
 
 def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, ends: Any) -> Mask:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import binascii
 import codecs
-import json.decoder
-import json.scanner
+import json
 import re
+import secrets
 import sys
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import tzinfo
 from decimal import Decimal
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,14 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, Decoded, objects, texts
-from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, ArrowReader, Runs, odd, readable
-from qewqew_spark.codecs.moments import dates, timestamps
+from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, TRIES, ArrowReader, Runs, odd, readable
+from qewqew_spark.codecs.many import Many, many_of
 from qewqew_spark.codecs.objects import Column, Fit, Misfit, Object, Unreadable, columns_of, fit_one, shown
 from qewqew_spark.options import Options
 
 OPTIONS = frozenset(["timeZone", "strict"])
 SPACE = b" \t\r\n"
+TOGETHER = 512  # records that are decoded as one array
 
 
 class JsonCodec:
@@ -41,6 +43,9 @@ class JsonCodec:
         self._zone = texts.zone_option(options.text("timeZone") or "UTC")
         self._strict = options.flag("strict", False)
         self._columns = columns_of(fields, [fit_of(field.dataType, self._zone) for field in fields])
+        self._many = [
+            many_of(column.kind, column.type, lambda kind: fit_of(kind, self._zone), self._zone) for column in self._columns
+        ]
         self._ascii = {field.name: fit_of(field.dataType, self._zone, ascii_only=True) for field in fields}
         arrow = [pa.field(column.name, column.type) for column in self._columns]
         self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
@@ -51,33 +56,39 @@ class JsonCodec:
         if not runs.left.size and len(runs.pieces) == 1:
             return Decoded(runs.pieces[0])
         rows = _Rows(self._strict, self._ascii)
-        left = values.take(pa.array(runs.left)).to_pylist()
-        for number, data, careful in zip(runs.left.tolist(), left, doubtful[runs.left].tolist(), strict=True):
-            rows.add(number, data, careful)
-        pieces = [*runs.pieces, rows.columns(self._columns, self._zone)]
-        numbers = [*runs.numbers, np.array(rows.numbers, np.int64)]
-        records = np.concatenate(numbers)
+        left = dict(zip(runs.left.tolist(), values.take(pa.array(runs.left)).to_pylist(), strict=True))
+        careful = {number for number, data in left.items() if doubtful[number] or _halves(data)}
+        rows.add_plain({number: data for number, data in left.items() if number not in careful})
+        for number in sorted(careful):
+            rows.add(number, left[number], careful=True)
+        columns = rows.columns(self._columns, self._many)
+        records = np.concatenate([*runs.numbers, np.array(rows.numbers, np.int64)])
+        before = len(records) - len(rows.numbers)
         order = np.argsort(records, kind="stable")
+        if not runs.pieces and np.array_equal(order, np.arange(len(order))):
+            return Decoded(columns, records, rows.reasons)
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
-        before = len(records) - len(rows.numbers)
-        columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in zip(*pieces, strict=True)]
+        pieces = zip(*runs.pieces, columns, strict=True)
+        columns = [pa.concat_arrays(parts).take(pa.array(order)) for parts in pieces]
         return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in rows.reasons.items()})
 
 
 class _Rows:
-    """The rows of records, which are added one after the other."""
+    """The rows of records, in the order in which these are added."""
 
     def __init__(self, strict: bool, ascii_fits: Mapping[str, Fit]) -> None:
         self._strict = strict
         self._ascii_fits = ascii_fits
         self._objects: list[dict[str, Any]] = []  # of each row
         self._records: dict[int, bytes] = {}  # by number
+        self._careful: set[int] = set()  # of these, those that may be beyond a limit of Jackson's
         self.numbers: list[int] = []  # of each row's record
         self.corrupt: dict[int, str] = {}  # reasons, by number of a record
 
     def add(self, number: int, data: bytes, careful: bool) -> None:
-        if not self._strict and not data.strip(SPACE):
+        # A byte order mark alone is too short for Jackson to know it.
+        if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
             return  # a blank record is no row
         found: list[dict[str, Any]] = [{}]
         try:
@@ -100,60 +111,73 @@ class _Rows:
         self._objects += found
         self.numbers += [number] * len(found)
         self._records[number] = data
+        if careful:
+            self._careful.add(number)
+
+    def add_plain(self, records: dict[int, bytes]) -> None:
+        """Records that begin and end as an object does, and need not be read carefully."""
+        listed, patience = [*records], TRIES * len(records)
+        todo = [listed[at : at + TOGETHER] for at in range(0, len(listed), TOGETHER)]
+        while todo:
+            numbers = todo.pop()
+            if len(numbers) == 1 or patience <= 0:
+                for number in numbers:
+                    self.add(number, records[number], careful=False)
+                continue
+            found = together([records[number] for number in numbers]) if numbers else []
+            if isinstance(found, list):
+                self._objects += found
+                self.numbers += numbers
+                self._records |= {number: records[number] for number in numbers}
+            else:
+                patience -= found + 1 + len(numbers) // 8  # about what it takes to join them
+                todo += numbers[found + 1 :], numbers[found : found + 1], numbers[:found]
 
     @property
     def reasons(self) -> dict[int, str]:
         """By row: of an array of objects, all are corrupt if one is."""
         return {row: self.corrupt[number] for row, number in enumerate(self.numbers) if number in self.corrupt}
 
-    def columns(self, columns: list[Column], zone: tzinfo) -> list[pa.Array]:
+    def columns(self, columns: list[Column], many: list[Many]) -> list[pa.Array]:
         """The columns; `corrupt` then has the records in which a value does not fit, too."""
         lost: set[int] = set()
-        made = [self._column(column, zone, lost) for column in columns]
+        made = [self._column(column, together, lost) for column, together in zip(columns, many, strict=True)]
         if lost:
             gone = np.isin(self.numbers, list(lost))
             made = [column.take(pa.array(np.arange(len(gone)), mask=gone)) for column in made]
         return made
 
-    def _column(self, column: Column, zone: tzinfo, lost: set[int]) -> pa.Array:
+    def _column(self, column: Column, many: Many, lost: set[int]) -> pa.Array:
         values = [row.get(column.name) for row in self._objects]
-        if pa.types.is_temporal(column.type):
-            plain = pa.array([value if type(value) is str else None for value in values], pa.string())
-            read = dates(plain) if pa.types.is_date(column.type) else timestamps(plain, zone if column.type.tz else None)
-            done = read[0].is_valid().to_numpy(zero_copy_only=False)
-            rest = [row for row, value in enumerate(values) if value is not None and not done[row]]
-            if not rest:
-                return read[0]
-            fitted = read[0].view(pa.int32() if pa.types.is_date(column.type) else pa.int64()).to_pylist()
-        else:
-            fitted, rest = values, list(range(len(values)))
         try:
-            if len(rest) == len(values):  # nearly always all of them fit
-                return pa.array([None if value is None else column.fit(value) for value in values], column.type)
+            return many(values)  # nearly always all of them fit
         except (ValueError, TypeError, Inexact, Lost):
             pass
-        for row in rest:
+        fitted: list[Any] = []
+        for row, value in enumerate(values):
             number, fit = self.numbers[row], column.fit
             if self._records[number].isascii():
                 fit = self._ascii_fits[column.name]
             try:
                 try:
-                    fitted[row], misfit = fit_one(column.kind, fit, values[row], column.name)
+                    found, misfit = fit_one(column.kind, fit, value, column.name)
                 except Inexact:
-                    self._make_exact(number)
-                    fitted[row], misfit = fit_one(column.kind, fit, self._objects[row].get(column.name), column.name)
+                    self._make_exact(row)
+                    found, misfit = fit_one(column.kind, fit, self._objects[row].get(column.name), column.name)
             except Lost:
-                fitted[row], misfit = None, Misfit(values[row], column.kind, column.name)
+                found, misfit = None, Misfit(value, column.kind, column.name)
                 lost.add(number)
             if misfit is not None:
                 self.corrupt.setdefault(number, str(misfit))
+            fitted.append(found)
         return pa.array(fitted, column.type)
 
-    def _make_exact(self, number: int) -> None:
-        """Read the record again, so that what is written in it is known of all its objects and arrays."""
-        value = parse(self._records[number], careful=True, exact=True)
-        first = bisect_left(self.numbers, number)
+    def _make_exact(self, row: int) -> None:
+        """Read the record of the row again, so that what is written in it is known of all its objects and arrays."""
+        number = self.numbers[row]
+        value = parse(self._records[number], careful=number in self._careful, exact=True)
         found = value if isinstance(value, list) else [value]
+        first = self.numbers.index(number, max(0, row - len(found) + 1))
         self._objects[first : first + len(found)] = found
 
 
@@ -180,39 +204,22 @@ def _constant(text: str) -> None:
     raise Unreadable(f"{MALFORMED}: {text} is no value")
 
 
-class _Exact(json.JSONDecoder):
-    """Knows what is written, and is some times slower than the scanner in C."""
-
-    def __init__(self) -> None:
-        super().__init__(object_pairs_hook=Object, **_NUMBERS)
-        # The parts of Python's scanner that is not in C are not in the descriptions of types.
-        scan: Any = json.scanner
-        parts: Any = json.decoder
-        self.parse_object = self._kept(parts.JSONObject, lambda value: value)
-        self.parse_array = self._kept(parts.JSONArray, Array)
-        self.scan_once = scan.py_make_scanner(self)
-
-    @staticmethod
-    def _kept(parse: Callable[..., Any], made: Callable[[Any], Any]) -> Callable[..., Any]:
-        def kept(begin: tuple[str, int], *more: Any) -> tuple[Any, int]:
-            value, end = parse(begin, *more)
-            value = made(value)
-            value.written = begin[0][begin[1] - 1 : end]
-            return value, end
-
-        return kept
-
-
 # Numbers as bytes, which tells them from texts, and costs little.
 _NUMBERS: Any = {"parse_int": str.encode, "parse_float": str.encode, "parse_constant": _constant}
-_DECODER, _EXACT = json.JSONDecoder(object_pairs_hook=_object, **_NUMBERS), _Exact()
+_PLAIN = json.JSONDecoder(**_NUMBERS)  # of a name that stands twice it keeps the last value
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, **_NUMBERS)
+_EXACT = json.JSONDecoder(object_pairs_hook=Object, **_NUMBERS)
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a pair
+
+
+def _halves(data: bytes) -> bool:
+    return b"\\" in data and _HALF.search(data) is not None
 
 
 def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
     """The value; raises `Unreadable` and UnicodeDecodeError. ``careful``: it may be beyond a limit of Jackson's."""
     text = data.removeprefix(codecs.BOM_UTF8).decode()
-    careful = careful or (b"\\u" in data and _HALF.search(data) is not None)
+    careful = careful or _halves(data)
     try:
         return _parse(text, careful, exact)
     except RecursionError:
@@ -225,7 +232,95 @@ def _parse(text: str, careful: bool, exact: bool) -> Any:
         value = (_EXACT if exact else _DECODER).decode(text)
     except json.JSONDecodeError as error:
         raise Unreadable(f"{MALFORMED}: at byte {len(text[: error.pos].encode())}: {error.msg.removesuffix(' at')}") from error
+    if exact:
+        value = _with_texts(value, _texts(text))
     return _checked(value) if careful else value
+
+
+# Up to the next bracket that is not within a text.
+_BRACKET = re.compile(r'[^{}\[\]"]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^{}\[\]"]*)*([{}\[\]])', re.DOTALL)
+
+
+def _texts(text: str) -> Iterator[str]:
+    """What is written of each object and array of a well-formed text, in the order in which they begin."""
+    begins: list[int] = []
+    ends: list[int] = []
+    within: list[int] = []
+    for bracket in _BRACKET.finditer(text):
+        if bracket[1] in "{[":
+            within.append(len(begins))
+            begins.append(bracket.end() - 1)
+            ends.append(0)
+        else:
+            ends[within.pop()] = bracket.end()
+    return (text[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+
+def _with_texts(value: Any, written: Iterator[str]) -> Any:
+    """The value, with `written` in each object and array."""
+    if type(value) is Object:
+        text = next(written)
+        return Object([(name, each if type(each) is str else _with_texts(each, written)) for name, each in value.pairs], text)
+    if type(value) is list:
+        found = Array()
+        found.written = next(written)
+        found += [_with_texts(each, written) for each in value]
+        return found
+    return value
+
+
+_BEFORE_COLON = np.zeros(256, bool)  # what may stand before the colon behind a name
+_BEFORE_COLON[list(b'" \t\r\n')] = True
+
+
+def together(records: list[bytes]) -> list[dict[str, Any]] | int:
+    """The objects of plain records, which take half the time when they are decoded as one array; or the one at which it stops.
+
+    A text that nobody knows is between them: else one that is cut could be completed by the next.
+    """
+    mark = secrets.token_hex(8)
+    between = b',"%b",' % mark.encode()
+    joined = between.join(records)
+    text = f"[{joined.decode()}]"
+    try:
+        values: list[Any] = _PLAIN.decode(text)
+        found = values[::2]
+        if values[1::2] != [mark] * (len(records) - 1) or len(found) != len(records):
+            return len(records) - 1
+        if _repeated(found, _colons(joined)):
+            found = _DECODER.decode(text)[::2]
+    except json.JSONDecodeError as error:
+        return _record_at(records, between, len(text[: error.pos].encode()) - 1)
+    except (Unreadable, RecursionError):
+        return len(records) - 1
+    return found
+
+
+def _record_at(records: list[bytes], between: bytes, place: int) -> int:
+    ends = [*accumulate(len(record) + len(between) for record in records)]
+    return min(bisect_right(ends, place), len(records) - 1)
+
+
+def _colons(data: bytes) -> int:
+    """How many colons may be behind a name: all of those, and some within texts."""
+    chars = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero(_BEFORE_COLON[chars[np.flatnonzero(chars == ord(":")) - 1]]))
+
+
+def _repeated(objects: list[dict[str, Any]], colons: int) -> bool:
+    """May a name be twice in one of these objects, or of those within, which have at most so many names?"""
+    while objects and colons:
+        colons -= sum(map(len, objects))
+        inside = _nested(map(dict.values, objects)) if colons else []
+        objects = []
+        while inside:
+            objects += [value for value in inside if type(value) is dict]
+            inside = _nested(value for value in inside if type(value) is list)
+    return colons > 0
+
+
+def _nested(values: Iterable[Iterable[Any]]) -> list[Any]:
+    return [value for value in chain.from_iterable(values) if type(value) is dict or type(value) is list]
 
 
 @contextmanager

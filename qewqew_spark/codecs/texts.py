@@ -194,7 +194,7 @@ def fit_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
         raise ValueError(value)
     if abs(value.adjusted()) > _LARGE:
         digits_behind = -int(value.as_tuple().exponent)
-        if not -(1 << 31) <= digits_behind < 1 << 31 or digits_behind - scale > _LARGEST_POWER:
+        if not -(1 << 31) <= digits_behind < 1 << 31 or (value and digits_behind - scale > _LARGEST_POWER):
             raise ValueError(value)
     if not value or value.adjusted() < -scale - 1:
         return Decimal(0).scaleb(-scale)

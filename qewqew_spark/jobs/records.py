@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException, PySparkTypeError
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
@@ -17,12 +17,12 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.data_source import batch_reader, columns_of
-from qewqew_spark.jobs.explaining import blamed, explain
+from qewqew_spark.jobs.explaining import blamed
 from qewqew_spark.jobs.output import WHOLE
+from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.tables.session import delete, quoted, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
-MISFIT = "a value does not fit the schema"
 # What Spark's CSV and JSON readers know of files, or of finding a schema, or of writing: a record is none of these.
 _NOT_OF_RECORDS = {
     *("header", "linesep", "multiline", "enforceschema", "inferschema", "preferdate", "columnpruning", "singlevariantcolumn"),
@@ -112,27 +112,36 @@ def read(
         columns = [F.col(name) for name in place.names] if codec == "bytes" else [value.alias("value")]
         return Records(batch, description, rows, bad, columns, judged(rows, F.when(bad, "not valid UTF-8")))
 
-    record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema
+    # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
+    record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema.toNullable()
     _check_fields(spark, record, inferred=schema is None)
     corrupt = "_corrupt_record"
     while corrupt in map(str.lower, record.names):
         corrupt += "_"
     fields = StructType([field for field in record if field.name != METADATA])
 
+    def by_spark(parser: Parser) -> Records:
+        beside = [more.name for field in record if field.name == METADATA for more in _fields(field.dataType)]
+        metadata = F.struct(*beside).alias(METADATA) if beside else F.lit(None).alias(METADATA)
+        rows = load(StructType([place["value"], *(place[name] for name in beside)])).select(
+            metadata, parser.parsed.alias("parsed")
+        )
+        columns = [F.col(name) if name == METADATA else parser.field("parsed", name).alias(name) for name in record.names]
+
+        def judge() -> DataFrame:
+            return load(place).select("*", parser.reason.alias("reason"))
+
+        return Records(batch, description, rows, parser.bad("parsed"), columns, judge)
+
     if codec == "csv":
-        wanted = StructType([more for field in record if field.name == METADATA for more in _fields(field.dataType)])
-        with blamed("the schema"):
-            raw = load(StructType([place["value"], *wanted]))
-            parsed = _Csv(spark, fields, corrupt, theirs)
-            beside = F.struct(*wanted.names).alias(METADATA) if wanted.names else F.lit(None).alias(METADATA)
-            parsed_rows = raw.select(beside, parsed.blank.alias("blank"), parsed.fields.alias("fields"))
-            bad = F.col("blank") | F.col(f"fields.{quoted(corrupt)}").isNotNull()
-            names = [METADATA if name == METADATA else f"fields.{quoted(name)}" for name in record.names]
-            columns = [F.col(name) for name in names]
-            return Records(batch, description, parsed_rows, bad, columns, lambda: parsed.judged(load(place)))
+        return by_spark(Csv(spark, fields, corrupt, theirs))
+    of_values = {name: value for name, value in theirs.items() if name.lower() not in _OF_INFERENCE}
+    if codec == "json" and not {name.lower() for name in of_values} <= {"timezone"}:
+        return by_spark(Json(spark, fields, of_values))
 
     typed = {"codec": codec, "strict": "true", "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
-    typed |= {name: value for name, value in theirs.items() if name.lower() not in _OF_INFERENCE}
+    if codec == "json":
+        typed |= {"timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason = StructField(REASON, StringType())
     more = StructField(corrupt, BinaryType()), reason, StructField(METADATA, StructType([*place][1:]))
 
@@ -140,7 +149,13 @@ def read(
         shown = F.col(corrupt).alias("value"), F.col(f"{METADATA}.*"), F.col(REASON).alias("reason")
         return load(StructType([*fields, *more]), **typed).select(*shown)
 
-    decoded = load(StructType([*record, reason]), **typed) if record.names else None
+    try:
+        decoded = load(StructType([*record, reason]), **typed) if record.names else None
+    except BadArgument:
+        if codec == "json":
+            with suppress(BadArgument):
+                return by_spark(Json(spark, fields, of_values))  # it knows more types
+        raise
     return Records(batch, description, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
 
 
@@ -155,64 +170,6 @@ def _options_of_spark(spark: SparkSession, codec: str) -> set[str]:
         return set()
     known = parsers.csv.CSVOptions if codec == "csv" else parsers.json.JSONOptions
     return set(str(known.getAllOptions().mkString(" ")).lower().split())
-
-
-class _Csv:
-    """Records as Spark's `from_csv` reads them. A line feed at the end of a record is none of its last field.
-
-    Raises `BadArgument` for a schema or an option that `from_csv` does not take.
-    """
-
-    def __init__(self, spark: SparkSession, fields: StructType, corrupt: str, options: Mapping[str, str]) -> None:
-        self._kinds = {field.name: field.dataType.simpleString() for field in fields}
-        self._corrupt = corrupt
-        self._options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
-        given = {name.lower(): value for name, value in options.items()}
-        delimiter = given.get("sep", given.get("delimiter", ","))
-        value = F.col("value").cast("string")
-        self.text = F.when(value.endswith("\n"), F.regexp_replace(value, r"\r?\n$", "")).otherwise(value)
-        self._comment = self.text.startswith(given["comment"]) if given.get("comment") else F.lit(False)
-        self._empty = ~self.text.rlike(r"[^\x00-\x20]")
-        self.blank = self._empty | self._comment  # Spark makes no row of such a line
-        self.fields = self._parsed(self.text, self._kinds)
-        try:  # Spark looks at its options, and at the types, when it parses: let the optimizer parse something
-            some = spark.sql("SELECT 1").select(self._parsed(F.lit("x"), self._kinds))
-            some._jdf.queryExecution().optimizedPlan()
-            parser: Any = spark.sparkContext._jvm.org.apache.spark.sql.catalyst.csv.CSVExprUtils  # type: ignore[union-attr]
-            self._delimiter = str(parser.toDelimiterStr(delimiter))
-        except (PySparkException, Py4JJavaError) as error:
-            raise BadArgument(f"the schema or a read option is nothing for Spark's from_csv: {explain(error)}") from error
-
-    def _parsed(self, text: Column, kinds: Mapping[str, str]) -> Column:
-        columns = [f"{quoted(name)} {kind}" for name, kind in {**kinds, self._corrupt: "STRING"}.items()]
-        return F.from_csv(text, ", ".join(columns), self._options)
-
-    def judged(self, rows: DataFrame) -> DataFrame:
-        """All records, with `reason`. Why one is bad is found by reading it again as texts, and with a field behind its last."""
-        names = [*self._kinds]
-        end = "\x01end"
-        more = {**dict.fromkeys(names, "STRING"), f"{self._corrupt}_end": "STRING"}
-        behind = self._parsed(F.concat(self.text, F.lit(self._delimiter + end)), more)
-        count = F.array_position(F.array(*(behind[name] for name in more)), end) - 1
-        texts = self._parsed(self.text, dict.fromkeys(names, "STRING"))
-        misfits = [
-            F.when(
-                self.fields[name].isNull() & texts[name].isNotNull(),
-                F.concat(
-                    F.lit(f'{MISFIT}: column {name}, value "'), F.left(texts[name], F.lit(80)), F.lit(f'", type {kind.upper()}')
-                ),
-            )
-            for name, kind in self._kinds.items()
-        ]
-        reason = (
-            F.when(self._empty, "empty record")
-            .when(self._comment, "a comment")
-            .when(self.fields[self._corrupt].isNull(), F.lit(None))
-            .when(texts[self._corrupt].isNull(), F.coalesce(*misfits, F.lit(MISFIT)))
-            .when((count >= 0) & (count < len(names)), F.concat(F.lit("too few fields: "), count, F.lit(f" of {len(names)}")))
-            .otherwise(f"too many fields: more than {len(names)}")
-        )
-        return rows.select("*", reason.alias("reason"))
 
 
 # For inference, a record is the only element of an array, with something behind it. Spark ignores whatever follows the first

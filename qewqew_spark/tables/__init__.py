@@ -1,6 +1,6 @@
 """Each batch once in a table of Iceberg or Delta: `append_once`. The job and code of one's own (`foreachBatch`) use the same.
 
-May import the core's errors. `iceberg` and `delta` need the extra of that name where the driver runs, and nothing on executors.
+May import nothing of this package. `iceberg` and `delta` need the extra of that name where the driver runs; executors need none.
 """
 
 from qewqew_spark.tables.append import Append, Commit, append_once, append_to

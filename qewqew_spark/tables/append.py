@@ -83,9 +83,9 @@ class Append(ABC):
         self.since = since
         self.new: list[StructField] = []
         self._columns = StructType()  # of what was written
-        self._attempt = uuid.uuid4().hex
+        self.attempt = uuid.uuid4().hex
         readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
-        self._directory = f"data/qewqew/{readable}-{self._attempt}"  # below the table
+        self.directory = f"data/qewqew/{readable}-{self.attempt}"  # below the table
         self._staged: str | None = None  # the directory of this attempt
 
     # What a kind of table knows
@@ -151,7 +151,7 @@ class Append(ABC):
             self._make(self._held(rows.schema))
         rows = self._cast(rows)
         rows, parts = self._partitioned(rows)
-        self._staged = f"{self._location().rstrip('/')}/{self._directory}"
+        self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
         with setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):  # not INT96
             rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
@@ -161,7 +161,7 @@ class Append(ABC):
         staged = self._staged
         if staged is None:
             raise BadArgument("nothing was written: call `write` first")
-        files = [(f"{self._directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
+        files = [(f"{self.directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
         for number in range(TRIES):
             if (found := self._find()) is not None:
                 snapshot, ours = found

@@ -55,7 +55,7 @@ class DeltaAppend(Append):
             return None
         for commit in table.history(1000):
             if commit.get(BATCH_ID) == self.batch:
-                return str(commit["version"]), commit.get(ATTEMPT) == self._attempt
+                return str(commit["version"]), commit.get(ATTEMPT) == self.attempt
         return "", False  # long ago
 
     def there(self) -> StructType | None:
@@ -123,7 +123,7 @@ class DeltaAppend(Append):
             if counts[name]
         ]
         properties = CommitProperties(
-            custom_metadata={BATCH_ID: self.batch, ATTEMPT: self._attempt},
+            custom_metadata={BATCH_ID: self.batch, ATTEMPT: self.attempt},
             app_transactions=[Transaction(self._application, 1)],
         )
         try:
@@ -139,9 +139,9 @@ class DeltaAppend(Append):
             places = [f"{self._location().rstrip('/')}/{name}" for name in counts]
             found = self.spark.read.parquet(*places).groupBy(F.col("_metadata.file_path").alias("path")).count().collect()
             for row in found:  # of an empty file there is none
-                below = unquote(row.path).rpartition(f"/{self._directory}/")[2]
-                counts[f"{self._directory}/{below}"] = int(row["count"])
-            assert len(counts) == len(files), f"Spark names files of {self._directory} otherwise: {found}"
+                below = unquote(row.path).rpartition(f"/{self.directory}/")[2]
+                counts[f"{self.directory}/{below}"] = int(row["count"])
+            assert len(counts) == len(files), f"Spark names files of {self.directory} otherwise: {found}"
         return counts
 
 

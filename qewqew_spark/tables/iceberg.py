@@ -107,7 +107,7 @@ class IcebergAppend(Append):
         for snapshot in reversed(snapshots):
             summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
             if summary.get(BATCH_ID) == self.batch:
-                return str(snapshot.snapshot_id), summary.get(ATTEMPT) == self._attempt
+                return str(snapshot.snapshot_id), summary.get(ATTEMPT) == self.attempt
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         if (
             oldest is not None
@@ -178,7 +178,7 @@ class IcebergAppend(Append):
         table = self._loaded()
         # Under the name that the table has for its place, whatever Hadoop calls it.
         paths = [f"{table.location().rstrip('/')}/{name}" for name, _ in files]
-        names = {BATCH_ID: self.batch, ATTEMPT: self._attempt}
+        names = {BATCH_ID: self.batch, ATTEMPT: self.attempt}
         try:
             if paths:
                 table.add_files(paths, snapshot_properties=names)

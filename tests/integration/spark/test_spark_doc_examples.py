@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -101,6 +103,12 @@ def lines(names: Names, home: Path) -> None:
     (home / "in").mkdir()
     (home / "in" / "first.txt").write_text("one\nERROR two\nthree\n")
     names["lines"] = names["spark"].readStream.text(str(home / "in"))
+
+
+@example("import os")
+def python(names: Names, home: Path) -> Iterator[None]:
+    yield
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 @example("orders = (")

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 from spark_batches import make_batch, make_topic_batch
+from spark_version import VERSION
 
 from qewqew_core.batch import manifest
 from qewqew_core.errors import BadArgument
@@ -17,6 +19,7 @@ from qewqew_spark.jobs import writing
 from qewqew_spark.jobs.batch import TransformFailed, run
 from qewqew_spark.jobs.output import Output
 from qewqew_spark.jobs.records import Records
+from qewqew_spark.tables.session import setting
 
 
 def lines(*objects: object) -> list[bytes]:
@@ -187,6 +190,144 @@ def test_what_from_csv_does_not_take_is_refused_before_anything_is_written(spark
     batch = make_batch(tmp_path / "b", [b"1"])
     with pytest.raises(BadArgument) as caught:
         run(spark, str(batch), [Output(str(tmp_path / "out"))], codec="csv", schema=schema, read_options=options)
+    assert message in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+# JSON of which the typed read does not know a type or an option is Spark's
+
+JSON = [
+    *(b'{"a":1,"t":"24.12.2026","s":"x","f":1.5}', b"{'a':2}", b"{a:3}", b'{"a":04}', b'/* no */ {"a":5} // end', b'{"a":NaN}'),
+    *(b'{"a":6,"s":7}', b'{"a":"x"}', b'{"a":8,"s":{"b":[1,2]}}', b'{"a":9,"t":"2026-12-24"}', b'{"s":"NA","f":"NaN"}', b"{}"),
+    *(b'{"a":10,"s":"\t"}', b'{"a":11,"s":"\\q"}', b'{"a":12,"f":1e400}', b'{"a":13,"f":Infinity}', b'{"a":1.0}', b' {"a":14} '),
+    *(b'{"a":15,"a":16}', b'{"a":17,"l":[1,null,"x"]}', b'{"a":18,"m":{"x":1,"x":2}}', b'{"a":19,"c":{"d":"24.12.2026"}}'),
+    *(b'{"a":20,"c":{"d":"x"}}', b'{"a":21', b"null", b"[]", b'[{"a":22}]', b"5", b'"x"', b"x", b"", b"  ", b'{"a":23,}'),
+    *('{"a":24,"s":"ü€😀"}'.encode(), b'{"a":25,"v":{"x":[1,"y",null]},"i":"1-2"}', b'{"a":26,"v":null}'),
+]
+# Spark reads the first value of these, and the job takes them for bad.
+MORE = [
+    b'{"a":1} x',
+    b'{"a":1}{"a":2}',
+    b'{"a":1},{"a":2}',
+    b'{"a":1}],"end":""}',
+    b'{"a":1}]',
+    b'{"a":1}\n{"a":2}',
+    b'{"a":"\xff"}',
+]
+COLUMNS = "a INT, t DATE, s STRING, f DOUBLE, l ARRAY<INT>, m MAP<STRING, INT>, c STRUCT<d: DATE>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "options"),
+    [
+        (COLUMNS, {"dateFormat": "dd.MM.yyyy"}),
+        (COLUMNS, {"DATEFORMAT": "dd.MM.yyyy", "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}),
+        (COLUMNS, {"allowComments": "true", "allowUnquotedFieldNames": "true", "allowNumericLeadingZeros": "true"}),
+        (COLUMNS, {"allowBackslashEscapingAnyCharacter": "true", "allowUnquotedControlChars": "true"}),
+        (COLUMNS, {"primitivesAsString": "true", "locale": "de-DE"}),
+        ("a INT, v VARIANT, i INTERVAL YEAR TO MONTH", {}),
+        ("a INT NOT NULL, n VOID, `a.b``c` INT", {}),
+    ],
+)
+def test_json_of_other_types_and_options_is_the_rows_that_spark_makes_of_the_same_lines(spark, tmp_path, schema, options):
+    lines = [line for line in JSON if b"\n" not in line]
+    (tmp_path / "lines").write_bytes(b'{"a":0}\n' + b"".join(line + b"\n" for line in lines))
+    reader = spark.read.schema(f"{schema}, bad STRING").options(columnNameOfCorruptRecord="bad", **options)
+    rows = reader.json(str(tmp_path / "lines")).cache()  # else Spark looks at those fields alone that are asked for
+    # An array of objects is rows for Spark, and no record for the job; none of the other good ones begins with a bracket.
+    good = rows.where("bad IS NULL AND a IS DISTINCT FROM 22").drop("bad")
+    batch = make_batch(tmp_path / "b", [b'{"a":0}', *lines[:9]], lines[9:] + MORE)
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema=schema, read_options=options)
+    written = spark.read.parquet(str(tmp_path / "out")).drop("batch")
+    names = [f"`{name.replace('`', '``')}`" for name in good.columns if name != "n"]
+    shown = [f"string({name}) AS {name}" if name in ("`v`", "`i`") else name for name in names]
+    ours, theirs = (sorted(map(repr, frame.selectExpr(*shown).collect())) for frame in (written, good))
+    assert ours == theirs
+    assert len(ours) > 8
+    assert (result["read"], result["good"]) == (1 + len(lines) + len(MORE), len(theirs))
+    assert sum(result["reasons"].values()) == result["bad"] == result["read"] - result["good"]
+
+
+@pytest.mark.skipif(VERSION < (4, 2), reason="it has no TIME")
+def test_times_of_a_day_which_spark_reads_from_no_file(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", lines({"at": "12:30:00.5"}, {"at": "x"}))
+    output = Output(str(tmp_path / "out"), sql="SELECT string(at) FROM batch")
+    result = run(spark, str(batch), [output], schema="at TIME(3)")
+    assert [tuple(row)[:1] for row in spark.read.parquet(str(tmp_path / "out")).collect()] == [("12:30:00.5",)]
+    assert result["reasons"] == {"a value does not fit the schema": 1}
+
+
+def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
+    why = {
+        b'{"id":"x"}': "a value does not fit the schema: id: 'x' is no INT",
+        b'{"id":1,"day":"2026-12-24"}': "a value does not fit the schema: day: '2026-12-24' is no DATE",
+        b'{"parts":[{"day":5}]}': "a value does not fit the schema: parts: '[{\"day\":5}]' is no ARRAY",
+        b'{"id":': "malformed JSON",
+        b'{"id":1} {"id":2}': "malformed JSON",
+        b'{"id":"\xff"}': "not valid UTF-8",
+        b"": "empty record",
+        b"  ": "not a JSON object",
+        b"[]": "not a JSON object",
+        b"null": "not a JSON object",
+        b'\xef\xbb\xbf{"id":1}': "not a JSON object",
+    }
+    good = [b'{"id":1,"day":"24.12.2026"}', b'{"parts":[{"day":"24.12.2026"}]}', b"{}"]
+    batch = make_batch(tmp_path / "b", [*why, *good])
+    schema, options = "id INT, day DATE, parts ARRAY<STRUCT<day: DATE>>", {"dateFormat": "dd.MM.yyyy"}
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema=schema, read_options=options)
+    found = {bytes(row.value): row.reason for row in spark.read.parquet(result["quarantine"]).collect()}
+    assert found == why
+    assert (result["good"], result["reasons"]["malformed JSON"], result["reasons"]["a value does not fit the schema"]) == (
+        3,
+        2,
+        3,
+    )
+
+
+def test_options_of_spark_hold_for_an_inferred_schema_and_its_metadata(spark, tmp_path):
+    make_topic_batch(tmp_path / "b", [Message(b"{'id':7}", "eu", number=0), Message(b"x", "us", number=1)])
+    schema = "id INT, _metadata STRUCT<tag: STRING, number: BIGINT>"
+    options = {"allowSingleQuotes": "true", "primitivesAsString": "true"}
+    for number, given in enumerate((None, schema)):
+        result = run(spark, str(tmp_path / "b"), [Output(f"{tmp_path}/{number}")], schema=given, read_options=options)
+        assert (result["good"], result["reasons"]) == (1, {"not a JSON object": 1})
+    assert [tuple(row)[:1] for row in spark.read.parquet(f"{tmp_path}/0").collect()] == [("7",)]
+    assert [tuple(row)[:2] for row in spark.read.parquet(f"{tmp_path}/1").collect()] == [(7, ("eu", 0))]
+
+
+def test_not_null_in_a_schema_is_not_enforced(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", lines({"a": 1}, {"c": {}}))
+    result = run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="a INT NOT NULL, c STRUCT<d: DATE NOT NULL> NOT NULL")
+    assert (result["good"], result["bad"]) == (2, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"timestampFormat": "yyyy-MM-dd HH:mm"}])
+def test_timestamps_without_a_zone_are_of_the_sessions(spark, tmp_path, options):
+    batch = make_batch(tmp_path / "b", lines({"at": "2026-07-01 12:00"}))
+    with setting(spark, "spark.sql.session.timeZone", "Europe/Paris"):
+        run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="at TIMESTAMP", read_options=options)
+        run(
+            spark, str(batch), [Output(str(tmp_path / "utc"))], schema="at TIMESTAMP", read_options={"timezone": "UTC", **options}
+        )
+    texts = [
+        spark.read.parquet(f"{tmp_path}/{name}").select(F.col("at").cast("string")).collect()[0][0] for name in ("out", "utc")
+    ]
+    assert texts == ["2026-07-01 10:00:00", "2026-07-01 12:00:00"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("a INT", {"lineSep": ";"}, "the read option 'lineSep' is for files"),
+        ("a INT", {"dateFormt": "y"}, "no option 'dateformt'"),
+        ("a MAP<INT, INT>", {"locale": "de-DE"}, "nothing for Spark's from_json"),
+        ("a INT", {"timeZone": "Mars"}, "'timeZone' must be a zone"),
+    ],
+)
+def test_what_from_json_does_not_take_is_refused_before_anything_is_written(spark, tmp_path, schema, options, message):
+    batch = make_batch(tmp_path / "b", [b'{"a":1}'])
+    with pytest.raises(BadArgument) as caught:
+        run(spark, str(batch), [Output(str(tmp_path / "out"))], schema=schema, read_options=options)
     assert message in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 

@@ -39,7 +39,8 @@ def well_formed(record: bytes) -> bool:
     sys.setrecursionlimit(10_000)
     try:
         text = record.removeprefix(codecs.BOM_UTF8).decode()
-        return not record.strip(b" \t") or depth(json.loads(text, object_pairs_hook=members, **numbers)) <= 1000
+        blank = record != codecs.BOM_UTF8 and not text.strip(" \t")
+        return blank or depth(json.loads(text, object_pairs_hook=members, **numbers)) <= 1000
     except ValueError:
         return False
     finally:
@@ -135,6 +136,14 @@ def test_names_of_any_kind_and_case(spark, tmp_path):
     assert_same(spark, tmp_path, records, "_corrupt_record INT", columnNameOfCorruptRecord="broken")
 
 
+def test_byte_order_marks(spark, tmp_path):
+    mark = codecs.BOM_UTF8
+    records = [FIRST, mark, mark + b'{"a":1}', mark + b" ", b" " + mark, mark + mark, mark + b'[{"a":2}]', b'{"a":3}' + mark]
+    records += [mark + b"null", mark + mark + b"{}", b'{"a":4}']
+    for schema in "a INT, _corrupt_record STRING", "a INT, m MAP<STRING, INT>, _corrupt_record STRING":
+        assert_same(spark, tmp_path, records, schema)
+
+
 def test_large_records(spark, tmp_path):
     records = [
         FIRST,
@@ -180,6 +189,27 @@ def test_a_typed_read_of_a_batch(spark, tmp_path):
     }
     assert [row._metadata.offset for row in rows if row.id in (-1, -2)] == [1003, 1003]
     assert frame.where("name = 'ü7'").select("price").collect()[0][0] == 1.75
+
+
+FOR_FILES = {"lineSep", "multiLine", "encoding", "charset", "compression", "samplingRatio"}
+FOR_WRITING = {"ignoreNullFields", "pretty", "writeNonAsciiCharacterAsCodePoint", "useUnsafeRow", "sortKeys"}
+
+
+def test_options_of_sparks_parser_are_refused_with_the_way_to_it(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b'{"id":1}'])
+    known = spark.sparkContext._jvm.org.apache.spark.sql.catalyst.json.JSONOptions.getAllOptions().mkString(" ").split()
+    ours = {"timeZone", "mode", "columnNameOfCorruptRecord", "singleVariantColumn"}  # the last one Spark itself checks
+    assert "allowBackslashEscapingAnyCharacter" in known
+    for name in {*known} - ours:
+        frame = spark.read.format("qewqew").schema("id INT").options(codec="json", **{name: "true"})
+        with pytest.raises(Exception, match=f"has no option '{name.lower()}'") as caught:
+            frame.load(str(batch)).collect()
+        said = "select(from_json(col('value').cast('string'), schema, options).alias('record'))" in str(caught.value)
+        assert said == (name not in FOR_FILES | FOR_WRITING), name
+    with pytest.raises(Exception, match=r"no option 'sep', but Spark's from_csv has: read without the option 'codec'"):
+        spark.read.format("qewqew").schema("id INT").options(codec="csv", sep=";").load(str(batch)).collect()
+    with pytest.raises(Exception, match=r"the field v is of the type VARIANT, which the typed read does not know; .*from_json"):
+        spark.read.format("qewqew").schema("v VARIANT").options(codec="json").load(str(batch)).collect()
 
 
 def test_messages_of_a_topic_with_what_is_known_of_them(spark, tmp_path):

@@ -28,7 +28,7 @@ from qewqew_core import (
     Queue,
     RecordTooLarge,
 )
-from qewqew_core.batch import manifest
+from qewqew_core.batch import manifest, segments
 from qewqew_core.disk.files import Files
 
 Make = Callable[..., Queue]
@@ -626,6 +626,24 @@ def test_a_damaged_segment_is_found_before_any_of_its_records_is_given_out(tmp_p
         second.unlink()
         with pytest.raises(Exception, match=r"q\.30002"):
             list(batch)
+
+
+def test_damage_is_named_by_the_piece_of_64_kib_also_if_much_is_read_at_once(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        for _ in range(10):
+            q.put_many([bytes(1000)] * 100)
+        batch = q.lease("key")
+    (segment,) = manifest.load(batch.manifest_path).segments
+    ends = [offset for offset, _ in segment.boundaries]
+    assert len(ends) > 5
+    path = Path(batch.manifest_path).with_name(segment.file)
+    data = bytearray(path.read_bytes())
+    data[ends[4] - 1] ^= 1
+    data[ends[5] + 1] ^= 1
+    path.write_bytes(data)
+    for size in 1, 100_000, 8 << 20:
+        with pytest.raises(Corrupt, match=f"offset {ends[3]}: the checksum of the bytes up to {ends[4]} is"):
+            list(segments.read_segment(path.parent, segment, size))
 
 
 def test_every_state_survives_reopening_with_its_files_where_they_belong(make, tmp_path):

@@ -219,6 +219,64 @@ def test_the_neighbours_of_an_odd_record_stay_with_arrow(stopping):
     ]
 
 
+@pytest.mark.parametrize("exponent", [b"e-77", b"e-2147483600", b"E-0000000077", b"e2147483600", b"e+99", b"e-4294967290"])
+def test_numbers_whose_exponent_makes_arrow_crash(exponent):
+    records = [b'{"d":%d.5}' % number for number in range(100)]
+    records[7] = b'{"d":0%b}' % exponent
+    records[9] = b'{"s":[{"d":[5%b]}]}' % exponent
+    decimal = types.DecimalType(5, 2)
+    rows = decode(records, schema(d=decimal, s=types.ArrayType(schema(d=types.ArrayType(decimal)))))
+    found = [row["d"] for number, row in enumerate(rows) if number not in (7, 9)]
+    assert found == [Decimal(number) + Decimal("0.5") for number in range(100) if number not in (7, 9)]
+    assert rows[7]["d"] in (0, None)
+
+
+MAP = types.MapType(STRING, INT)
+
+
+@pytest.mark.parametrize("at", [0, 1, 500, 997])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        # Cut ones that would complete each other, and those that would be two, so that their number is right.
+        [b'{"a":[{}', b"{}]}", b'{"a":1},{"a":2}'],
+        [b'{"b":"x}', b'{"x":"}', b'{"a":1},{"a":2}'],
+        [b'{"a":{}', b'{"a":{}', b'{"a":{}'],
+        [b"{}}", b'{"b":{}', b"{}"],
+        [b'{"a":1,}', b'{"a"}', b'{"a":1,"a":}'],
+        [b'{"a":[}', b'{"a":NaN}', b'{"b":"\\ud800"}'],
+    ],
+)
+def test_odd_records_change_no_other_where_arrow_reads_none(odd, at):
+    records = [b'{"a":%d,"m":{"x":1,"y":null}}' % number for number in range(1000)]
+    records[at : at + 3] = odd
+    rows = decode(records, schema(a=INT, m=MAP, **REASON))
+    expected = [{"a": number, "m": [("x", 1), ("y", None)], "_corrupt_reason": None} for number in range(1000)]
+    assert rows[:at] + rows[at + 3 :] == expected[:at] + expected[at + 3 :]
+    alone = [decode([record], schema(a=INT, m=MAP, **REASON))[0] for record in odd]
+    assert rows[at : at + 3] == alone
+
+
+@pytest.mark.parametrize("space", [b"", b" ", b"\n\t"])
+def test_names_that_are_there_twice_are_noticed_among_many_records(space):
+    colon = space + b":" + space
+    records = [b'{"a"%b%d,"m"%b{"x"%b1}}' % (colon, number, colon, colon) for number in range(100)]
+    records[3] = b'{"a"%b3,"m"%b{"x"%b1,"x"%b2}}' % (colon, colon, colon, colon)
+    records[50] = b'{"a"%b5,"a"%b"x","m"%b{}}' % (colon, colon, colon)
+    records[70] = b'{"o"%b[[{"x"%b1},{"x"%b1}]],"m"%b{"a\\":b"%b1}}' % (colon, colon, colon, colon, colon)
+    rows = decode(records, schema(a=INT, m=MAP))
+    assert [rows[at]["m"] for at in (2, 3, 4, 50, 70)] == [[("x", 1)], [("x", 1), ("x", 2)], [("x", 1)], [], [('a":b', 1)]]
+    assert [row["a"] for row in rows] == [*range(50), 5, *range(51, 70), None, *range(71, 100)]
+
+
+def test_texts_of_objects_in_fields_of_texts_are_what_is_written():
+    written = ['{"x": [1, {}] }', '["]", "\\"}", 1.50]', "{ }", "1.50", "-0", "true", '"a\\u00e4"']
+    records = [f'{{"o":[{{}}, 5], "b":{text} ,"c" : {{"b":{text}}}, "m":{{}}}}'.encode() for text in written]
+    rows = decode(records, schema(b=STRING, c=schema(b=STRING), m=MAP))
+    texts = [*written[:-1], "aä"]
+    assert [(row["b"], row["c"]["b"]) for row in rows] == [(text, text) for text in texts]
+
+
 def test_where_most_records_stop_arrow_the_others_are_still_right():
     records = [b'{"a":%d}' % number if number % 3 == 0 else b'{"a":"x"}' for number in range(5000)]
     assert [row["a"] for row in decode(records, schema(a=INT))] == [n if n % 3 == 0 else None for n in range(5000)]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -19,6 +21,23 @@ def python(code: str) -> str:
 
 def test_importing_the_package_is_cheap():
     assert python("import sys, qewqew_spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])") == "[]"
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="not in a virtual environment")
+@pytest.mark.parametrize(
+    ("code", "environment", "warned"),
+    [
+        ("import qewqew_spark", {"PATH": os.defpath}, True),
+        ("import qewqew_spark.data_source", {"PATH": os.defpath}, True),
+        ("import qewqew_spark", {"PATH": os.path.dirname(sys.executable)}, False),  # the environment is active
+        ("import qewqew_spark", {"PATH": os.defpath, "PYSPARK_PYTHON": "python3"}, False),
+    ],
+)
+def test_importing_the_package_warns_where_spark_would_run_another_python(code, environment, warned):
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"} | environment
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=60)
+    assert ("DATA_SOURCE_NOT_FOUND" in done.stderr) == warned
 
 
 def test_importing_the_source_needs_neither_arrow_nor_numpy():

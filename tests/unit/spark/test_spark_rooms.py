@@ -14,7 +14,8 @@ ROOMS = {
     "source": {"codecs", "options"},
     "sink": {"source.rows", "options"},
     "data_source": {"source", "sink", "options"},
-    "jobs": {"data_source", "options"},
+    "tables": set(),
+    "jobs": {"data_source", "tables", "options"},
 }
 JVM = "_j"  # with this begin the names of what PySpark has of Spark's Scala side; there are no others to reach it by
 
