@@ -29,6 +29,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import BEGIN, MAX_ID, POINTERS, frame, split, successor
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
+from qewqew_core.queue import json_operations
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
 from qewqew_core.queue.state import State
@@ -245,7 +246,7 @@ _PARTS: list[Any] = [[[1, None]], [[2, None]], [], [[1, _PART[1]]], [[1]], [[7, 
 _ODD: list[Any] = [None, -1, 1 << 40, 1.5, True, [], [[]], {}, "", "q-1", [1], [1, 2], ["q-1"], [None], *_PARTS]
 
 
-RARE = [(name, kind._fields) for kind, name in sorted(logs._NAMES.items(), key=lambda one: one[1])]
+RARE = [(name, kind._fields) for kind, name in sorted(json_operations._NAMES.items(), key=lambda one: one[1])]
 
 
 def json_operation(name: str, fields: tuple[str, ...], arguments: dict[str, Any]) -> bytes:
