@@ -23,9 +23,9 @@ from typing import Any
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import Transaction, no_room
+from qewqew_core.disk.engine import Transaction, naming_full_disk
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Closed
+from qewqew_core.errors import BadArgument, Broken, Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
@@ -105,7 +105,8 @@ class Stage(Transaction):
         last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
         waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again.
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: what was
+        staged was removed by somebody else.
         """
         self._check_open()
         if key is not None:
@@ -116,7 +117,7 @@ class Stage(Transaction):
         if self._spill is not None and self._spill.chunks:
             if self._puts:
                 self._spill_puts()
-            with self._full_disk_named():
+            with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
         with Queue(self.path, **self._settings) as queue:
             before = len(queue)
@@ -148,7 +149,7 @@ class Stage(Transaction):
             staged_files.remove_home(self._files, self.path)
 
     def _spill_puts(self) -> None:
-        with self._full_disk_named():
+        with self._named():
             if self._spill is None:
                 self._begin()
             assert self._spill is not None
@@ -156,13 +157,14 @@ class Stage(Transaction):
         self._puts, self._put_bytes = [], 0
 
     @contextlib.contextmanager
-    def _full_disk_named(self) -> Iterator[None]:
+    def _named(self) -> Iterator[None]:
+        """Errors of the system that mean a full disk, or that somebody has removed what is staged, say so."""
         try:
-            yield
-        except OSError as error:
-            if (full := no_room(error, self.path)) is None:
-                raise
-            raise full from error
+            with naming_full_disk(self.path):
+                yield
+        except FileNotFoundError as error:
+            what = "what was staged is gone: it was removed by somebody else. Nothing was stored; stage it again in another Stage"
+            raise Broken(what, path=error.filename) from error
 
     def _begin(self) -> None:
         """Make the claim. Another process may just remove the directory, which is empty, or the file, which is not locked."""

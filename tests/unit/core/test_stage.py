@@ -153,6 +153,26 @@ def test_of_a_process_that_was_killed_the_next_opening_removes_what_it_has_stage
         assert list(q) == [b"first"]
 
 
+@pytest.mark.parametrize("removed", ["the directory", "a file"])
+def test_what_somebody_else_has_removed_is_told_and_never_half_stored(tmp_path: Path, removed: str) -> None:
+    path, home = tmp_path / "q", tmp_path / "q.staged"
+    with Stage(path, chunk_size=200) as stage:
+        stage.put_many(numbers(0, 100))
+        if removed == "the directory":
+            shutil.rmtree(home)
+        else:
+            max(home.iterdir()).unlink()
+        for _ in range(2):
+            with pytest.raises(Broken, match=r"q\.staged/.*removed by somebody else\. Nothing was stored; stage it again"):
+                stage.commit()
+        stage.rollback()
+    with Stage(path, chunk_size=200) as again, Queue(path) as queue:
+        assert len(queue) == 0
+        queue.close()
+        again.put_many(numbers(0, 100))
+        assert again.commit() == 100
+
+
 def test_a_forked_child_leaves_its_parents_stage_alone(tmp_path: Path) -> None:
     with Stage(tmp_path / "q", chunk_size=64) as stage:
         stage.put_many(numbers(0, 100))
