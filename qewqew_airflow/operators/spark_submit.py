@@ -79,9 +79,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     batch id. The ready-made job does.
 
     Returns (XCom) batch_id, attempt, records, bytes, and what the job reported: for the ready-made job
-    codec, read, good, bad, reasons, outputs (of each: written), quarantine, note and seconds (not in cluster
-    mode, where the driver's files are elsewhere). The numbers are in the ``extra`` of the events of the assets among
-    its ``outlets`` too.
+    codec, read, good, bad, reasons, outputs (of each: written, and of an Iceberg or Delta table the snapshot), quarantine,
+    note and seconds (not in cluster mode, where the driver's files are elsewhere). The numbers and snapshots are in the
+    ``extra`` of the events of the assets among its ``outlets`` too.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
@@ -102,7 +102,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
-        ``{"env": NAME}`` or ``{"file": PATH}``) (templated). Each is overwritten under the batch's id.
+        ``{"env": NAME}`` or ``{"file": PATH}``) (templated). Each is overwritten under the batch's id; to an Iceberg
+        or Delta table the batch is appended once.
     :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
     :param schema: of the records, as Spark DDL; without it Spark infers that of JSON records (templated)
     :param read_options: dict of options of the data source, like a codec's (templated)
@@ -202,6 +203,9 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             raise
         self._result = {**numbers(batch), **report}
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
+        outputs = report.get("outputs", ()) if self._ready_made else ()
+        if snapshots := {output["table"] or output["path"]: output["snapshot"] for output in outputs if output.get("snapshot")}:
+            figures["snapshots"] = snapshots
         write_counts(context, self.outlets, {**self._source().names(), **numbers(batch), **figures})
         return self._result
 

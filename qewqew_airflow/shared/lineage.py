@@ -20,9 +20,14 @@ def written_queue(conn_id: str, name: str, records: int, size: int | None = None
 
 
 def written_output(output: Mapping[str, Any], spark_conn_id: str) -> OutputDataset:
-    """An output of the ready-made job: a path by the rules of OpenLineage, a table under ``spark://CONNECTION``."""
-    path = output.get("path")
-    if path is None:
+    """An output of the ready-made job: a path by the rules of OpenLineage, an Iceberg table under ``iceberg://CATALOG``, another
+    one under ``spark://CONNECTION``.
+    """
+    path, table = output.get("path"), str(output.get("table"))
+    if path is None and str(output.get("format")).lower() == "iceberg":
+        catalog, _, name = table.partition(".")
+        namespace = f"iceberg://{catalog}"
+    elif path is None:
         namespace, name = f"spark://{spark_conn_id}", str(output.get("table") or output.get("format"))
     else:
         url = urlsplit(path)

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from airflow.sdk import DAG
 from airflow_version import DagBag
+from pyiceberg.catalog import load_catalog
 
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
@@ -154,3 +155,30 @@ def test_a_batch_is_handed_to_other_engines_and_acknowledged(
     assert ran.result(task) == result
     assert ran.result("ack")["state"] == "acked"
     assert inspect(directory / name).leased == 0
+
+
+def test_what_was_staged_goes_into_iceberg_by_the_hour(
+    run: Any, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Staged twice, drained twice, and once with nothing to do; a cleared run adds nothing."""
+    monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
+    dags = DagBag(str(EXAMPLES / "hourly_to_iceberg.py")).dags
+    by_the_hour = dags["orders_by_the_hour"]
+
+    def rows() -> list[int]:
+        lake = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+        table = load_catalog("lake", **lake).load_table("shop.orders")
+        assert [str(field.transform) for field in table.spec().fields] == ["day"]
+        return sorted(table.scan().to_arrow()["id"].to_pylist())
+
+    for times in 1, 2:
+        assert run(dags["orders"]).states() == {"stage": "success"}
+        ran = run(by_the_hour)
+        assert ran.states() == {"to_iceberg": "success"}
+        assert rows() == sorted([*range(1000)] * times)
+    result = ran.result("to_iceberg")
+    assert run(by_the_hour).states() == {"to_iceberg": "skipped"}
+    again = run.again(by_the_hour, ran)
+    assert again.result("to_iceberg")["outputs"][0]["snapshot"] == result["outputs"][0]["snapshot"]
+    assert rows() == sorted([*range(1000)] * 2)
+    assert inspect(directory / "orders").records == 0

@@ -58,6 +58,7 @@ def test_an_asset_is_made_of_connection_and_name_and_names_the_dataset_that_the_
         ({"path": "s3://lake/tables/orders"}, "s3://lake", "tables/orders"),
         ({"path": "hdfs://somebody:hushhush@name:8020/orders"}, "hdfs://name:8020", "orders"),
         ({"table": "db.orders"}, "spark://spark_default", "db.orders"),
+        ({"table": "lake.shop.orders", "format": "iceberg"}, "iceberg://lake", "shop.orders"),
     ],
 )
 def test_outputs_are_named_by_the_rules_of_openlineage(output: dict[str, Any], namespace: str, name: str) -> None:
