@@ -81,7 +81,7 @@ class Append(ABC):
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         self.schema_evolution = schema_evolution
         self.since = since
-        self.new: list[StructField] = []
+        self.left_out: list[str] = []  # columns that are not written, because the table lacks them
         self._columns = StructType()  # of what was written
         self.attempt = uuid.uuid4().hex
         readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
@@ -131,16 +131,18 @@ class Append(ABC):
 
     def check(self, columns: StructType) -> None:
         """Raises `BadArgument` if they do not fit to those of the table."""
-        there = self.there()
-        if there is not None:
-            what = f"{FORMATS[self.kind]} table {self.table}"
-            self.new = new_columns(
-                there, self._held(columns), self.schema_evolution, what, folding(self.spark), fits, into_structs=False
-            )
+        new = self._new(columns)
+        self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
 
-    @property
-    def left_out(self) -> list[str]:
-        return [field.name for field in self.new] if self.schema_evolution == "ignore" else []
+    def _new(self, columns: StructType) -> list[StructField]:
+        """Those that the table lacks. Raises as `check`."""
+        there = self.there()
+        what = f"{FORMATS[self.kind]} table {self.table}"
+        return (
+            []
+            if there is None
+            else new_columns(there, self._held(columns), self.schema_evolution, what, folding(self.spark), fits)
+        )
 
     def write(self, rows: DataFrame) -> None:
         """Have Spark write the rows where nobody sees them. The table is made if it is not there; raises `BadArgument`."""
@@ -169,9 +171,8 @@ class Append(ABC):
                     self.abort()
                 self._staged = None
                 return Commit(self.table, snapshot, not ours)
-            self.check(self._columns)
-            if self.new:
-                self._widen(self.new)
+            if new := self._new(self._columns):
+                self._widen(new)
             # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
             self._staged = None
             done = self._add(files)

@@ -382,6 +382,33 @@ def test_a_job_that_fails_its_checks_appends_nothing(lake: Lake, kind: str, tmp_
     assert lake.rows(kind) == [(1,)]
 
 
+@KINDS
+def test_columns_that_are_left_out_are_told(lake: Lake, kind: str, tmp_path: Path) -> None:
+    first, second = (
+        make_batch(tmp_path / name, lines(record), batch_id=name)
+        for name, record in (("b-1", {"id": 1}), ("b-2", {"id": 2, "more": "x"}))
+    )
+    for batch, left_out in (first, []), (second, ["more"]):
+        result = run(
+            lake.session, str(batch), [output_of(lake, kind)], quarantine=str(tmp_path / "aside"), schema_evolution="ignore"
+        )
+        assert result["outputs"][0]["left_out"] == left_out
+    assert lake.rows(kind) == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("name", ["with space", "größe", "a+b,c=d"])
+@KINDS
+def test_a_table_may_lie_anywhere(spark: Any, tmp_path: Path, kind: str, name: str) -> None:
+    (tmp_path / name).mkdir()
+    lake = Lake(spark.newSession(), tmp_path / name)
+    if kind == "iceberg":
+        lake.settings["warehouse"] = f"{tmp_path}/{name}/warehouse"  # no URL: its letters stand for themselves
+        lake.session.conf.set("spark.sql.catalog.lake.warehouse", lake.settings["warehouse"])
+    for number in range(2):
+        append_once(lake.session.range(number, number + 1), lake.name(kind), f"b-{number}", format=kind)
+    assert lake.rows(kind) == [(0,), (1,)]
+
+
 def test_a_table_is_made_with_its_partitions_and_properties(lake: Lake, tmp_path: Path) -> None:
     batch = make_batch(tmp_path / "b1", lines({"id": 1, "day": "2026-01-31"}, {"id": 2, "day": "2026-02-01"}))
     output = output_of(
