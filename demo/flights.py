@@ -40,7 +40,7 @@ ENDED = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"}
 
 EPILOG = """\
 exit status:
-  0    every row of the input is in the Parquet files exactly once, and all figures equal the input's
+  0    every row of the input is in the table exactly once, and all figures equal the input's
   1    they do not, or a task failed, or Airflow did not start
   2    the arguments cannot be used
   130  interrupted; everything was stopped
@@ -107,8 +107,15 @@ def fresh(directory: Path) -> None:
     (directory / OURS).touch(mode=0o600)
 
 
-def airflow_in(directory: Path) -> LocalAirflow:
+def lake(directory: Path) -> dict[str, str]:
+    """The catalog of ``--table iceberg``, as the DAG has it."""
+    output = directory / "output"
+    return {"type": "sql", "uri": f"sqlite:///{output}/catalog.db", "warehouse": f"file://{output}/warehouse"}
+
+
+def airflow_in(directory: Path, kind: str) -> LocalAirflow:
     env = {
+        "QEWQEW_DEMO_TABLE": kind,
         "AIRFLOW_CONN_QEWQEW_DEFAULT": json.dumps({"conn_type": "qewqew", "host": str(directory / "queues")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[*]"}),
         "QEWQEW_DEMO_OUTPUT": str(directory / "output"),
@@ -187,6 +194,14 @@ def parquet_table(path: Path, columns: list[str]) -> pa.Table:
     return pa.dataset.dataset(path, format="parquet", partitioning="hive").to_table(columns=columns)
 
 
+def flights_table(directory: Path, kind: str, columns: list[str]) -> pa.Table:
+    if kind == "parquet":
+        return parquet_table(directory / "output" / "flights", columns)
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("lake", **lake(directory)).load_table("demo.flights").scan(selected_fields=tuple(columns)).to_arrow()
+
+
 def compare_rows(expected: pa.Table, found: pa.Table) -> None:
     """Raises unless both hold the same rows equally often, in whatever order."""
     by_all = [(name, "ascending") for name in expected.column_names]
@@ -195,7 +210,7 @@ def compare_rows(expected: pa.Table, found: pa.Table) -> None:
     wanted, got = (Counter(tuple(row.values()) for row in each.to_pylist()) for each in (expected, found.cast(expected.schema)))
     lost, extra = wanted - got, got - wanted
     raise DemoFailed(
-        f"the Parquet files differ from the CSV file: {lost.total():,} rows are missing, {extra.total():,} are too many; "
+        f"the table differs from the CSV file: {lost.total():,} rows are missing, {extra.total():,} are too many; "
         f"for example {next(iter(lost or extra))}"
     )
 
@@ -213,10 +228,10 @@ def compare_delays(expected: pa.Table, found: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def examine(airflow: LocalAirflow, run: Run, directory: Path, report: Report) -> None:
+def examine(airflow: LocalAirflow, run: Run, directory: Path, kind: str, report: Report) -> None:
     """Fills the report; raises if anything differs from the input."""
     expected = input_table()
-    flights = parquet_table(directory / "output" / "flights", expected.column_names)
+    flights = flights_table(directory, kind, expected.column_names)
     stages = [each for each in airflow.task_instances(run) if each.task_id == "stage"]
     staged = sum(airflow.xcom(run, "stage", map_index=each.map_index)["records"] for each in stages)
     batch = airflow.xcom(run, "to_parquet")
@@ -224,11 +239,11 @@ def examine(airflow: LocalAirflow, run: Run, directory: Path, report: Report) ->
         "rows in the CSV file": len(expected),
         "staged": staged,
         "leased": batch["records"],
-        "rows in Parquet": len(flights),
+        "rows in the table": len(flights),
         "bad records": batch["bad"],
     }
     report.files = {
-        "flights": str(directory / "output" / "flights"),
+        "flights": str(directory / "output" / ("flights" if kind == "parquet" else "warehouse")),
         "delays": str(directory / "output" / "delays"),
         "queue": str(directory / "queues"),
         "logs": str(airflow.logs),
@@ -254,7 +269,7 @@ def print_report(console: Console, report: Report) -> None:
     figures = table("Records", "", "count")
     for name, count in report.figures.items():
         figures.add_row(name, f"{count:,}")
-    delays = table("Mean departure delay, minutes", "carrier", "flights", "from Parquet", "from the CSV file")
+    delays = table("Mean departure delay, minutes", "carrier", "flights", "from the table", "from the CSV file")
     for row in report.delays:
         means = (f"{row[name]:.6f}" for name in ("mean_dep_delay", "mean_dep_delay_in_csv"))
         delays.add_row(row["carrier"], f"{row['flights']:,}", *means)
@@ -264,21 +279,22 @@ def print_report(console: Console, report: Report) -> None:
     console.print("", figures, delays, seconds, "Files", highlight=False)
     for name, path in report.files.items():
         console.print(f"  {name:8} {path}", highlight=False, soft_wrap=True)
-    console.print(
-        "\nEvery row of the CSV file is in the Parquet files exactly once; all means are equal.", style="green", soft_wrap=True
-    )
+    console.print("\nEvery row of the CSV file is in the table exactly once; all means are equal.", style="green", soft_wrap=True)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./run demo",
-        description="Runs a year of flights (336,776 records) through a queue into Parquet, and compares with the input.",
+        description="Runs a year of flights (336,776 records) through a queue into a table, and compares with the input.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--keep", action="store_true", help="leave Airflow running; print its address and login")
     parser.add_argument("--stop", action="store_true", help="only stop what an earlier demo left running")
     parser.add_argument("--dir", type=Path, default=CHECKOUT / ".demo", help="where everything goes (default: .demo)")
+    parser.add_argument(
+        "--table", choices=("parquet", "iceberg"), default="parquet", help="what the flights become (default: parquet)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON; progress goes to standard error")
     return parser.parse_args(argv)
 
@@ -298,7 +314,7 @@ def kept(airflow: LocalAirflow, directory: Path) -> str:
     return f"\nTo stop what is left of Airflow: ./run demo --stop{where}"
 
 
-def run_demo(airflow: LocalAirflow, directory: Path, screen: Screen) -> Report:
+def run_demo(airflow: LocalAirflow, directory: Path, kind: str, screen: Screen) -> Report:
     report = Report()
     with report.timed("all"):
         with report.timed("Airflow starts"):
@@ -309,7 +325,7 @@ def run_demo(airflow: LocalAirflow, directory: Path, screen: Screen) -> Report:
         follow(airflow, run, screen, report)
         screen.doing("comparing with the CSV file")
         with report.timed("compare with CSV"):
-            examine(airflow, run, directory, report)
+            examine(airflow, run, directory, kind, report)
         screen.done("compare with CSV", "equal", report.seconds["compare with CSV"])
     return report
 
@@ -319,7 +335,7 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(0o077)
     directory = options.dir.absolute()
     console = Console(stderr=options.json)
-    airflow = airflow_in(directory)
+    airflow = airflow_in(directory, options.table)
     if options.stop:
         airflow.stop()
         return 0
@@ -333,7 +349,7 @@ def main(argv: list[str] | None = None) -> int:
     keep = options.keep
     try:
         with Screen(console) as screen:
-            report = run_demo(airflow, directory, screen)
+            report = run_demo(airflow, directory, options.table, screen)
         print_report(console, report)
         if options.json:
             print(json.dumps(vars(report), indent=2))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +101,11 @@ def test_a_topic_is_staged_by_three_tasks_at_once_and_consumed_by_two_dags_at_on
         assert len(topic) == 80_090
         assert topic.stats().readers == {"archive": 0, "jfk": 0}
         assert topic.verify().ok
+
+
+@pytest.mark.soak  # two minutes: an Airflow of its own
+def test_the_demo_writes_an_iceberg_table_as_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "demo.flights", "--dir", str(tmp_path / "demo"), "--table", "iceberg", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["figures"]["rows in the table"] == FLIGHTS
