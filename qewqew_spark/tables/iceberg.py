@@ -146,7 +146,7 @@ class IcebergAppend(Append):
             ):
                 for text in self.partition_by:
                     spec.add_field(*_transform(text))
-        except TableAlreadyExistsError:
+        except (TableAlreadyExistsError, CommitFailedException):  # somebody else just did
             pass
         except (PySparkException, ValueError, TypeError) as error:
             raise BadArgument(f"Iceberg table {self.table} cannot be made: {error}") from error

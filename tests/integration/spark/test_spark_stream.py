@@ -157,7 +157,7 @@ def test_a_batch_waits_for_enough_messages(spark, topic, tmp_path):
     """As Kafka's source does: all that is there at first, then so many at least, or what there is after the delay."""
     query = (
         spark.readStream.format("qewqew")
-        .options(startingOffsets="earliest", minOffsetsPerTrigger=100, maxTriggerDelay="20s")
+        .options(startingOffsets="earliest", minOffsetsPerTrigger=150, maxTriggerDelay="20s")
         .load(topic.path)
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
