@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.transforms import (
     DayTransform,
@@ -134,8 +134,13 @@ class IcebergAppend(Append):
             raise BadArgument(f"Iceberg table {self.table} has a column of a type that Spark has not: {error}") from error
 
     def _make(self, columns: StructType) -> None:
-        with suppress(NamespaceAlreadyExistsError):
-            self._catalog.create_namespace(tuple(self._identifier[:-1]))
+        # Catalogs tell in many ways that somebody else was faster. What counts is that it is there then.
+        namespace = tuple(self._identifier[:-1])
+        try:
+            self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception:
+            if not self._catalog.namespace_exists(namespace):
+                raise
         try:
             schema = pa.schema(_arrow(columns).fields)
             with (
@@ -146,10 +151,12 @@ class IcebergAppend(Append):
             ):
                 for text in self.partition_by:
                     spec.add_field(*_transform(text))
-        except (TableAlreadyExistsError, CommitFailedException):  # somebody else just did
-            pass
-        except (PySparkException, ValueError, TypeError) as error:
-            raise BadArgument(f"Iceberg table {self.table} cannot be made: {error}") from error
+        except Exception as error:
+            if self._load() is not None:
+                return
+            if isinstance(error, (PySparkException, ValueError, TypeError)):
+                raise BadArgument(f"Iceberg table {self.table} cannot be made: {error}") from error
+            raise
         self._load()
 
     def _location(self) -> str:

@@ -24,7 +24,7 @@ from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.jobs.output import Output
-from qewqew_spark.tables import append_once, append_to
+from qewqew_spark.tables import Commit, append_once, append_to
 
 pytestmark = pytest.mark.xdist_group("spark")
 KINDS = pytest.mark.parametrize("kind", ["iceberg", "delta"])
@@ -126,13 +126,13 @@ def test_of_eight_owners_of_a_batch_one_is_in_the_table(lake: Lake, kind: str) -
 
 @KINDS
 def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str) -> None:
-    table = lake.name(kind)
+    assert lake.catalog.list_namespaces() == []  # the catalog is there before its first table
+
+    def append(number: int) -> Commit:
+        return append_once(lake.session.range(number, number + 1), lake.name(kind), f"b-{number}", format=kind)
+
     with ThreadPoolExecutor(8) as threads:
-        done = list(
-            threads.map(
-                lambda number: append_once(lake.session.range(number, number + 1), table, f"b-{number}", format=kind), range(8)
-            )
-        )
+        done = list(threads.map(append, range(8)))
     assert not any(commit.again for commit in done)
     assert lake.rows(kind) == [(number,) for number in range(8)]
 
