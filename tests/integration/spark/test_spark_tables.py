@@ -164,7 +164,7 @@ append_once(session.range(1000), table, "orders-1", format=kind)
 """
 
 
-@pytest.mark.parametrize("point", ["staged", "before", "after"])
+@pytest.mark.parametrize("point", [pytest.param("staged", marks=pytest.mark.soak), "before", "after"])
 @KINDS
 def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, kind: str, point: str) -> None:
     table = lake.name(kind)
@@ -425,6 +425,7 @@ def test_a_table_is_made_with_its_partitions_and_properties(lake: Lake, tmp_path
     assert lake.rows("iceberg", "id, day::TEXT") == [(1, "2026-01-31"), (2, "2026-02-01")]
 
 
+@pytest.mark.soak  # half a minute; test_airflow_with_spark.py shows it with the operator
 def test_spark_submit_commits_to_a_catalog_of_its_settings(lake: Lake, tmp_path: Path) -> None:
     batch = make_batch(tmp_path / "b1", lines({"id": 1}))
     settings = [f"--conf=spark.sql.catalog.lake.{name}={value}" for name, value in lake.settings.items()]
