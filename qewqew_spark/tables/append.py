@@ -173,6 +173,7 @@ class Append(ABC):
                 return Commit(self.table, snapshot, not ours)
             if new := self._new(self._columns):
                 self._widen(new)
+                continue  # the table is another one now: look again, or a commit in between would not be seen
             # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
             self._staged = None
             done = self._add(files)

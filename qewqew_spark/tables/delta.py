@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -111,8 +112,8 @@ class DeltaAppend(Append):
 
     def _widen(self, columns: Sequence[StructField]) -> None:
         fields = Schema.from_json(relaxed(StructType(list(columns))).json()).fields
-        self._loaded().alter.add_columns(list(fields))
-        self._load()
+        with suppress(CommitFailedError):  # somebody else was faster
+            self._loaded().alter.add_columns(list(fields))
 
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         table, parts = self._loaded(), self._parts()

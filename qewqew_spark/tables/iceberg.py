@@ -179,7 +179,6 @@ class IcebergAppend(Append):
     def _widen(self, columns: Sequence[StructField]) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
             update.union_by_name(pa.schema(_arrow(StructType(list(columns))).fields))
-        self._load()
 
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         table = self._loaded()

@@ -199,6 +199,25 @@ def test_files_of_a_commit_of_which_nobody_knows_are_kept(lake: Lake, kind: str,
 
 
 @KINDS
+def test_an_owner_that_is_faster_while_columns_are_added_is_seen(lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_once(lake.session.range(1), lake.name(kind), "before", format=kind)
+    slow, fast = (append_to(lake.session, lake.name(kind), "orders-1", kind) for _ in range(2))
+    for append in slow, fast:
+        append.write(lake.session.sql("SELECT 5L AS id, 'x' AS more"))
+    widen = slow._widen
+
+    def late(columns: Any) -> None:
+        assert not fast.commit().again
+        slow._load()  # type: ignore[attr-defined]
+        if slow._new(slow._columns):
+            widen(columns)
+
+    monkeypatch.setattr(slow, "_widen", late)
+    assert slow.commit().again
+    assert lake.rows(kind) == [(0, None), (5, "x")]
+
+
+@KINDS
 def test_a_table_may_be_rewritten_in_between(lake: Lake, kind: str) -> None:
     table = lake.name(kind)
     for number in range(3):
