@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from qewqew_core.errors import BadArgument
+from qewqew_spark.jobs.ddl import check_schema
 
 BATCH = "batch"  # the view, the column, and the level of directories that have a batch's records under its id
 
@@ -174,6 +175,8 @@ def check_arguments(
         raise BadArgument(f"the codec {codec!r} takes no schema: its records have no fields")
     if codec not in WHOLE and codec != "json" and schema is None:
         raise BadArgument(f"the codec {codec!r} needs a schema; only that of JSON records can be inferred")
+    if schema is not None:
+        check_schema(schema)
     read_options = {} if read_options is None else read_options
     if not isinstance(read_options, Mapping) or not all(isinstance(text, str) for pair in read_options.items() for text in pair):
         raise BadArgument("read_options must be an object of texts")
