@@ -144,7 +144,7 @@ def test_metrics_are_true_of_queues_and_readers(tmp_path, monkeypatch):
         topic.append_many([Message(b"x", "eu"), Message(b"x", "us")])
         topic.reader("r", "eu").close()
     found = samples(done("metrics").decode())
-    queue, reader = ('./odd \\"name\\"', ""), ("./events", "r")
+    queue, reader = (f'{tmp_path}/odd \\"name\\"', ""), (f"{tmp_path}/events", "r")
     assert [found[f"qewqew_{name}", *queue] for name in ("readable", "records", "bytes", "leased", "dead")] == [1, 2, 6, 1, 0]
     assert found["qewqew_records", *reader] == 1
     time.sleep(0.2)
@@ -154,7 +154,7 @@ def test_metrics_are_true_of_queues_and_readers(tmp_path, monkeypatch):
         assert again[f"qewqew_{name}", *queue] > found[f"qewqew_{name}", *queue]
     (tmp_path / "events" / "events.idx").write_bytes(b"x")
     broken = samples(done("metrics").decode())
-    assert broken["qewqew_readable", "./events", ""] == 0
+    assert broken["qewqew_readable", f"{tmp_path}/events", ""] == 0
     assert ("qewqew_records", *reader) not in broken
 
 
