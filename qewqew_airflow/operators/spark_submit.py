@@ -109,8 +109,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
-        ``{"env": NAME}`` or ``{"file": PATH}``) (templated). Each is overwritten under the batch's id; to an Iceberg
-        or Delta table the batch is appended once.
+        ``{"env": NAME}`` or ``{"file": PATH}``), ``commit`` (templated). Each is overwritten under the batch's id; to
+        an Iceberg or Delta table the batch is appended once, with ``commit`` "spark" by Spark's own connector.
     :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
     :param schema: of the records, as Spark DDL; without it Spark infers that of JSON records (templated)
     :param read_options: dict of options of the data source, like a codec's (templated)

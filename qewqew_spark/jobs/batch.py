@@ -260,8 +260,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         required=True,
         metavar="JSON",
-        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}}; '
-        "may be repeated",
+        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}, '
+        '"commit": ...}; may be repeated',
     )
     parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     parser.add_argument(

@@ -22,6 +22,7 @@ SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
 TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
+COMMITS = ("driver", "spark")  # who commits to these
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Output:
     ``module:function``, which is given the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and
     returns a DataFrame; neither: all of the view. ``format``: any that this Spark can write. ``partition_by``: columns, as
     directories below the batch's. ``options``: the writer's, or the properties of an Iceberg or Delta table, for when it is
-    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. Raises `BadArgument`.
+    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. ``commit``: who commits to an
+    Iceberg or Delta table: the driver, or with "spark" the connector of the format that Spark has. Raises `BadArgument`.
     """
 
     path: str | None = None
@@ -45,6 +47,7 @@ class Output:
     partition_by: Sequence[str] = ()
     # Not in the repr: whoever passes a password from Python would find it in a log.
     options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
+    commit: str = "driver"
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -60,6 +63,7 @@ class Output:
             "'module:function'",
         )
         check(_is_text(self.format), "format", "the name of a format")
+        check(self.commit in COMMITS, "commit", f"one of {', '.join(COMMITS)}")
         check(
             isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
             "partition_by",
@@ -94,6 +98,8 @@ class Output:
             raise BadArgument("output: the format 'iceberg' needs a 'table' with its catalog, like 'lake.db.orders'")
         if kind == "delta" and self.path is None:
             raise BadArgument("output: the format 'delta' needs the 'path' of the table")
+        if self.commit != "driver" and not self.appends:
+            raise BadArgument(f"output: 'commit' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
