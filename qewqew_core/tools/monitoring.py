@@ -41,8 +41,8 @@ class Watched:
 def watch(paths: Iterable[str]) -> Iterator[Watched]:
     """The queues and readers at these paths, and in these directories and below them.
 
-    Paths are made absolute: a monitor has many hosts and directories. A topic that has no reader has nothing that waits. Raises `BadPath` where nothing is, and for a directory that cannot be
-    read; what cannot be read further down is told with its error.
+    Paths are made absolute: a monitor has many hosts and directories. A topic that has no reader has nothing that waits. Raises
+    `BadPath` where nothing is, and for a directory that cannot be read; what cannot be read further down is told with its error.
     """
     for path in map(os.path.abspath, paths):
         kind = listing.kind_of(path)

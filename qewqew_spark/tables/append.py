@@ -179,7 +179,7 @@ class Append(ABC):
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: {TRIES} times others were faster with their commits")
 
-    def _warn_of_forgotten(self, oldest: float) -> None:
+    def warn_of_forgotten(self, oldest: float) -> None:
         """``oldest``: when the first commit was made that the table remembers, though there were others."""
         if self.since is not None and oldest > self.since.timestamp():
             _logger.warning(

@@ -97,7 +97,7 @@ class IcebergBySpark(BySpark):
             return str(row.snapshot_id), row.attempt == self.attempt
         oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
         if oldest is not None and oldest.parent_id is not None:
-            self._warn_of_forgotten(oldest.at / 1000)
+            self.warn_of_forgotten(oldest.at / 1000)
         return None
 
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:

@@ -109,7 +109,7 @@ class IcebergAppend(StagedAppend):
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # There were others before it.
         if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
-            self._warn_of_forgotten(oldest.timestamp_ms / 1000)
+            self.warn_of_forgotten(oldest.timestamp_ms / 1000)
         return None
 
     def there(self) -> StructType | None:
