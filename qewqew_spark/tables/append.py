@@ -138,14 +138,14 @@ class Append(ABC):
 
     def check(self, columns: StructType) -> None:
         """Raises `BadArgument` if they do not fit to those of the table."""
-        new = self._new(columns)
+        new = self.columns_to_add(columns)
         self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
 
     def _held(self, columns: StructType) -> StructType:
         """The types that the table has for these."""
         return columns
 
-    def _new(self, columns: StructType) -> list[StructField]:
+    def columns_to_add(self, columns: StructType) -> list[StructField]:
         """Those that the table lacks. Raises as `check`."""
         there = self.there()
         return (
@@ -154,7 +154,7 @@ class Append(ABC):
             else new_columns(there, self._held(columns), self.schema_evolution, self.what, folding(self.spark), fits)
         )
 
-    def _cast(self, rows: DataFrame) -> DataFrame:
+    def cast(self, rows: DataFrame) -> DataFrame:
         """The columns under the names and with the types that the table has for them. Raises as `check`."""
         fold = folding(self.spark)
         there = {fold(field.name): field for field in self.there() or ()}
@@ -170,7 +170,7 @@ class Append(ABC):
             ]
         )
 
-    def _append(self, add: Callable[[], bool]) -> tuple[str, bool]:
+    def commit_once(self, add: Callable[[], bool]) -> tuple[str, bool]:
         """`_find`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
         for number in range(TRIES):
             if (found := self._find()) is not None:
@@ -229,7 +229,7 @@ class StagedAppend(Append):
         self._columns = rows.schema
         if self.there() is None:
             self._make(self._held(rows.schema))
-        rows, parts = self._partitioned(self._required(self._cast(rows)))
+        rows, parts = self._partitioned(self._required(self.cast(rows)))
         self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
         with setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):  # not INT96
@@ -242,7 +242,7 @@ class StagedAppend(Append):
         files = [(f"{self.directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
 
         def add() -> bool:
-            if new := self._new(self._columns):
+            if new := self.columns_to_add(self._columns):
                 self._widen(new)
                 return True  # the table is another one now: look again, or a commit in between would not be seen
             # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
@@ -251,7 +251,7 @@ class StagedAppend(Append):
             self._staged = staged
             return done
 
-        snapshot, ours = self._append(add)
+        snapshot, ours = self.commit_once(add)
         if not ours:
             self.abort()
         self._staged = None

@@ -42,14 +42,14 @@ class BySpark(Append):
 
         def add() -> bool:
             try:
-                self._try(self._cast(rows), self._new(rows.schema))
+                self._try(self.cast(rows), self.columns_to_add(rows.schema))
             except (PySparkException, Py4JJavaError) as error:
                 if re.search(self.faster, str(error)):
                     return False
                 raise
             return True
 
-        snapshot, ours = self._append(add)
+        snapshot, ours = self.commit_once(add)
         self._commit = Commit(self.table, snapshot, not ours)
 
     def commit(self) -> Commit:

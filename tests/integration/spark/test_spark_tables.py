@@ -198,7 +198,7 @@ def test_an_owner_that_is_faster_while_columns_are_added_is_seen(lake: Lake, kin
     def late(columns: Any) -> None:
         assert not fast.commit().again
         slow._load()  # type: ignore[attr-defined]
-        if slow._new(slow._columns):
+        if slow.columns_to_add(slow._columns):
             widen(columns)
 
     monkeypatch.setattr(slow, "_widen", late)
