@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from airflow.providers.common.compat.sdk import AirflowException
 
-from qewqew_core import BadPath, QewQewError
+from qewqew_core import BadArgument, BadPath, QewQewError
 
 
 class WrongHost(BadPath):
     """The connection's directory is on another host; one of the same name here would hold another queue."""
+
+
+class WrongConnection(BadArgument):
+    """The connection is of another type: what it says is not a directory of queues."""
 
 
 class SparkConnectionMissing(QewQewError):

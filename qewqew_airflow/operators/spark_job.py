@@ -81,3 +81,9 @@ def last_error(output: str) -> str:
     ours = [line for line in lines if line.startswith("qewqew: error: ")]
     named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
     return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]
+
+
+def ui_of(line: str) -> str | None:
+    """The address of Spark's UI, if a line of spark-submit's output tells it: of a driver here, or of an application in YARN."""
+    found = re.search(r"(?:SparkUI to .* started at|Spark web UI at|tracking URL:) (https?://[^\s<>\"']+)", line)
+    return None if found is None else found[1].rstrip(".,")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,13 @@ def only_connection(client: Any) -> dict[str, Any]:
 
 # Rights
 
-LOOKS = ["page", "page.js", "page.css", "data/state", "data/history"]
+SCRIPTS = ["page.js", "server.js", "elements.js", "list.js", "queue.js", "plot.js", "dialogs.js"]
+LOOKS = ["page", "page.css", *SCRIPTS, "data/state", "data/history"]
+OF_A_QUEUE = [f"connections/qewqew_default/{what}?queue=orders" for what in ("batches", "samples")]
 ALL = {"viewer", "user", "op", "admin"}
 OPERATORS = {"op", "admin"}
 ROUTES = [
-    *((("GET", path), ALL) for path in LOOKS),
+    *((("GET", path), ALL) for path in [*LOOKS, *OF_A_QUEUE]),
     (("GET", "connections/qewqew_default/records?queue=orders"), OPERATORS),
     *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop")),
 ]
@@ -117,10 +120,12 @@ def test_no_route_of_the_page_is_missing_from_the_test_above(application: Any) -
         ("GET", "/{name}"),
         ("GET", "/data/state"),
         ("GET", "/data/history"),
+        ("GET", "/connections/{connection_id}/batches"),
+        ("GET", "/connections/{connection_id}/samples"),
         ("GET", "/connections/{connection_id}/records"),
         ("POST", "/connections/{connection_id}/{action}"),
     }
-    assert set(STATIC) == set(LOOKS[:3])
+    assert set(STATIC) == set(LOOKS[:-2])
 
 
 @pytest.mark.parametrize("path", ["openapi.json", "docs", "redoc", "../qewqew/docs", "page.py", "%2e%2e%2fapp.py", "..%2fapp.py"])
@@ -541,29 +546,104 @@ def test_files_of_another_user_are_looked_at_and_left_alone(directory: Path, cli
 # History
 
 
-def test_the_history_is_sampled_while_the_server_runs_and_is_bounded(
-    application: Any, directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, fresh: None
-) -> None:
-    from qewqew_airflow.page.contents import RecentContents
-    from qewqew_airflow.page.history import SAMPLES, History
-
-    with Queue(directory / "orders") as queue:
-        queue.put_many([b"x"] * 3)
-    history = History(RecentContents())
-    for _ in range(SAMPLES + 5):
-        history.sample()
-    assert [count for _, count in history.of("qewqew_default")["queue orders"]] == [3] * SAMPLES
-    with Queue(directory / "orders") as queue:
-        queue.get_many(3)
-    history.sample()
-    assert history.of("qewqew_default") == {}  # an empty closed queue leaves no files
-    monkeypatch.delenv("AIRFLOW_CONN_QEWQEW_DEFAULT")
-    history.sample()
-    assert history._samples == {}
+MINUTE_MS = 60_000
+NOON = 29_000_000  # a minute
 
 
-def test_airflow_runs_the_sampler_as_long_as_its_api_server(
-    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def samples(tmp_path: Path) -> Any:
+    from qewqew_airflow.page.samples import Samples
+
+    return Samples(str(tmp_path / "state" / "page.sqlite3"))
+
+
+def seen(depth: int, **more: Any) -> Any:
+    from qewqew_airflow.page.samples import Seen
+
+    return Seen("queue orders", depth, **more)
+
+
+def test_what_was_put_and_drained_is_told_by_keys_leases_and_the_depth(samples: Any) -> None:
+    looks = [
+        (0, seen(10), (10, None, None, 0)),  # nothing is known of the time before
+        (1, seen(25), (25, 15, 0, 1)),  # without a key
+        (2, seen(5, staged=((0, 30),)), (5, 30, 50, 1)),  # 30 under a key, so 50 were taken
+        (3, seen(0, leased=((0, 25),)), (0, 20, 25, 1)),  # a batch of 25 was leased, so 20 came
+        (6, seen(9), (9, 9, 0, 3)),  # two minutes were missed
+        (30, seen(90), (90, None, None, 0)),  # too many
+    ]
+    for minute, look, _ in looks:
+        now = (NOON + minute) * MINUTE_MS
+        times = {name: tuple((now - 1, records) for _, records in getattr(look, name)) for name in ("leased", "staged")}
+        samples.add("/d", NOON + minute, now, [seen(look.depth, **times)])
+        samples.add("/d", NOON + minute, now, [seen(777)])  # another process of the API server, too late
+    found = samples.of("/d", "queue orders", 0)
+    assert [row[1:] for row in found] == [wanted for *_, wanted in looks]
+    assert [row[0] for row in found] == [(NOON + minute) * MINUTE_MS for minute, *_ in looks]
+    assert samples.of("/other", "queue orders", 0) == []
+    assert os.stat(samples.path).st_mode & 0o777 == 0o600
+
+
+def test_of_a_topic_what_was_put_is_counted(samples: Any) -> None:
+    from qewqew_airflow.page.samples import Seen
+
+    for minute, (lag, total) in enumerate([(5, 100), (0, 130)]):
+        samples.add("/d", NOON + minute, (NOON + minute) * MINUTE_MS, [Seen("topic events", lag, total)])
+    assert samples.of("/d", "topic events", 0)[1][1:] == (0, 30, 35, 1)
+
+
+def test_old_samples_are_joined_then_removed_and_never_too_many(samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qewqew_airflow.page import samples as module
+
+    start = NOON // module.COARSE * module.COARSE
+    for minute in range(start, start + 45):
+        samples.add("/d", minute, minute * MINUTE_MS, [seen(minute - start)])
+    for _ in range(2):  # once more changes nothing
+        samples.thin(start + module.FINE_MINUTES + 31)
+        found = samples.of("/d", "queue orders", 0)
+        assert [row[1:] for row in found[:3]] == [(14, 14, 0, 14), (29, 15, 0, 15), (30, 1, 0, 1)]
+        assert len(found) == 2 + 15
+    monkeypatch.setattr(module, "MOST_SAMPLES", 10)
+    samples.thin(start + module.FINE_MINUTES + 31)
+    assert [row[1] for row in samples.of("/d", "queue orders", 0)] == list(range(35, 45))
+    samples.thin(start + 44 + module.COARSE_MINUTES + 1)
+    assert samples.of("/d", "queue orders", 0) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database at all" * 1000, None])
+def test_a_damaged_file_of_samples_is_replaced(damage: bytes | None, samples: Any) -> None:
+    samples.add("/d", NOON, NOON * MINUTE_MS, [seen(1)])
+    data = Path(samples.path).read_bytes()
+    Path(samples.path).write_bytes(data[:5000] + b"\xff" * (len(data) - 5000) if damage is None else damage)
+    with suppress(sqlite3.DatabaseError):  # found out in the middle: the next one is right
+        samples.add("/d", NOON, NOON * MINUTE_MS, [seen(2)])
+    samples.add("/d", NOON + 1, (NOON + 1) * MINUTE_MS, [seen(3)])
+    assert samples.of("/d", "queue orders", 0)[-1][1] == 3
+
+
+def test_queues_and_topics_are_sampled_once_a_minute_whoever_looks(directory: Path, samples: Any, monkeypatch: Any) -> None:
+    from qewqew_airflow.page import samples as module
+    from qewqew_airflow.page.contents import places_to_sample
+
+    monkeypatch.setenv("AIRFLOW_CONN_TWIN", json.dumps({"conn_type": "qewqew", "host": f"{directory}/../{directory.name}"}))
+    now = [float(NOON * 60)]
+    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    samplers = [module.Sampler(samples, places_to_sample) for _ in range(3)]
+    with Queue(directory / "orders") as queue, Topic(directory / "events") as topic, topic.reader("lake"):
+        for _ in range(2):
+            queue.put_many([b"x"] * 3)
+            topic.append_many([b"x"] * 5)
+            for sampler in samplers:
+                sampler.sample()
+            now[0] += 60
+    assert {name: [depth for _, depth in rows] for name, rows in samples.depths(str(directory), 0).items()} == {
+        "queue orders": [3, 6],
+        "topic events": [5, 10],
+    }
+
+
+def test_airflow_runs_the_sampler_as_long_as_its_api_server_and_the_samples_outlive_it(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, samples: Any
 ) -> None:
     import threading
     import time
@@ -572,7 +652,8 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
 
     with Queue(directory / "orders") as queue:
         queue.put_many([b"x"] * 3)
-    monkeypatch.setattr(app, "_history", app.History(app.RecentContents()))
+    monkeypatch.setattr(app, "_samples", samples)
+    monkeypatch.setattr(app, "_sampler", app.Sampler(samples, app.places_to_sample))
 
     def running() -> bool:
         return any(thread.name == "qewqew samples" for thread in threading.enumerate())
@@ -584,9 +665,19 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
         deadline = time.monotonic() + 300
         while not (found := viewer.get(f"{PAGE}/data/history").json()["qewqew_default"]):
             assert time.monotonic() < deadline
-        ((_, count),) = found["queue orders"]
-        assert count == 3
+        assert found["queue orders"][0][1] == 3
     assert not running()
+    answer = viewer.get(f"{PAGE}/connections/qewqew_default/samples", params={"queue": "orders", "hours": 1})
+    assert answer.json()["samples"][0][1:] == [3, None, None, 0]
+
+
+def test_samples_that_cannot_be_read_are_said_to_be_away(directory: Path, client: Login, monkeypatch: Any) -> None:
+    from qewqew_airflow.page import app
+
+    monkeypatch.setattr(app, "_samples", app.Samples(str(directory)))  # a directory is no file
+    for path in ("data/history", "connections/qewqew_default/samples?queue=orders"):
+        assert client("viewer").get(f"{PAGE}/{path}").status_code == 503
+    assert only_connection(client("viewer"))["error"] is None
 
 
 def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:
