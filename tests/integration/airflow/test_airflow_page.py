@@ -488,6 +488,142 @@ def test_a_dead_batch_of_a_reader_is_returned_put_back_or_dropped(directory: Pat
             assert len(reader.read_many(10, timeout=0)) == (2 if action == "put-back" else 0)
 
 
+@pytest.fixture
+def leased(directory: Path, run: Any) -> Callable[..., dict[str, Any]]:
+    """``leased(dag_id, state)``: a batch leased by a task of a run in Airflow, whose instance is then in this state."""
+
+    def make(dag_id: str, state: str | None, run_state: str = "failed") -> dict[str, Any]:
+        from airflow.models.dagrun import DagRun
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.sdk import DAG, task
+        from airflow.utils.session import create_session
+
+        with DAG(dag_id, schedule=None) as dag:
+
+            @task
+            def load() -> None: ...
+
+            load()
+        run_id = run(dag).run_id
+        with create_session() as session:
+            session.query(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id).update({"state": state})
+            session.query(DagRun).filter_by(dag_id=dag_id, run_id=run_id).update({"state": run_state})
+        with Queue(directory / "orders") as queue:
+            queue.put_many([b"x"] * 3)
+            batch = queue.lease(f"{dag_id}|{run_id}|load|-1")
+            assert batch is not None
+        return {"queue": "orders", "batch": batch.id, "state": "leased", "attempt": 1, "made": batch.made}
+
+    return make
+
+
+def test_a_leased_batch_whose_task_is_gone_is_stuck_and_can_be_returned(
+    directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+
+    body = leased("page_gone", "failed")
+    op = client("op")
+    (row,) = only_connection(op)["queues"]
+    assert (row["stuck"], row["batches"][0]["owner"]["life"]) == (1, "gone")
+    assert [act(op, action, body).status_code for action in ("put-back", "drop")] == [400, 400]
+    answer = act(op, "return", body)
+    assert (answer.status_code, answer.json()) == (200, {"batch": body["batch"], "records": 3})
+    with Queue(directory / "orders") as queue:
+        (batch,) = queue.batches()
+    assert (batch.state, batch.reason) == ("returned", "op returned it on the page: its owner was gone")
+    assert act(op, "return", body).status_code == 409
+    with create_session() as session:
+        (entry,) = session.query(Log).filter_by(event="qewqew_return", dag_id="page_gone").all()
+        assert (entry.owner, entry.task_id, json.loads(entry.extra)["batch"]) == ("op", "load", body["batch"])
+
+
+@pytest.mark.parametrize(
+    ("state", "run_state"),
+    [
+        *[(state, "running") for state in ("running", "queued", "deferred", "up_for_retry", None, "success")],
+        ("running", "failed"),
+        ("up_for_retry", "failed"),
+    ],
+)
+def test_a_leased_batch_stays_with_a_task_that_works_on_it_or_will(
+    state: str | None, run_state: str, directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    body = leased(f"page_alive_{state}_{run_state}", state, run_state)
+    op = client("op")
+    assert only_connection(op)["queues"][0]["stuck"] == 0
+    answer = act(op, "return", body)
+    assert (answer.status_code, "stays with its owner" in answer.json()["detail"]) == (409, True)
+    with Queue(directory / "orders") as queue:
+        assert [batch.state for batch in queue.batches()] == ["leased"]
+
+
+def test_a_leased_batch_stays_with_a_process_that_lives_and_with_owners_that_airflow_does_not_know(
+    directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    import fcntl
+
+    op = client("op")
+    body = leased("page_zombie", "failed")
+    fd = os.open(directory / "orders.batches" / body["batch"], os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        answer = act(op, "return", body)
+        assert (answer.status_code, "a process on this host" in answer.json()["detail"]) == (409, True)
+    finally:
+        os.close(fd)
+    for key, why in (("a program", "is no task of Airflow"), ("nowhere|run|load|-1", "of no DAG of this Airflow")):
+        with Queue(directory / "others") as queue:
+            queue.put(b"x")
+            batch = queue.lease(key)
+            assert batch is not None
+        other = {**body, "queue": "others", "batch": batch.id, "made": batch.made}
+        answer = act(op, "return", other)
+        assert (answer.status_code, why in answer.json()["detail"]) == (409, True)
+    assert act(op, "return", body).status_code == 200
+
+
+def test_batches_are_told_with_the_results_of_their_tasks_and_after_their_records_are_gone(
+    directory: Path, client: Login, run: Any
+) -> None:
+    from datetime import timedelta
+
+    from airflow.sdk import DAG, task
+
+    reported = {"good": 2, "bad": 1, "reasons": {"malformed": 1}, "outputs": [{"table": "db.t", "snapshot": "7"}], "secret": 1}
+    with DAG("page_results", schedule=None) as dag:
+
+        @task
+        def load(ti: Any = None) -> dict[str, Any]:
+            with Queue(directory / "orders", retention=timedelta(0)) as queue:
+                queue.put_many([b"x"] * 3)
+                batch = queue.lease(f"page_results|{ti.run_id}|load|-1")
+                assert batch is not None
+                batch.ack()
+            return {"batch_id": batch.id, "oldest": "2026-01-01T00:00:00Z", **reported}
+
+        load()
+    run(dag)
+
+    def batches(role: str) -> list[dict[str, Any]]:
+        answer = client(role).get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"})
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["batches"])
+
+    (batch,) = batches("op")
+    assert (batch["state"], batch["records"], batch["task"]["dag"]) in {("gone", 3, "page_results"), ("acked", 3, "page_results")}
+    assert batch["result"] == {
+        **{name: reported[name] for name in reported if name != "secret"},
+        "oldest": "2026-01-01T00:00:00Z",
+    }
+    with Queue(directory / "orders") as queue:
+        queue.put(b"x")
+        queue.lease("somebody else")
+    (other, _) = batches("viewer")
+    assert (other["state"], other["key"], other["task"]) == ("leased", None, None)
+
+
 def test_what_was_done_is_seen_at_once(directory: Path, client: Login) -> None:
     op = client("op")
     body = dead_batch(directory, [b"x"])
