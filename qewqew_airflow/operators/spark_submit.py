@@ -21,6 +21,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
 )
 from airflow.sdk import BaseHook
+from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.assets.qewqew import write_counts
@@ -346,7 +347,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _heard(self, line: str) -> str:
         """A line that spark-submit prints. The first that names Spark's UI makes the link to it."""
-        if self._tell_ui is not None and (url := ui_of(line)):
+        if self._tell_ui is not None and (url := ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
             tell, self._tell_ui = self._tell_ui, None
             try:
                 tell(url)

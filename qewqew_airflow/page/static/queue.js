@@ -94,8 +94,7 @@ function batchRow(route, connection, batch) {
   return { key: `${batch.reader ?? ""} ${batch.id}`, classes: isSought(route, batch) ? ".sought" : "", cells: [
     h("td", {}, h(`span.badge.${batch.state}`, { title }, state), stuck && h("span.badge.dead", { title: batch.owner.why }, "stuck")),
     h("td", {}, owner(batch), batch.reader && h("div.quiet.small", {}, `reader ${batch.reader}`), h("code.small", {}, batch.id),
-      batch.reason && h("div.reason", {}, batch.reason), stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`),
-      batch.staged_by?.length ? h("div.quiet.small", {}, `staged by ${batch.staged_by.join(", ")}`) : null),
+      batch.reason && h("div.reason", {}, batch.reason), stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`)),
     h("td", { title: `${plural(batch.records, "record")}, ${plural(batch.bytes, "byte")}` }, short(batch.records)),
     numberCell(batch.attempt, ["lease"]), h("td", {}, result(batch)), h("td", {}, times(batch)), h("td", {}, acts)] };
 }

@@ -452,16 +452,16 @@ def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(
 @pytest.mark.parametrize(
     ("line", "url"),
     [
-        ("INFO Utils: Bound SparkUI to 0.0.0.0, and started at http://10.0.0.7:4040", "http://10.0.0.7:4040"),
-        ("26/11/25 INFO SparkContext: Spark web UI at http://w1:4041.", "http://w1:4041"),
+        ("26/11/25 06:35:22 INFO Utils: Successfully started service 'SparkUI' on port 4041.", "http://w1:4041"),
+        ("26/11/25 06:35:27 INFO SparkUI: Stopped Spark web UI at http://localhost:4040", None),
         ("\t tracking URL: https://rm:8090/proxy/application_1_2/", "https://rm:8090/proxy/application_1_2/"),
-        ("INFO Utils: Successfully started service 'SparkUI' on port 4040.", None),
+        ("INFO Utils: Successfully started service 'sparkDriver' on port 4040.", None),
         ("tracking URL: N/A", None),
         ("tracking URL: javascript:alert(1)", None),
     ],
 )
 def test_the_address_of_sparks_ui_is_found_in_its_output(line: str, url: str | None) -> None:
-    assert ui_of(line) == url
+    assert ui_of(line, "w1") == url
 
 
 def test_the_job_has_the_name_of_dag_and_task_unless_it_is_given_one() -> None:
