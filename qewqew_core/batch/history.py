@@ -53,6 +53,15 @@ class History:
     def __iter__(self) -> Iterator[BatchState]:
         return (_unpack(line)[0] for block in self.blocks for line in block.each())
 
+    def newest(self, most: int) -> list[BatchState]:
+        """Up to ``most`` of those that were acknowledged last, in order."""
+        lines: list[bytes] = []
+        for block in reversed(self.blocks):
+            if len(lines) >= most:
+                break
+            lines[:0] = block.each()
+        return [_unpack(line)[0] for line in lines[-most:]]
+
     @property
     def records(self) -> int:
         return sum(block.records for block in self.blocks)
