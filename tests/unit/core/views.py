@@ -92,7 +92,7 @@ def view_of_topic(topic: Topic) -> View:
                         pending.add(found.message.number)
             stem = f"{topic.path}/state/{name}"
             kept = {}
-            for batch in state.batches.values():
+            for batch in state.with_history():
                 directory = places.directory_of(stem, batch)
                 body = manifest.load(directory)
                 records = [part for segment in body.segments for part in segments.read_records(directory, body, segment)]
