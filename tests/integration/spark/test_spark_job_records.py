@@ -262,8 +262,10 @@ def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
         b'{"id":"x"}': "a value does not fit the schema: id: 'x' is no INT",
         b'{"id":1,"day":"2026-12-24"}': "a value does not fit the schema: day: '2026-12-24' is no DATE",
         b'{"parts":[{"day":5}]}': "a value does not fit the schema: parts: '[{\"day\":5}]' is no ARRAY",
-        b'{"id":': "malformed JSON",
-        b'{"id":1} {"id":2}': "malformed JSON",
+        b'{"id":': "malformed JSON: at byte 6: Expecting value",
+        b'{"id":1} {"id":2}': "malformed JSON: at byte 9: Extra data",
+        '{"id":"äöü" 1}'.encode(): "malformed JSON: at byte 15: Expecting ',' delimiter",
+        b'{"parts":' + b"[" * 5000: "malformed JSON: nested too deep",
         b'{"id":"\xff"}': "not valid UTF-8",
         b"": "empty record",
         b"  ": "not a JSON object",
@@ -279,7 +281,7 @@ def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
     assert found == why
     assert (result["good"], result["reasons"]["malformed JSON"], result["reasons"]["a value does not fit the schema"]) == (
         3,
-        2,
+        4,
         3,
     )
 
