@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from airflow.providers.common.compat.sdk import AirflowException
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from qewqew_core import BadPath, QewQewError
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+
+from qewqew_core import BadArgument, BadPath, QewQewError, RecordTooLarge
 
 
 class WrongHost(BadPath):
@@ -29,3 +32,21 @@ class SparkJobFailed(QewQewError, AirflowException):
 
 class LeaseLost(QewQewError, AirflowException):
     """The lease could not be extended in time: the batch is another's now, or may be; nothing was acknowledged."""
+
+
+# What is wrong with the task itself, its connection or its worker: it is the same at the next try.
+HOPELESS = (BadArgument, BadPath, RecordTooLarge)
+AGAIN = "Another try would end the same way, so there is none: mend this, then clear the task"
+
+
+def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
+    return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
+
+
+@contextmanager
+def no_retry_for_the_hopeless() -> Iterator[None]:
+    """Turn what `HOPELESS` names into an AirflowFailException, after which Airflow does not try the task again."""
+    try:
+        yield
+    except HOPELESS as error:
+        raise fails_at_once(error, AGAIN) from error

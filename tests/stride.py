@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pytest
@@ -60,10 +59,18 @@ def swept(values: Iterable[Any], *, quick: int, full: int = 1) -> list[Any]:
 
 @pytest.fixture
 def every(request: pytest.FixtureRequest) -> Every:
-    """Of the positions of a sweep those that this run has: ``for byte in every(range(1000), quick=50)``."""
-    if LEVEL == "rest" and not _is_quickly(request.node):
-        return partial(_selected, level="full")
-    return _selected
+    """Of the positions of a sweep those that this run has: ``for byte in every(range(1000), quick=50)``.
+
+    The first and the last are among them, whatever the offset: a test may count on seeing what is before a sweep, and behind it.
+    """
+    level = "full" if LEVEL == "rest" and not _is_quickly(request.node) else LEVEL
+
+    def with_both_ends(values: Iterable[T], *, quick: int, full: int = 1) -> list[T]:
+        positions = range(len(listed := list(values)))
+        ends = {*positions[:1], *positions[-1:]}
+        return [listed[at] for at in sorted(ends.union(_selected(positions, quick=quick, full=full, level=level)))]
+
+    return with_both_ends
 
 
 def _is_quickly(item: pytest.Item) -> bool:

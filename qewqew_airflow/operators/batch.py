@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
+from airflow.providers.common.compat.sdk import AirflowSkipException
 
-from qewqew_airflow.errors import LeaseLost
+from qewqew_airflow.errors import LeaseLost, fails_at_once
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.source import Source
@@ -56,10 +56,6 @@ def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) ->
             f"batch {batch_id} was leased again since, by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
         )
     return batch
-
-
-def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
-    return AirflowFailException(f"{type(error).__name__}: {error}. {advice}")
 
 
 def numbers(batch: Batch) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from airflow.sdk import BaseOperator, TriggerRule, XComArg
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.errors import fails_at_once, no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import make_key, task_key
 from qewqew_airflow.links.qewqew import QewQewLink
-from qewqew_airflow.operators.batch import fails_at_once, lease, numbers, still_ours
+from qewqew_airflow.operators.batch import lease, numbers, still_ours
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.source import Source, Start
 from qewqew_core import BadArgument, Batch, BatchConflict, BatchExpired, BatchNotFound, Queue, Reader
@@ -89,6 +90,7 @@ class QewQewLeaseOperator(BaseOperator):
             if not is_rendered_later(getattr(self, name)):
                 self._bound(name)
 
+    @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
         limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
@@ -140,6 +142,7 @@ class _EndLeaseOperator(BaseOperator):
                 "batch is an id: give the queue_name, or topic and reader, that it is of, or the lease task's output"
             )
 
+    @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         self._take_output()
         if self.batch is None:

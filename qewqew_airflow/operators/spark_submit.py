@@ -23,7 +23,14 @@ from airflow.sdk import BaseHook
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.assets.qewqew import write_counts
-from qewqew_airflow.errors import LeaseLost, SparkConnectionMissing, SparkJobFailed
+from qewqew_airflow.errors import (
+    AGAIN,
+    LeaseLost,
+    SparkConnectionMissing,
+    SparkJobFailed,
+    fails_at_once,
+    no_retry_for_the_hopeless,
+)
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
@@ -102,8 +109,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
-        ``{"env": NAME}`` or ``{"file": PATH}``) (templated). Each is overwritten under the batch's id; to an Iceberg
-        or Delta table the batch is appended once.
+        ``{"env": NAME}`` or ``{"file": PATH}``), ``commit`` (templated). Each is overwritten under the batch's id; to
+        an Iceberg or Delta table the batch is appended once, with ``commit`` "spark" by Spark's own connector.
     :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
     :param schema: of the records, as Spark DDL; without it Spark infers that of JSON records (templated)
     :param read_options: dict of options of the data source, like a codec's (templated)
@@ -121,8 +128,10 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     ``env_vars`` or the environment say otherwise; a spark-submit that is not on PATH is looked for
     beside this Python.
 
-    Raises `BadArgument`, `BadPath`, `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound`
-    before anything is leased, `SparkJobFailed`, and `LeaseLost`.
+    Fails at once, without retries and before anything is leased, for `BadArgument` and `BadPath`; the ready-made job's
+    `BadArgument` (a schema that Spark does not take, a table of another kind) fails at once too, and the batch is returned.
+    Raises `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound` before anything is leased, `SparkJobFailed`, and
+    `LeaseLost`.
     """
 
     template_fields: Sequence[str] = (
@@ -185,14 +194,16 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         key = task_key(context)
         end_with_supervisor()
         try:
-            self._check_job()
-            self._source().path(hook)
-            self._check_worker()
-            leased = lease(hook, self._source(), key, self.max_records, self.max_bytes, self.lease_timeout)
+            with no_retry_for_the_hopeless():
+                self._check_job()
+                self._source().path(hook)
+                self._check_worker()
+                leased = lease(hook, self._source(), key, self.max_records, self.max_bytes, self.lease_timeout)
             batch = leased.batch
             with leased.alone(self._kill_driver):
                 with leased.extended(self._kill_driver):
-                    manifest = batch.manifest_path if self.publish_to is None else self._publish(batch)
+                    with no_retry_for_the_hopeless():
+                        manifest = batch.manifest_path if self.publish_to is None else self._publish(batch)
                     report = self._submit(context, batch, manifest)
                 leased.acknowledge()
             self._clean_up(context, manifest)
@@ -312,7 +323,10 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             try:
                 super().execute(context)
             except (AirflowException, RuntimeError) as error:  # the latter of a driver elsewhere
-                raise SparkJobFailed(f"batch {batch.id}: {last_error(str(error))}") from error
+                failure = SparkJobFailed(f"batch {batch.id}: {(reason := last_error(str(error)))}")
+                if self._ready_made and reason.startswith("BadArgument: "):
+                    raise fails_at_once(failure, AGAIN) from error
+                raise failure from error
             report = read_result(result)
         report.pop("batch", None)  # it is the batch_id
         self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))

@@ -14,6 +14,7 @@ from airflow.sdk.execution_time.lazy_sequence import LazyXComSequence
 
 from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.assets.qewqew import write_counts
+from qewqew_airflow.errors import no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settings
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
@@ -69,10 +70,10 @@ class QewQewStageOperator(BaseOperator):
     :param op_kwargs: for the callable (templated)
     :param qewqew_conn_id: the connection (templated)
 
-    Raises `BadArgument`, `BadPath`, `BadRecord`, `RecordTooLarge`, `Locked`, `Full` and
-    `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to wait here would keep
-    those out who make room) and what else `Session.commit` or `Topic.append_many` raises; nothing was
-    stored then.
+    Fails at once, without retries, for `BadArgument`, `BadPath` and `RecordTooLarge`, which another try would meet again.
+    Raises `BadRecord`, `Locked`, `Full` and `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to
+    wait here would keep those out who make room) and what else `Session.commit` or `Topic.append_many` raises. Nothing
+    was stored then.
     """
 
     template_fields: Sequence[str] = (
@@ -147,6 +148,7 @@ class QewQewStageOperator(BaseOperator):
         if path is not None and not is_rendered_later(path):
             self._file_format()
 
+    @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         hook, key, size = QewQewHook(self.qewqew_conn_id), task_key(context), 0
         kind, name = (Kind.QUEUE, str(self.queue_name)) if self.topic is None else (Kind.TOPIC, self.topic)

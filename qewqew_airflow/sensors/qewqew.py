@@ -11,6 +11,7 @@ from airflow.configuration import conf
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
+from qewqew_airflow.errors import no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.links.qewqew import QewQewLink
 from qewqew_airflow.shared import metrics
@@ -56,8 +57,8 @@ class QewQewSensor(BaseSensorOperator):
     :param qewqew_conn_id: the connection (templated)
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``
 
-    Raises `BadArgument` for thresholds out of range or above what the connection lets a queue hold, and `BadPath` when the
-    directory does not exist or cannot be read: the task fails at once, it does not wait.
+    Fails at once, it does not wait and is not tried again: for `BadArgument`, thresholds out of range or above what the
+    connection lets a queue hold, and for `BadPath`, a directory that does not exist or cannot be read.
     """
 
     template_fields: Sequence[str] = (
@@ -97,6 +98,7 @@ class QewQewSensor(BaseSensorOperator):
         self._source()
         self._thresholds()  # a wrong number is an error of the DAG file, shown before any run
 
+    @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> Any:
         store = context.get("task_state_store")
         before: Any = store.get(READY) if store is not None else None
@@ -104,6 +106,11 @@ class QewQewSensor(BaseSensorOperator):
             self.log.info("Not waiting again: %s was ready in this run before (%s)", self._source(), before["ready"])
             return before
         return self._remember(context, super().execute(context))
+
+    @no_retry_for_the_hopeless()
+    def resume_execution(self, *args: Any, **kwargs: Any) -> Any:
+        """Outside of what Airflow does here: it would skip a task with soft_fail, which is for time-outs."""
+        return super().resume_execution(*args, **kwargs)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """The trigger has fired."""

@@ -27,13 +27,24 @@ class QueueStats:
     dead: int
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
+    oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
+
+
+STATES = ("leased", "returned", "dead")
 
 
 def counts(batches: Collection[BatchState]) -> dict[str, int]:
     """How many are leased, returned and dead; see `QueueStats`."""
     now = now_ms()
     states = ["returned" if batch.expired(now) else batch.state for batch in batches]
-    return {state: states.count(state) for state in ("leased", "returned", "dead")}
+    return {state: states.count(state) for state in STATES}
+
+
+def oldest_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
+    """When that of these was leased that has been leased for longest, and still is."""
+    now = now_ms()
+    times = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
+    return arguments.moment(min(times)) if times else None
 
 
 def last_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:

@@ -15,7 +15,7 @@ import typer
 from rich.live import Live
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import counts, last_lease
+from qewqew_core.batch.stats import STATES, counts, last_lease, oldest_lease
 from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.terminal import (
     INTERRUPTED,
@@ -36,12 +36,11 @@ from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.monitoring import MOST
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_topic
 
 app = typer.Typer()
-
-_COUNTS = ("leased", "returned", "dead")
 
 
 def _look(path: str, kind: Kind) -> dict[str, Any]:
@@ -59,6 +58,7 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
             **counts(batches),
             "on_disk": stats.on_disk,
             "last_lease": last_lease(batches),
+            "oldest_lease": oldest_lease(batches),
             "files": stats.blocks,
             "newest": stats.newest,
             "first": stats.first,
@@ -85,7 +85,7 @@ def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dic
 
 
 def print_readers(rows: list[dict[str, Any]]) -> None:
-    columns = ["reader", "filter", "lag", "in flight", "lost", *_COUNTS]
+    columns = ["reader", "filter", "lag", "in flight", "lost", *STATES]
     cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
     print_table(columns, cells, numbers=tuple(columns[2:]))
 
@@ -108,13 +108,13 @@ def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
 
 def _table(rows: list[dict[str, Any]], *more: str) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
     """Columns, cells, and which of the columns are numbers. ``more``: other columns, of numbers."""
-    columns = ["path", "kind", "records", "bytes", "oldest", "lag", *_COUNTS, "on disk", *more]
+    columns = ["path", "kind", "records", "bytes", "oldest", "lag", *STATES, "on disk", *more]
     if any("error" in row for row in rows):
         columns.append("error")
     return (
         columns,
         [[_cell(row, name) for name in columns] for row in rows],
-        ("records", "bytes", "lag", *_COUNTS, "on disk", *more),
+        ("records", "bytes", "lag", *STATES, "on disk", *more),
     )
 
 
@@ -134,7 +134,7 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the queues and topics in directories, without locking them.
+    """List the queues and topics in directories and below them, without locking them.
 
     What cannot be read has its error in the list, and the exit code is that of the error.
     """
@@ -145,11 +145,13 @@ def ls(
 
 
 def _in(path: str) -> list[str]:
-    """The queues and topics in a directory; a path that is none for itself."""
+    """The queues and topics in a directory and below it; a path that is none for itself."""
     if not os.path.isdir(path) or listing.kind_of(path) is not None:
         return [path]
-    found = listing.names_in(path)
-    return found if path == "." else [os.path.join(path, name) for name in found]
+    found = listing.find(path, MOST)
+    if not found.complete:
+        say(f"there are more below {path} than are shown")
+    return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
 
 
 @app.command("stat", rich_help_panel="Looking")
@@ -171,7 +173,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     rows["files"] = f"{found['files']:,}"
     for name in ("oldest", "newest") if kind is Kind.TOPIC else ("oldest",):
         rows[name] = f"{found[name]} ({age(datetime.fromisoformat(found[name]))})" if found[name] else "none"
-    rows |= {name: counted(found[name], "batch", "batches") for name in _COUNTS}
+    rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
     rows["locked by"] = f"process {owner}" if owner else "no process that can be seen"
     print_table([], [[name, text] for name, text in rows.items()])

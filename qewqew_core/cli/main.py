@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"qewqew: the command line needs {missing.name}, which is not installed: pip install 'qewqew[cli]'")
 
-from qewqew_core.cli import cli_batches, cli_damage, cli_files, cli_looking, cli_records, cli_topic
+from qewqew_core.cli import cli_batches, cli_damage, cli_files, cli_looking, cli_monitoring, cli_records, cli_topic
 from qewqew_core.cli.terminal import EPILOG, Commands, print_line
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for _family in (cli_records, cli_looking, cli_batches, cli_damage, cli_files):
+for _family in (cli_records, cli_looking, cli_monitoring, cli_batches, cli_damage, cli_files):
     app.add_typer(_family.app)
 app.add_typer(cli_topic.app, name="topic", rich_help_panel="Topics")
 

@@ -166,6 +166,15 @@ def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T
             seen = here
 
 
+# What a body that is not as it was written raises while it is read and applied.
+NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
+
+
+def contradiction(error: Exception, path: str, offset: int) -> Corrupt:
+    """For a frame that raises `NONSENSE`. Its checksum is right, so it was written so: better no queue than a wrong one."""
+    return Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=offset)
+
+
 def json_fields(body: bytes) -> dict[str, Any]:
     """The body of a frame that is a JSON object. Raises ValueError for any other, and RecursionError."""
     fields = json.loads(body)

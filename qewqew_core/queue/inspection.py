@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.stats import QueueStats, counts, last_lease
+from qewqew_core.batch.stats import QueueStats, counts, last_lease, oldest_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
@@ -156,6 +156,7 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
         oldest=arguments.moment(chunks[0].time()) if chunks else None,
         on_disk=_on_disk(files, path, state),
         last_lease=last_lease(state.batches.values()),
+        oldest_lease=oldest_lease(state.batches.values()),
         **counts(state.batches.values()),
     )
 

@@ -31,7 +31,7 @@ def pack(operation: JsonOperation) -> bytes:
 
 
 def unpack(body: Body) -> JsonOperation:
-    """Raises `log.NONSENSE` for what nothing of ours has written."""
+    """Raises `journal.NONSENSE` for what nothing of ours has written."""
     fields = json.loads(bytes(body))
     name = fields.pop("op")
     if name in BATCH_OPERATIONS:

@@ -78,12 +78,15 @@ _STORED = struct.Struct(">HIIH")  # chunk, head, tail, next
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
-_EXTENT = struct.Struct(">cHIII")  # X chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
-_TAKE = struct.Struct(">cHIII")  # G chunk, start, end, records: from the head on, or behind what sessions hold
-_NEW = struct.Struct(">cHI")  # N chunk, size
-_PUT_KEY = struct.Struct(">c16sQ")  # K hash of the key, records put under it
 _JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `json_operations`
-_A, _X, _G, _N, _K, _J = b"AXGNKJ"
+_OF_ONE_SIZE: dict[int, tuple[type[Operation], struct.Struct]] = {
+    # chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
+    ord("X"): (Extent, struct.Struct(">cHIII")),
+    ord("G"): (Take, struct.Struct(">cHIII")),  # chunk, start, end, records: from the head on, or behind what sessions hold
+    ord("N"): (NewChunk, struct.Struct(">cHI")),  # chunk, size
+    ord("K"): (PutKey, struct.Struct(">c16sQ")),  # hash of the key, records put under it
+}
+_LETTERS = {kind: (bytes((letter,)), form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 _COMMIT_INLINE, _COMMIT_TAKE = struct.Struct(">QcHII"), struct.Struct(">QcHIII")  # with the time before it
 
 
@@ -111,14 +114,9 @@ def _parts(operation: Operation) -> tuple[Body, ...]:
         case Append():
             chunk_id, records, frames = operation
             return _INLINE.pack(b"A", chunk_id, records, len(frames)), frames
-        case Extent():
-            return (_EXTENT.pack(b"X", *operation),)
-        case Take():
-            return (_TAKE.pack(b"G", *operation),)
-        case NewChunk():
-            return (_NEW.pack(b"N", *operation),)
-        case PutKey():
-            return (_PUT_KEY.pack(b"K", *operation),)
+        case Extent() | Take() | NewChunk() | PutKey():
+            letter, form = _LETTERS[type(operation)]
+            return (form.pack(letter, *operation),)
         case _:
             body = json_operations.pack(operation)
             return _JSON.pack(b"J", len(body)), body
@@ -155,29 +153,21 @@ def time_of(body: Body) -> int:
 
 
 def unpack(body: Body) -> Iterator[Operation]:
-    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
+    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that nothing of ours has written."""
     at = _TIME.size
     while at < len(body):
         letter = body[at]
-        if letter == _A:
+        if letter == ord("A"):
             _, chunk_id, records, size = _INLINE.unpack_from(body, at)
             at += _INLINE.size + size
             if at > len(body):
                 raise ValueError("a commit is shorter than its records")
             yield Append(chunk_id, records, body[at - size : at])
-        elif letter == _X:
-            yield Extent(*_EXTENT.unpack_from(body, at)[1:])
-            at += _EXTENT.size
-        elif letter == _G:
-            yield Take(*_TAKE.unpack_from(body, at)[1:])
-            at += _TAKE.size
-        elif letter == _N:
-            yield NewChunk(*_NEW.unpack_from(body, at)[1:])
-            at += _NEW.size
-        elif letter == _K:
-            yield PutKey(*_PUT_KEY.unpack_from(body, at)[1:])
-            at += _PUT_KEY.size
-        elif letter == _J:
+        elif letter in _OF_ONE_SIZE:
+            kind, form = _OF_ONE_SIZE[letter]
+            yield kind(*form.unpack_from(body, at)[1:])
+            at += form.size
+        elif letter == ord("J"):
             _, size = _JSON.unpack_from(body, at)
             at += _JSON.size + size
             yield json_operations.unpack(body[at - size : at])
@@ -216,10 +206,6 @@ class Replayed:
         return all(now in those for now, *those in zip(on_disk, *ours, strict=True))
 
 
-# What a body that is not as it was written raises while it is read and applied.
-NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
-
-
 def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
@@ -253,9 +239,8 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 _checkpoint(result, at == marks[-1])
             else:
                 load(kind, body, state)
-        except NONSENSE as error:
-            # The checksum is right, so this was written so: better no queue than a wrong one.
-            raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=at) from error
+        except journal.NONSENSE as error:
+            raise journal.contradiction(error, path, at) from error
         result.end = end
     result.torn = not journal.ends_in_zeros(data, result.end)
     if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
@@ -360,7 +345,7 @@ def snapshot(state: State, generation: int) -> bytes:
 
 
 def load(kind: int, body: Body, state: State) -> None:
-    """Take over what a frame of the snapshot says. Raises `NONSENSE`."""
+    """Take over what a frame of the snapshot says. Raises `journal.NONSENSE`."""
     if kind == _CHUNK_KIND:
         (chunk_state,) = _unpack_chunks(body)
         state.chain[chunk_state.id] = chunk_state

@@ -11,6 +11,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
 from qewqew_core.crc import crc32
+from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, close_each, read_whole
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
@@ -249,7 +250,7 @@ class Decision:
             self._plan.rewrite.update(list(state.real)[-1:])  # what lies behind its tail is to be kept, not overwritten
         for number, (_, kind, body, _) in enumerate(left.frames):
             state.late = number > last_checkpoint
-            with contextlib.suppress(*logs.NONSENSE):
+            with contextlib.suppress(*journal.NONSENSE):
                 if kind == logs.COMMIT:
                     state.hear(body)
                 elif left.prefix is None:
@@ -400,10 +401,8 @@ class _Behind(State):
         if self.late and chunk_id in self.real:
             copy = cut.chunk(new_id)
             copy.size = size
-            self.real = {
-                chunk_state.id: chunk_state
-                for chunk_state in (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.real.values())
-            }
+            chunks = (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.real.values())
+            self.real = {chunk_state.id: chunk_state for chunk_state in chunks}
 
     def lease(self, batch: BatchState, parts: list[tuple[int, Cut | None]]) -> None:
         directory = places.directory_of(self.path, batch)

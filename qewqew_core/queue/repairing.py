@@ -159,7 +159,7 @@ class _Repair:
         try:
             aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self._plan.report = self._absolute(body)
-        except logs.NONSENSE as error:
+        except journal.NONSENSE as error:
             raise Corrupt(f"an unfinished repair makes no sense: {error!r}", path=self._plan.path + paths.LOG) from error
         for chunk_state, pointers in state.pointers():
             on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]

@@ -152,10 +152,8 @@ class State(LeaseState):
         """A copy without the gaps, in a new file, takes the place of a chunk."""
         copy = cut.chunk(new_id)
         copy.size, copy.stored = size, (chunk.BEGIN, chunk.BEGIN, chunk.NONE)
-        self.chain = {
-            chunk_state.id: chunk_state
-            for chunk_state in (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.chain.values())
-        }
+        chunks = (copy if chunk_state.id == chunk_id else chunk_state for chunk_state in self.chain.values())
+        self.chain = {chunk_state.id: chunk_state for chunk_state in chunks}
         self.dropped.append(chunk_id)
         self.emptied.append(chunk_id)
 

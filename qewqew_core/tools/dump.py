@@ -92,7 +92,7 @@ def lines(source: Source, kind: FileKind) -> Iterator[Line]:
         yield from _FORMATS[kind](source)
     except Corrupt as error:
         yield Line(error.offset or 0, kind, {}, _what(error, source))
-    except logs.NONSENSE:
+    except journal.NONSENSE:
         yield Line(source.size, kind, {}, "the file ends too early")
 
 
@@ -164,7 +164,7 @@ def _log(source: Source) -> Iterator[Line]:
         what = _what(wrong, source) if wrong and wrong.offset == frame.start else None
         try:
             fields = form.decode(frame)
-        except logs.NONSENSE as error:
+        except journal.NONSENSE as error:
             fields, what = {}, what or f"the frame cannot be read: {error!r}"
         yield Line(frame.start, form.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
         at = frame.end

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, counts, last_lease
+from qewqew_core.batch.stats import QueueStats, counts, last_lease, oldest_lease
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
@@ -219,5 +219,6 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
         last_lease=last_lease(state.batches.values()),
+        oldest_lease=oldest_lease(state.batches.values()),
         **counts(state.batches.values()),
     )

@@ -130,7 +130,7 @@ def commit(time: int, operations: Sequence[Operation]) -> bytes:
 
 
 def unpack(body: bytes) -> Operation:
-    """Raises `NONSENSE` for what nothing of ours has written."""
+    """Raises `journal.NONSENSE` for what nothing of ours has written."""
     name, *values = _decode(body.decode())
     kind = _BY_NAME[name]
     if kind is Change:
@@ -199,18 +199,15 @@ def replay(data: bytes, path: str) -> Replayed:
             if frame.kind != SNAPSHOT:
                 raise ValueError("no snapshot comes first")
             state, snapshot_end = _load(frame.body), end
-        except NONSENSE as error:
+        except journal.NONSENSE as error:
             raise Corrupt(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
     if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT)):
         raise Corrupt("a frame of the reader's log is damaged", path=path, offset=end)
     try:
         state.check()
-    except NONSENSE as error:
+    except journal.NONSENSE as error:
         raise Corrupt(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
     return Replayed(state, generation, snapshot_end, end)
-
-
-NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:
@@ -224,11 +221,8 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
         operation = unpack(frame.body)
         state.apply(operation)
         return operation
-    except NONSENSE as error:
-        # The checksum is right, so this was written so: better no reader than a wrong one.
-        raise Corrupt(
-            f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=base + frame.start
-        ) from error
+    except journal.NONSENSE as error:
+        raise journal.contradiction(error, path, base + frame.start) from error
 
 
 # The seal

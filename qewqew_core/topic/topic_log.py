@@ -51,19 +51,13 @@ _CRC = struct.Struct(">I")
 _INLINE = struct.Struct(">cII")  # A messages, bytes; then these themselves, at the end of the last block
 _SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": […]}, what was read in the same transaction
 _OF_ONE_SIZE: dict[bytes, tuple[type[Operation], struct.Struct]] = {
-    b"X": (
-        Extent,
-        struct.Struct(">cIII?"),
-    ),  # messages, bytes, crc of the block up to their end, whether that was on disk
+    # messages, bytes, crc of the block up to their end, whether that was on disk
+    b"X": (Extent, struct.Struct(">cIII?")),
     b"B": (NewBlock, struct.Struct(">cQ")),  # created: a new last block
     b"K": (PutKey, struct.Struct(">c16sQ")),  # hash of the key, messages appended under it
     b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are no more
 }
 _LETTERS = {kind: (letter, form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
-
-
-# What a body that is not as it was written raises while it is read and applied.
-NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
 
 
 @dataclass
@@ -103,7 +97,7 @@ def time_of(body: bytes) -> int:
 
 
 def unpack(body: bytes) -> Iterator[Operation]:
-    """The operations of a commit, one after the other. Raises `NONSENSE` at the first one that nothing of ours has written."""
+    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that nothing of ours has written."""
     at = _TIME.size
     while at < len(body):
         letter = body[at : at + 1]
@@ -185,9 +179,8 @@ def replay(data: bytes, path: str) -> Replayed:
                 raise ValueError(f"unknown frame kind {kind}")
             if result is not None and kind != _END:
                 result.frames += 1
-        except NONSENSE as error:
-            # The checksum is right, so this was written so: better no topic than a wrong one.
-            raise Corrupt(f"a frame of the log contradicts what came before it: {error!r}", path=path, offset=start) from error
+        except journal.NONSENSE as error:
+            raise journal.contradiction(error, path, start) from error
         at = end
     if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=at)

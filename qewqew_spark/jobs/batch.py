@@ -260,8 +260,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         required=True,
         metavar="JSON",
-        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}}; '
-        "may be repeated",
+        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}, '
+        '"commit": ...}; may be repeated',
     )
     parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     parser.add_argument(
@@ -335,7 +335,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
         if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
             traceback.print_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
-        status, stream, line = 2 if isinstance(error, BadArgument) else 1, sys.stderr, f"qewqew: error: {explain(error)}"
+        # By its name Airflow's operator knows what another try would not mend.
+        status, name = (2, "BadArgument: ") if isinstance(error, BadArgument) else (1, "")
+        stream, line = sys.stderr, f"qewqew: error: {name}{explain(error)}"
     if spark is not None:
         # Stopped before the last line is printed, and silently, so that it is the last.
         with suppress(Exception):  # a JVM that died cannot be stopped, and is not what to report

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from qewqew_core.errors import BadArgument
+from qewqew_spark.jobs.ddl import check_schema
 
 BATCH = "batch"  # the view, the column, and the level of directories that have a batch's records under its id
 
@@ -21,6 +22,7 @@ SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
 TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
+COMMITS = ("driver", "spark")  # who commits to these
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Output:
     ``module:function``, which is given the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and
     returns a DataFrame; neither: all of the view. ``format``: any that this Spark can write. ``partition_by``: columns, as
     directories below the batch's. ``options``: the writer's, or the properties of an Iceberg or Delta table, for when it is
-    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. Raises `BadArgument`.
+    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. ``commit``: who commits to an
+    Iceberg or Delta table: the driver, or with "spark" the connector of the format that Spark has. Raises `BadArgument`.
     """
 
     path: str | None = None
@@ -44,6 +47,7 @@ class Output:
     partition_by: Sequence[str] = ()
     # Not in the repr: whoever passes a password from Python would find it in a log.
     options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
+    commit: str = "driver"
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, must: str) -> None:
@@ -59,6 +63,7 @@ class Output:
             "'module:function'",
         )
         check(_is_text(self.format), "format", "the name of a format")
+        check(self.commit in COMMITS, "commit", f"one of {', '.join(COMMITS)}")
         check(
             isinstance(self.partition_by, (list, tuple)) and all(map(_is_text, self.partition_by)),
             "partition_by",
@@ -93,6 +98,8 @@ class Output:
             raise BadArgument("output: the format 'iceberg' needs a 'table' with its catalog, like 'lake.db.orders'")
         if kind == "delta" and self.path is None:
             raise BadArgument("output: the format 'delta' needs the 'path' of the table")
+        if self.commit != "driver" and not self.appends:
+            raise BadArgument(f"output: 'commit' is for the formats {' and '.join(sorted(TABLE_FORMATS))}, not {self.format!r}")
         if kind == "jdbc" and (missing := {"url", "dbtable"} - options):
             raise BadArgument(f"output: the format 'jdbc' needs the option {min(missing)!r}")
         if self.path is not None and not self.path.rstrip("/"):
@@ -174,6 +181,8 @@ def check_arguments(
         raise BadArgument(f"the codec {codec!r} takes no schema: its records have no fields")
     if codec not in WHOLE and codec != "json" and schema is None:
         raise BadArgument(f"the codec {codec!r} needs a schema; only that of JSON records can be inferred")
+    if schema is not None:
+        check_schema(schema)
     read_options = {} if read_options is None else read_options
     if not isinstance(read_options, Mapping) or not all(isinstance(text, str) for pair in read_options.items() for text in pair):
         raise BadArgument("read_options must be an object of texts")

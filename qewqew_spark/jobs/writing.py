@@ -21,7 +21,6 @@ from datetime import datetime
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
@@ -32,7 +31,7 @@ from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.tables.append import append_to
 from qewqew_spark.tables.evolution import Fold, Same, new_columns, same_in_a_database
-from qewqew_spark.tables.session import delete, exists, folding, listed, quoted, rename, setting
+from qewqew_spark.tables.session import delete, exists, folding, listed, missing_format, quoted, rename, setting
 
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 
@@ -42,8 +41,9 @@ def sink_of(spark: SparkSession, output: Output, batch: Manifest, schema_evoluti
     kind = output.format.lower()
     if output.appends:
         return Once(spark, output, batch.id, schema_evolution, datetime.fromisoformat(batch.created))
-    if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"}:
-        _check_format(spark, output.format)
+    if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"} and (error := missing_format(spark, output.format)):
+        # It would be found out only after other outputs were written.
+        raise BadArgument(f"output: format {output.format!r}: {explain(error)}") from error
     if output.table is not None:
         made: type[Sink] = Table
     elif kind == "jdbc":
@@ -197,8 +197,6 @@ class Files(Sink):
 class Once(Sink):
     """An Iceberg or Delta table, to which the batch is appended unless it is there."""
 
-    staged = True
-
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str, since: datetime) -> None:
         super().__init__(spark, output, batch, schema_evolution)
         self._append = append_to(
@@ -206,11 +204,13 @@ class Once(Sink):
             str(output.table or output.path),
             batch,
             output.format,
+            output.commit,
             partition_by=output.partition_by,
             properties={name: str(value) for name, value in self.options.items()},
             schema_evolution=schema_evolution,
             since=since,
         )
+        self.staged = self._append.staged
         self._snapshot: str | None = None
 
     @property
@@ -438,13 +438,3 @@ class Jdbc(Sink):
             f"output: table {self.name}: a database has no type for the column {field.name!r}, {field.dataType.simpleString()}; "
             "make texts of it with 'sql': to_json(...)"
         )
-
-
-def _check_format(spark: SparkSession, name: str) -> None:
-    """Raise `BadArgument` if this Spark does not know the format: it would be found out only after other outputs were written."""
-    try:
-        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
-        spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
-    except (PySparkException, Py4JJavaError) as error:
-        if re.search("Failed to find (the )?data source", explain(error)):
-            raise BadArgument(f"output: format {name!r}: {explain(error)}") from error

@@ -3,6 +3,7 @@
 Spark's executors write Parquet files into a directory of this attempt, below the table, where nobody looks. The driver then
 looks whether a commit of the table names the batch; if none does, it commits the files and the name together. The table refuses
 the commit if somebody else was faster: then it looks again. So one of all attempts, whenever they run, is in the table.
+`by_spark` does the same with Spark's connectors, which write and commit in one step.
 
 The same idea: Flink's `max-committed-checkpoint-id`, the offsets that Kafka Connect keeps in a snapshot's summary, Spark's own
 `txnAppId` of Delta.
@@ -11,12 +12,14 @@ The same idea: Flink's `max-committed-checkpoint-id`, the offsets that Kafka Con
 from __future__ import annotations
 
 import importlib
+import json
+import logging
 import random
 import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,16 +27,18 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument
 from qewqew_spark.tables.evolution import fits, new_columns
 from qewqew_spark.tables.session import delete, files_below, folding, quoted, setting
 
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
+COMMITS = "driver", "spark"
 BATCH_ID = "qewqew.batch-id"  # in what a commit says of itself
 ATTEMPT = "qewqew.attempt"  # which of the runs of the batch
 TRIES = 100  # of a commit that others are faster with
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class TooManyConflicts(OSError):
     """Others committed to the table each time in between. Nothing was added; the same call may be made again."""
 
 
+def marked(text: str | None, batch: str) -> str | None:
+    """The attempt in `Append.marks` as JSON, if they are of this batch."""
+    try:
+        found = json.loads(text or "null")
+    except ValueError:  # somebody else's
+        return None
+    return found.get(ATTEMPT) if isinstance(found, dict) and found.get(BATCH_ID) == batch else None
+
+
 class Append(ABC):
     """One batch that is to be in one table once. `write`, then `commit` or `abort`.
 
@@ -62,6 +76,7 @@ class Append(ABC):
     """
 
     kind: str
+    staged: bool  # does nobody see what was written before `commit`?
 
     def __init__(
         self,
@@ -82,21 +97,111 @@ class Append(ABC):
         self.schema_evolution = schema_evolution
         self.since = since
         self.left_out: list[str] = []  # columns that are not written, because the table lacks them
-        self._columns = StructType()  # of what was written
         self.attempt = uuid.uuid4().hex
-        readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
-        self.directory = f"data/qewqew/{readable}-{self.attempt}"  # below the table
-        self._staged: str | None = None  # the directory of this attempt
 
-    # What a kind of table knows
+    @property
+    def what(self) -> str:
+        return f"{FORMATS[self.kind]} table {self.table}"
 
-    @abstractmethod
-    def _find(self) -> tuple[str, bool] | None:
-        """The snapshot that has the batch, looked up now, and whether the files of this attempt are in it."""
+    @property
+    def marks(self) -> dict[str, str]:
+        """What the commit says of itself."""
+        return {BATCH_ID: self.batch, ATTEMPT: self.attempt}
 
     @abstractmethod
     def there(self) -> StructType | None:
         """The columns of the table; None if there is none."""
+
+    @abstractmethod
+    def write(self, rows: DataFrame) -> None:
+        """Have Spark write the rows; where not `staged`, commit them as well. The table is made if it is not there.
+
+        Raises `BadArgument`, and where not `staged` as `commit`.
+        """
+
+    @abstractmethod
+    def commit(self) -> Commit:
+        """What was written is in the table when this returns, or another attempt is. Raises `TooManyConflicts`."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove what was written and not committed."""
+
+    @abstractmethod
+    def _find(self) -> tuple[str, bool] | None:
+        """The snapshot that has the batch, looked up now, and whether what this attempt wrote is in it."""
+
+    def committed(self) -> str | None:
+        """The snapshot that has the batch, looked up now."""
+        found = self._find()
+        return None if found is None else found[0]
+
+    def check(self, columns: StructType) -> None:
+        """Raises `BadArgument` if they do not fit to those of the table."""
+        new = self.columns_to_add(columns)
+        self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
+
+    def _held(self, columns: StructType) -> StructType:
+        """The types that the table has for these."""
+        return columns
+
+    def columns_to_add(self, columns: StructType) -> list[StructField]:
+        """Those that the table lacks. Raises as `check`."""
+        there = self.there()
+        return (
+            []
+            if there is None
+            else new_columns(there, self._held(columns), self.schema_evolution, self.what, folding(self.spark), fits)
+        )
+
+    def cast(self, rows: DataFrame) -> DataFrame:
+        """The columns under the names and with the types that the table has for them. Raises as `check`."""
+        fold = folding(self.spark)
+        there = {fold(field.name): field for field in self.there() or ()}
+        held = {fold(field.name): field for field in self._held(rows.schema)}
+        for key, field in there.items():
+            if not field.nullable and key not in held:
+                raise BadArgument(f"{self.what} requires the column {field.name!r}, and the batch has none")
+        return rows.select(
+            [
+                F.col(quoted(name)).cast(field.dataType).alias(field.name)
+                for name in rows.columns
+                for field in (there.get(fold(name)) or held[fold(name)],)
+            ]
+        )
+
+    def commit_once(self, add: Callable[[], bool]) -> tuple[str, bool]:
+        """`_find`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
+        for number in range(TRIES):
+            if (found := self._find()) is not None:
+                return found
+            if not add():
+                time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
+        raise TooManyConflicts(f"{self.what}: {TRIES} times others were faster with their commits")
+
+    def warn_of_forgotten(self, oldest: float) -> None:
+        """``oldest``: when the first commit was made that the table remembers, though there were others."""
+        if self.since is not None and oldest > self.since.timestamp():
+            _logger.warning(
+                "%s: its snapshots from before %s are expired, and the batch %s is older. If an earlier run has committed "
+                "the batch, it is appended twice. Keep snapshots longer than a batch may be tried again",
+                self.table,
+                self.since,
+                self.batch,
+            )
+
+
+class StagedAppend(Append):
+    """Executors write files where nobody sees them, and the driver commits these."""
+
+    staged = True
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
+        self.directory = f"data/qewqew/{readable}-{self.attempt}"  # below the table
+        self._staged: str | None = None  # the directory of this attempt
+        self._columns = StructType()  # of what was written
 
     @abstractmethod
     def _make(self, columns: StructType) -> None:
@@ -118,97 +223,48 @@ class Append(ABC):
         """The rows, and the columns by whose values Spark is to part the files."""
         return rows, list(self.partition_by)
 
-    def _held(self, columns: StructType) -> StructType:
-        """The types that the table has for these."""
-        return columns
-
-    # The same for all
-
-    def committed(self) -> str | None:
-        """The snapshot that has the batch, looked up now."""
-        found = self._find()
-        return None if found is None else found[0]
-
-    def check(self, columns: StructType) -> None:
-        """Raises `BadArgument` if they do not fit to those of the table."""
-        new = self._new(columns)
-        self.left_out = [field.name for field in new] if self.schema_evolution == "ignore" else []
-
-    def _new(self, columns: StructType) -> list[StructField]:
-        """Those that the table lacks. Raises as `check`."""
-        there = self.there()
-        what = f"{FORMATS[self.kind]} table {self.table}"
-        return (
-            []
-            if there is None
-            else new_columns(there, self._held(columns), self.schema_evolution, what, folding(self.spark), fits)
-        )
-
     def write(self, rows: DataFrame) -> None:
-        """Have Spark write the rows where nobody sees them. The table is made if it is not there; raises `BadArgument`."""
         self.check(rows.schema)
         rows = rows.drop(*self.left_out)
         self._columns = rows.schema
         if self.there() is None:
             self._make(self._held(rows.schema))
-        rows = self._cast(rows)
-        rows, parts = self._partitioned(rows)
+        rows, parts = self._partitioned(self._required(self.cast(rows)))
         self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
         with setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):  # not INT96
             rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
 
     def commit(self) -> Commit:
-        """What was written is in the table when this returns, or another attempt is. Raises `TooManyConflicts`."""
         staged = self._staged
         if staged is None:
             raise BadArgument("nothing was written: call `write` first")
         files = [(f"{self.directory}/{name}", size) for name, size in files_below(self.spark, staged, ".parquet")]
-        for number in range(TRIES):
-            if (found := self._find()) is not None:
-                snapshot, ours = found
-                if not ours:
-                    self.abort()
-                self._staged = None
-                return Commit(self.table, snapshot, not ours)
-            if new := self._new(self._columns):
+
+        def add() -> bool:
+            if new := self.columns_to_add(self._columns):
                 self._widen(new)
-                continue  # the table is another one now: look again, or a commit in between would not be seen
+                return True  # the table is another one now: look again, or a commit in between would not be seen
             # While nobody knows whether the files are the table's, `abort` must not remove them: they stay as orphans.
             self._staged = None
             done = self._add(files)
             self._staged = staged
-            if not done:
-                time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
-        raise TooManyConflicts(f"{FORMATS[self.kind]} table {self.table}: {TRIES} times others were faster with their commits")
+            return done
+
+        snapshot, ours = self.commit_once(add)
+        if not ours:
+            self.abort()
+        self._staged = None
+        return Commit(self.table, snapshot, not ours)
 
     def abort(self) -> None:
-        """Remove what was written and not committed."""
         if self._staged is not None:
             delete(self.spark, self._staged)
             self._staged = None
 
-    def _cast(self, rows: DataFrame) -> DataFrame:
-        """The columns with the types that the table has for them. What it requires must be there: Spark looks at each value."""
-        there = self.there()
-        fold = folding(self.spark)
-        types: dict[str, StructField] = {} if there is None else {fold(field.name): field for field in there}
-        held = {field.name: field.dataType for field in self._held(rows.schema)}
-
-        def kind(name: str) -> DataType:
-            return types[fold(name)].dataType if fold(name) in types else held[name]
-
-        rows = rows.select(
-            [
-                F.col(quoted(name)).cast(kind(name)).alias(types[fold(name)].name if fold(name) in types else name)
-                for name in rows.columns
-            ]
-        )
-        required = {field.name for field in types.values() if not field.nullable}
-        if missing := sorted(required - set(rows.columns)):
-            raise BadArgument(
-                f"{FORMATS[self.kind]} table {self.table} requires the column {missing[0]!r}, and the batch has none"
-            )
+    def _required(self, rows: DataFrame) -> DataFrame:
+        """The rows, with each value of a column looked at that the table requires."""
+        required = {field.name for field in self.there() or () if not field.nullable}
         if any(field.nullable and field.name in required for field in rows.schema):
             session: Any = self.spark._jsparkSession
             columns = StructType(
@@ -219,30 +275,40 @@ class Append(ABC):
         return rows
 
 
-def append_to(spark: SparkSession, table: str, batch: str, format: str = "iceberg", **options: Any) -> Append:
-    """An `Append`; raises `BadArgument`, also if the extra is not installed that the format needs."""
+def append_to(
+    spark: SparkSession, table: str, batch: str, format: str = "iceberg", commit: str = "driver", **options: Any
+) -> Append:
+    """An `Append`; raises `BadArgument`, also if the extra, or the connector, is not there that the format needs.
+
+    ``commit``: "driver", by a Python library, or "spark", by the connector of the format that this Spark has.
+    """
     kind = format.lower()
     if kind not in FORMATS:
         raise BadArgument(f"format must be one of {', '.join(FORMATS)}, not {format!r:.80}")
+    if commit not in COMMITS:
+        raise BadArgument(f"commit must be one of {', '.join(COMMITS)}, not {commit!r:.80}")
+    module, name = ("by_spark", f"{FORMATS[kind]}BySpark") if commit == "spark" else (kind, f"{FORMATS[kind]}Append")
     try:
-        module = importlib.import_module(f"qewqew_spark.tables.{kind}")
+        made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batch, **options)
     except ModuleNotFoundError as error:
         raise BadArgument(
             f"the format {kind!r} needs a library that is not there ({error}): install qewqew with its extra {kind!r} "
             f"where the driver runs, pip install 'qewqew[{kind}]'"
         ) from error
-    made: Append = getattr(module, f"{FORMATS[kind]}Append")(spark, table, batch, **options)
     return made
 
 
-def append_once(rows: DataFrame, table: str, batch_id: str, *, format: str = "iceberg", **options: Any) -> Commit:
+def append_once(
+    rows: DataFrame, table: str, batch_id: str, *, format: str = "iceberg", commit: str = "driver", **options: Any
+) -> Commit:
     """Append the rows to the table, unless a commit of it names this batch already; durable when it returns.
 
-    ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In `foreachBatch`, where the
-    number of a batch begins anew with each query, let the id name the query too: ``f"{query}-{number}"``. Raises `BadArgument`
-    before anything is written, `TooManyConflicts`, and what Spark and the table's library raise.
+    ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
+    `foreachBatch`, where the number of a batch begins anew with each query, let the id name the query too:
+    ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
+    table's library raise.
     """
-    append = append_to(rows.sparkSession, table, batch_id, format, **options)
+    append = append_to(rows.sparkSession, table, batch_id, format, commit, **options)
     if (snapshot := append.committed()) is not None:
         return Commit(table, snapshot, True)
     try:

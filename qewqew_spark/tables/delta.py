@@ -7,31 +7,35 @@ one at the same time, the log takes the first.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import PyFileSystem
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, StringType, StructField, StructType
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.limits import now_ms
-from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append
+from qewqew_spark.tables.append import StagedAppend, marked
 from qewqew_spark.tables.evolution import relaxed
+from qewqew_spark.tables.statistics import statistics
 
+INDEXED = 32  # columns of which the log says minima and maxima, if the table does not say how many
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory that Spark makes for a null
 # What a table may ask of its writers and that an append of whole files does.
 KNOWN = {"appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "domainMetadata"}
 KNOWN |= {"generatedColumns", "invariants", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 
 
-class DeltaAppend(Append):
-    """`Append` for Delta."""
+class DeltaAppend(StagedAppend):
+    """`StagedAppend` for Delta."""
 
     kind = "delta"
 
@@ -39,6 +43,7 @@ class DeltaAppend(Append):
         super().__init__(spark, table, batch, **options)
         self._application = f"qewqew:{batch}"
         self._table: DeltaTable | None = None  # as it was at the last look
+        self._actions: list[AddAction | RemoveAction] | None = None  # which add the files of this attempt
 
     def _load(self) -> DeltaTable | None:
         self._table = DeltaTable(self.table) if DeltaTable.is_deltatable(self.table) else None
@@ -55,8 +60,8 @@ class DeltaAppend(Append):
         if table is None or table.transaction_version(self._application) is None:
             return None
         for commit in table.history(1000):
-            if commit.get(BATCH_ID) == self.batch:
-                return str(commit["version"]), commit.get(ATTEMPT) == self.attempt
+            if (attempt := marked(commit.get("userMetadata"), self.batch)) is not None:
+                return str(commit["version"]), attempt == self.attempt
         return "", False  # long ago
 
     def there(self) -> StructType | None:
@@ -117,33 +122,27 @@ class DeltaAppend(Append):
 
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         table, parts = self._loaded(), self._parts()
-        counts = self._counts(files)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(name, size, _values(name, parts), now_ms(), True, json.dumps({"numRecords": counts[name]}))
-            for name, size in files
-            if counts[name]
-        ]
+        if self._actions is None:
+            self._actions = list(self._added(files))
         properties = CommitProperties(
-            custom_metadata={BATCH_ID: self.batch, ATTEMPT: self.attempt},
-            app_transactions=[Transaction(self._application, 1)],
+            custom_metadata={"userMetadata": json.dumps(self.marks)}, app_transactions=[Transaction(self._application, 1)]
         )
         try:
-            table.create_write_transaction(actions, "append", table.schema(), parts or None, commit_properties=properties)
+            table.create_write_transaction(self._actions, "append", table.schema(), parts or None, commit_properties=properties)
         except CommitFailedError:
             return False
         return True
 
-    def _counts(self, files: Sequence[tuple[str, int]]) -> dict[str, int]:
-        """Rows of each file, by their footers."""
-        counts = {name: 0 for name, _ in files}
-        if files:
-            places = [f"{self._location().rstrip('/')}/{name}" for name in counts]
-            found = self.spark.read.parquet(*places).groupBy(F.col("_metadata.file_path").alias("path")).count().collect()
-            for row in found:  # of an empty file there is none
-                below = unquote(row.path).rpartition(f"/{self.directory}/")[2]
-                counts[f"{self.directory}/{below}"] = int(row["count"])
-            assert len(counts) == len(files), f"Spark names files of {self.directory} otherwise: {found}"
-        return counts
+    def _added(self, files: Sequence[tuple[str, int]]) -> Iterator[AddAction]:
+        """What adds the files that have rows, by their footers."""
+        columns, parts = self.there() or StructType(), self._parts()
+        most = int(self._loaded().metadata().configuration.get("delta.dataSkippingNumIndexedCols", INDEXED))
+        system = PyFileSystem(DeltaStorageHandler(self._location()))
+        for name, size in files:
+            with system.open_input_file(name) as file:
+                found = statistics(pq.read_metadata(file), columns, most)
+            if found["numRecords"]:
+                yield AddAction(name, size, _values(name, parts), now_ms(), True, json.dumps(found, ensure_ascii=False))
 
 
 def _values(name: str, parts: Sequence[str]) -> dict[str, str | None]:

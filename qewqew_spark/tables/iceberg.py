@@ -6,7 +6,6 @@ The catalog is that of Spark's settings `spark.sql.catalog.<name>.*` if there ar
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -54,7 +53,7 @@ from pyspark.sql.types import (
 )
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append
+from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, StagedAppend
 from qewqew_spark.tables.session import quoted
 
 _PLAIN: dict[type[DataType], pa.DataType] = {
@@ -69,11 +68,10 @@ _PLAIN: dict[type[DataType], pa.DataType] = {
     TimestampType: pa.timestamp("us", "UTC"),
     TimestampNTZType: pa.timestamp("us"),
 }
-_logger = logging.getLogger(__name__)
 
 
-class IcebergAppend(Append):
-    """`Append` for Iceberg."""
+class IcebergAppend(StagedAppend):
+    """`StagedAppend` for Iceberg."""
 
     kind = "iceberg"
 
@@ -109,19 +107,9 @@ class IcebergAppend(Append):
             if summary.get(BATCH_ID) == self.batch:
                 return str(snapshot.snapshot_id), summary.get(ATTEMPT) == self.attempt
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
-        if (
-            oldest is not None
-            and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)  # there were others before it
-            and self.since is not None
-            and oldest.timestamp_ms > self.since.timestamp() * 1000
-        ):
-            _logger.warning(
-                "%s: its snapshots from before %s are expired, and the batch %s is older. If an earlier run has committed "
-                "the batch, it is appended twice. Keep snapshots longer than a batch may be tried again",
-                self.table,
-                self.since,
-                self.batch,
-            )
+        # There were others before it.
+        if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
+            self.warn_of_forgotten(oldest.timestamp_ms / 1000)
         return None
 
     def there(self) -> StructType | None:
@@ -131,7 +119,7 @@ class IcebergAppend(Append):
         try:
             return _columns(table.schema().as_arrow())
         except PySparkException as error:
-            raise BadArgument(f"Iceberg table {self.table} has a column of a type that Spark has not: {error}") from error
+            raise BadArgument(f"{self.what} has a column of a type that Spark has not: {error}") from error
 
     def _make(self, columns: StructType) -> None:
         # Catalogs tell in many ways that somebody else was faster. What counts is that it is there then.
@@ -155,7 +143,7 @@ class IcebergAppend(Append):
             if self._load() is not None:
                 return
             if isinstance(error, (PySparkException, ValueError, TypeError)):
-                raise BadArgument(f"Iceberg table {self.table} cannot be made: {error}") from error
+                raise BadArgument(f"{self.what} cannot be made: {error}") from error
             raise
         self._load()
 
@@ -184,12 +172,11 @@ class IcebergAppend(Append):
         table = self._loaded()
         # Under the name that the table has for its place, whatever Hadoop calls it.
         paths = [f"{table.location().rstrip('/')}/{name}" for name, _ in files]
-        names = {BATCH_ID: self.batch, ATTEMPT: self.attempt}
         try:
             if paths:
-                table.add_files(paths, snapshot_properties=names)
+                table.add_files(paths, snapshot_properties=self.marks)
             else:
-                table.append(table.schema().as_arrow().empty_table(), snapshot_properties=names)
+                table.append(table.schema().as_arrow().empty_table(), snapshot_properties=self.marks)
         except CommitFailedException:
             return False
         return True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from qewqew_spark.tables.evolution import Fold
@@ -44,6 +47,16 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, before)
+
+
+def missing_format(spark: SparkSession, name: str) -> Exception | None:
+    """What Spark raises if it does not know the format."""
+    try:
+        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
+        spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
+    except (PySparkException, Py4JJavaError) as error:
+        return error if re.search("Failed to find (the )?data source", str(error)) else None
+    return None
 
 
 def delete(spark: SparkSession, path: str) -> None:

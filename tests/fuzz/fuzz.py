@@ -29,8 +29,8 @@ def main() -> None:
     target = sys.argv.pop(1)
     fuzz_targets.use_private_directory()
     options = [f"-max_len={fuzz_targets.MAX_BYTES}", "-timeout=10", "-rss_limit_mb=1024", "-print_final_stats=1"]
-    one = any(Path(argument).is_file() for argument in sys.argv[1:])
-    seeds = [] if one else [str(fuzz_targets.CORPUS / target)]
+    reruns = any(Path(argument).is_file() for argument in sys.argv[1:])
+    seeds = [] if reruns else [str(fuzz_targets.CORPUS / target)]
     atheris.Setup([sys.argv[0], *options, *sys.argv[1:], *seeds], fuzz_targets.TARGETS[target])
     atheris.Fuzz()
 

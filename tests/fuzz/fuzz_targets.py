@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ _PARTS: list[Any] = [[[1, None]], [[2, None]], [], [[1, _PART[1]]], [[1]], [[7, 
 _ODD: list[Any] = [None, -1, 1 << 40, 1.5, True, [], [[]], {}, "", "q-1", [1], [1, 2], ["q-1"], [None], *_PARTS]
 
 
-RARE = [(name, kind._fields) for kind, name in sorted(json_operations._NAMES.items(), key=lambda one: one[1])]
+RARE = [(name, kind._fields) for kind, name in sorted(json_operations._NAMES.items(), key=itemgetter(1))]
 
 
 def json_operation(name: str, fields: tuple[str, ...], arguments: dict[str, Any]) -> bytes:
@@ -313,7 +314,7 @@ def target_log(data: bytes) -> None:
     for log in (data, good, bytes(damaged)):
         salvaged = logs.salvage(log, "q.log")
         assert 0 <= salvaged.damaged <= len(log)
-        offsets = [one.start for one in salvaged.frames]
+        offsets = [found.start for found in salvaged.frames]
         assert offsets == sorted(set(offsets))
 
 
@@ -390,7 +391,7 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
     # The beginning of a log says nothing that all of it does not say.
     again = topics.replay(data[: result.end], "t.log")
     assert repr(again.state) == repr(state)
-    ends = [one.end for one in journal.frames(data, result.generation) if one.end >= result.snapshot_end]
+    ends = [found.end for found in journal.frames(data, result.generation) if found.end >= result.snapshot_end]
     with contextlib.suppress(Corrupt):  # nonsense may have been trimmed since
         before = topics.replay(data[: ends[zlib.crc32(data) % len(ends)]], "t.log").state
         assert before.start <= state.start
@@ -398,8 +399,8 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
         assert before.number <= state.number
         assert before.idempotency_keys.keys() <= state.idempotency_keys.keys()
     # What is to be written into the index fits there.
-    full = [one.sums() for one in (*state.full, state.last)]
-    assert [topics.unpack_sums(topics.pack_sums(one), "sums") for one in full] == full
+    full = [block.sums() for block in (*state.full, state.last)]
+    assert [topics.unpack_sums(topics.pack_sums(sums), "sums") for sums in full] == full
     state.full.clear()
     assert repr(topics.replay(topics.snapshot(state, 7), "t.log").state) == repr(state)
     return result

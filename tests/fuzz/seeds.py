@@ -49,7 +49,7 @@ def logs() -> Iterator[bytes]:
 
 def operate(q: Queue, luck: random.Random, key: str) -> None:
     pick, count = luck.randrange(11), luck.randrange(1, 6)
-    batches = [one for one in q.batches() if one.state == "leased"] or [None]
+    batches = [batch for batch in q.batches() if batch.state == "leased"] or [None]
     batch = luck.choice(batches)
     if pick < 3 or not q:
         q.put_many([b"%d" % luck.randrange(1000)] * count, key=luck.choice([None, key]))
@@ -113,13 +113,13 @@ def topics_in_use(pattern: str) -> Iterator[bytes]:
                 with Topic(path, block_size=500, delete_committed=True, max_attempts=2) as t, t.reader("r", window=8) as r:
                     for step in range(luck.randrange(2, 9)):
                         operate_topic(t, r, luck, f"{round} {step}")
-                    yield from (one.read_bytes().rstrip(b"\0") for one in path.glob(pattern))
-                yield from (one.read_bytes() for one in path.glob(pattern))
+                    yield from (file.read_bytes().rstrip(b"\0") for file in path.glob(pattern))
+                yield from (file.read_bytes() for file in path.glob(pattern))
 
 
 def operate_topic(t: Topic, r: Reader, luck: random.Random, key: str) -> None:
     pick = luck.randrange(8)
-    batches = [one for one in r.batches() if one.state == "leased"]
+    batches = [batch for batch in r.batches() if batch.state == "leased"]
     if pick < 3:
         t.append_many([b"%d" % luck.randrange(1000)] * luck.randrange(4), key=luck.choice([None, key]))
     elif pick == 3:

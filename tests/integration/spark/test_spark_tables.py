@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +18,8 @@ from typing import Any
 
 import duckdb
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, convert_to_deltalake
+from other_driver import OtherDriver, results
 from pyiceberg.catalog import Catalog, load_catalog
 from spark_batches import make_batch
 
@@ -24,9 +28,10 @@ from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords, run
 from qewqew_spark.jobs.output import Output
-from qewqew_spark.tables import Commit, append_once, append_to
+from qewqew_spark.tables import append_once, append_to
 
 pytestmark = pytest.mark.xdist_group("spark")
+ROOT = Path(__file__).parents[3]
 KINDS = pytest.mark.parametrize("kind", ["iceberg", "delta"])
 
 
@@ -53,13 +58,19 @@ class Lake:
             where = f"iceberg_scan('{self.catalog.load_table(f'shop.{name}').metadata_location}')"
         else:
             where = f"delta_scan('{self.name(kind, name)}')"
+        with self.database() as database:
+            return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
+
+    @staticmethod
+    @contextmanager
+    def database() -> Iterator[duckdb.DuckDBPyConnection]:
         with duckdb.connect() as database:
             for extension in "avro", "iceberg", "delta":
                 module = __import__(f"duckdb_extension_{extension}")
                 (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
                 database.load_extension(str(file))
             database.execute("SET TimeZone = 'UTC'")
-            return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
+            yield database
 
 
 @pytest.fixture
@@ -113,69 +124,47 @@ def test_every_type_arrives_as_it_was(lake: Lake, kind: str, zone: str) -> None:
     assert len(lake.rows(kind)) == 2
 
 
+@pytest.fixture(scope="module")
+def drivers(spark: Any) -> Iterator[list[OtherDriver]]:
+    started = [OtherDriver(spark) for _ in range(8)]
+    yield started
+    for driver in started:
+        driver.end()
+
+
 @KINDS
-def test_of_eight_owners_of_a_batch_one_is_in_the_table(lake: Lake, kind: str) -> None:
-    table = lake.name(kind)
-    append_once(lake.session.range(1), table, "before", format=kind)
-    with ThreadPoolExecutor(8) as threads:
-        done = list(threads.map(lambda number: append_once(lake.session.range(5, 8), table, "orders-1", format=kind), range(8)))
-    assert sorted(commit.again for commit in done) == [False] + [True] * 7
-    assert len({commit.snapshot for commit in done}) == 1
+def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
+    append_once(lake.session.range(1), lake.name(kind), "before", format=kind)
+    for driver in drivers:
+        driver.append(lake.settings, kind, lake.name(kind), "orders-1", range(5, 8))
+    done = results(drivers)
+    assert sorted(commit["again"] for commit in done) == [False] + [True] * 7
+    assert len({commit["snapshot"] for commit in done}) == 1
     assert lake.rows(kind) == [(0,), (5,), (6,), (7,)]
 
 
 @KINDS
-def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str) -> None:
-    assert lake.catalog.list_namespaces() == []  # the catalog is there before its first table
-
-    def append(number: int) -> Commit:
-        return append_once(lake.session.range(number, number + 1), lake.name(kind), f"b-{number}", format=kind)
-
-    with ThreadPoolExecutor(8) as threads:
-        done = list(threads.map(append, range(8)))
-    assert not any(commit.again for commit in done)
+def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
+    assert lake.catalog.list_namespaces() == []  # which makes the file: eight that make it at once fail
+    for number, driver in enumerate(drivers):
+        driver.append(lake.settings, kind, lake.name(kind), f"b-{number}", range(number, number + 1))
+    assert not any(commit["again"] for commit in results(drivers))
     assert lake.rows(kind) == [(number,) for number in range(8)]
 
 
-KILLED = """
-import os, signal, sys
-from pyspark.sql import SparkSession
-from qewqew_spark.tables import append, append_once
-point, kind, table, *settings = sys.argv[1:]
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-for setting in settings:
-    builder = builder.config(*setting.split("=", 1))
-session = builder.getOrCreate()
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if point == "staged":
-    append.Append.commit = die
-elif kind == "iceberg":
-    from pyiceberg.catalog.sql import SqlCatalog
-    commit = SqlCatalog.commit_table
-    SqlCatalog.commit_table = lambda *a: (commit(*a) if point == "after" else None, die())
-else:
-    from deltalake import DeltaTable
-    write = DeltaTable.create_write_transaction
-    DeltaTable.create_write_transaction = lambda *a, **o: (write(*a, **o) if point == "after" else None, die())
-append_once(session.range(1000), table, "orders-1", format=kind)
-"""
-
-
-@pytest.mark.parametrize("point", [pytest.param("staged", marks=pytest.mark.soak), "before", "after"])
+@pytest.mark.parametrize("point", ["staged", "before", "after"])
 @KINDS
-def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, kind: str, point: str) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, spark: Any, kind: str, point: str) -> None:
     table = lake.name(kind)
-    settings = [f"spark.sql.catalog.lake.{name}={value}" for name, value in lake.settings.items()]
     append_once(lake.session.range(0), table, "before", format=kind)
-    killed = subprocess.run([sys.executable, "-c", KILLED, point, kind, table, *settings], capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    assert len(lake.rows(kind)) == (1000 if point == "after" else 0)
+    driver = OtherDriver(spark)
+    driver.append(lake.settings, kind, table, "orders-1", range(100), die=point)
+    assert driver.result() is None
+    assert driver.end() == -signal.SIGKILL
+    assert len(lake.rows(kind)) == (100 if point == "after" else 0)
     for _ in range(2):
-        again = append_once(lake.session.range(1000), table, "orders-1", format=kind).again
-        assert lake.rows(kind) == sorted([(number,) for number in range(1000)], key=repr)
+        again = append_once(lake.session.range(100), table, "orders-1", format=kind).again
+        assert lake.rows(kind) == sorted([(number,) for number in range(100)], key=repr)
     assert again
 
 
@@ -209,7 +198,7 @@ def test_an_owner_that_is_faster_while_columns_are_added_is_seen(lake: Lake, kin
     def late(columns: Any) -> None:
         assert not fast.commit().again
         slow._load()  # type: ignore[attr-defined]
-        if slow._new(slow._columns):
+        if slow.columns_to_add(slow._columns):
             widen(columns)
 
     monkeypatch.setattr(slow, "_widen", late)
@@ -233,13 +222,31 @@ def test_a_table_may_be_rewritten_in_between(lake: Lake, kind: str) -> None:
     assert lake.rows(kind) == [(0,), (1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize("batch", ["a b/../c", "ü%20é", "x" * 500, "a'b\"c,=", "."])
 @KINDS
-def test_a_batch_may_have_any_name(lake: Lake, kind: str, batch: str) -> None:
+def test_a_batch_may_have_any_name(lake: Lake, kind: str) -> None:
+    names = ["a b/../c", "ü%20é", "x" * 500, "a'b\"c,=", ".", ". "]
+    for again in False, True:
+        assert [append_once(lake.session.range(1), lake.name(kind), name, format=kind).again for name in names] == [again] * 6
+    assert lake.rows(kind) == [(0,)] * 6
+
+
+@KINDS
+def test_files_of_killed_attempts_are_removed_as_the_page_says(lake: Lake, kind: str) -> None:
     table = lake.name(kind)
-    for name in batch, batch, f"{batch} ":
-        append_once(lake.session.range(2), table, name, format=kind)
-    assert lake.rows(kind) == [(0,), (0,), (1,), (1,)]
+    append_once(lake.session.range(3), table, "orders-1", format=kind)
+    files = [set(lake.place.rglob("*.parquet"))]
+    for _ in range(2):
+        append_to(lake.session, table, "orders-2", kind).write(lake.session.range(9))  # and is killed
+        files.append(set(lake.place.rglob("*.parquet")))
+    committed, old, young = files[0], files[1] - files[0], files[2] - files[1]
+    for file in committed | old:
+        os.utime(file, (0, 0))
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tables.md").read_text(), re.MULTILINE | re.DOTALL)
+    (text,) = (text for text in examples if ("rm_file" if kind == "iceberg" else "vacuum") in text)
+    text = text.replace('load_catalog("lake")', f'load_catalog("lake", **{lake.settings})').replace("/lake/orders", table)
+    exec(compile(text, "docs/tables.md", "exec"), {})  # noqa: S102 - our own page
+    assert set(lake.place.rglob("*.parquet")) == committed | young
+    assert lake.rows(kind) == [(0,), (1,), (2,)]
 
 
 @KINDS
@@ -303,6 +310,77 @@ def test_columns_may_be_new_missing_or_narrower(lake: Lake, kind: str) -> None:
         append_once(session.sql("SELECT 3L AS id, 1 AS more"), table, "b-3", format=kind, schema_evolution="fail")
     append_once(session.sql("SELECT 4L AS ID, 1 AS other"), table, "b-4", format=kind, schema_evolution="ignore")
     assert lake.rows(kind) == [(1, "a", None), (2, None, 3), (4, None, None)]
+
+
+def statistics(table: str) -> list[dict[str, Any]]:
+    """Of each file of a Delta table, as the log has them."""
+    logs = sorted(Path(table, "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    found = [json.loads(action["add"]["stats"]) for action in actions if "add" in action]
+    return sorted(found, key=lambda each: json.dumps(each, sort_keys=True))
+
+
+def test_a_delta_log_says_of_files_what_delta_rs_says_of_the_same(lake: Lake, tmp_path: Path) -> None:
+    lake.session.range(6).createOrReplaceTempView("numbers")
+    rows = lake.session.sql(f"SELECT {ALL_TYPES}, NULLIF(id, 4) AS some, 1.0 + id AS `a.b` FROM numbers")  # noqa: S608
+    append_once(rows.repartition(2), lake.name("delta"), "b", format="delta")
+    (tmp_path / "same").mkdir()
+    for file in Path(lake.name("delta"), "data").rglob("*.parquet"):
+        shutil.copy(file, tmp_path / "same")
+    convert_to_deltalake(tmp_path / "same")
+    ours, theirs = statistics(lake.name("delta")), statistics(str(tmp_path / "same"))
+    assert len(ours) == 2
+    for mine, other in zip(ours, theirs, strict=True):
+        for bound in "minValues", "maxValues":
+            assert mine[bound].keys() >= {"id", "day", "moment", "local", "struct", "dec", "text", "some"}
+            for name in "moment", "local":  # which delta-rs cuts to milliseconds
+                assert mine[bound].pop(name)[:22] == other[bound].pop(name)[:22]
+        assert mine["nullCount"].pop("bin") == 0  # delta-rs does not count them
+        assert mine == other
+
+
+def test_an_engine_skips_files_of_a_delta_table(lake: Lake) -> None:
+    append_once(lake.session.range(0, 40, 1, 4), lake.name("delta"), "b", format="delta")
+    with lake.database() as database:
+        plan = database.execute(f"EXPLAIN ANALYZE SELECT * FROM delta_scan('{lake.name('delta')}') WHERE id = 25").fetchall()  # noqa: S608
+    assert "Scanning Files: 1/4" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("REPEAT('z', 40)", "'" + "z" * 40 + "'"),
+        ("CONCAT(REPEAT('\U0010ffff', 33), 'x')", "'" + "\U0010ffff" * 33 + "x'"),
+        ("REPEAT('x', 5000)", "'" + "x" * 5000 + "'"),
+        ("TIMESTAMP'2026-01-31 23:30:00.123456 UTC'", "TIMESTAMPTZ '2026-01-31 23:30:00.123456 UTC'"),
+        ("TIMESTAMP_NTZ'2026-01-31 23:30:00.999999'", "TIMESTAMP '2026-01-31 23:30:00.999999'"),
+        ("DATE'0001-01-01'", "DATE '0001-01-01'"),
+        ("DATE'9999-12-31'", "DATE '9999-12-31'"),
+        ("12345678901234567890.12BD", "12345678901234567890.12::DECIMAL(22,2)"),
+        ("DOUBLE('NaN')", "'NaN'::DOUBLE"),
+        ("DOUBLE('Infinity')", "'Infinity'::DOUBLE"),
+        ("-0.0D", "0.0::DOUBLE"),
+        ("FLOAT(0.1)", "0.1::FLOAT"),
+        ("X'ff'", "'\\xff'::BLOB"),
+        ("true", "true"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_no_row_is_missed_for_what_a_delta_log_says(lake: Lake, column: str, value: str) -> None:
+    """Beside smaller values and nulls, so that it is one of the bounds of its file."""
+    rows = lake.session.sql(f"SELECT * FROM VALUES ({column}), (NULL) AS t(x)")  # noqa: S608
+    append_once(rows.coalesce(1), lake.name("delta"), "b", format="delta")
+    with lake.database() as database:
+        found = database.execute(f"SELECT count(*) FROM delta_scan('{lake.name('delta')}') WHERE x = {value}").fetchone()  # noqa: S608
+    assert found == (1,)
+
+
+def test_a_delta_log_tells_of_as_many_columns_as_the_table_wants(lake: Lake) -> None:
+    many = lake.session.range(3).selectExpr(*[f"id AS c{number}" for number in range(40)], "ARRAY(id) AS list")
+    for name, properties, columns in ("default", {}, 32), ("two", {"delta.dataSkippingNumIndexedCols": "2"}, 2):
+        append_once(many.coalesce(1), lake.name("delta", name), "b", format="delta", properties=properties)
+        (found,) = statistics(lake.name("delta", name))
+        assert [len(found[kind]) for kind in ("minValues", "maxValues", "nullCount")] == [columns] * 3
 
 
 def test_a_column_that_a_table_requires_is_there_in_each_row(lake: Lake) -> None:

@@ -546,6 +546,14 @@ def test_the_scheme_is_found() -> None:
     assert not QewQewMessageQueueProvider().scheme_matches("kafka")
 
 
+@pytest.mark.filterwarnings("ignore:The `queue` parameter is deprecated")
+@pytest.mark.parametrize("names", [{"queue": "orders"}, {"queue": "qewqew://orders"}, {"queue": "orders", "scheme": "qewqew"}])
+def test_who_writes_queue_is_told_what_to_write(names: dict[str, str]) -> None:
+    """As the DAG processor calls it; the provider alone would say that nobody knows this queue."""
+    with pytest.raises(BadArgument, match=r"write MessageQueueTrigger\(scheme='qewqew', queue_name='orders'\)"):
+        encode_trigger(MessageQueueTrigger(**names, min_records=5))
+
+
 # ----------------------------------------------------------------------------------------- the trigger of the sensor
 
 

@@ -1,0 +1,147 @@
+"""The commands for monitors: check, as Nagios and its kin run it, and metrics, for Prometheus. See docs/operations.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from qewqew_core.cli.targets import Json
+from qewqew_core.cli.terminal import INTERRUPTED, counted, print_json, print_line
+from qewqew_core.errors import BadPath, Corrupt
+from qewqew_core.tools.monitoring import Watched, age, exposition, watch
+
+app = typer.Typer()
+
+# What monitors know an exit code by: https://www.monitoring-plugins.org/doc/guidelines.html
+OK, WARNING, CRITICAL, UNKNOWN = range(4)
+_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_WORST = (OK, UNKNOWN, WARNING, CRITICAL)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration(text: str) -> timedelta:
+    """``90``, ``90s``, ``5m``, ``2h`` or ``1.5d``."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no time: write it as 90s, 5m, 2h or 1d")
+    return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PATH", help="Directories, looked through with all below them; queues; topics.", show_default="."),
+]
+Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="So long may the oldest record wait.")]
+Count = Annotated[int | None, typer.Option(min=0, help="So many records may wait.")]
+
+
+@app.command(rich_help_panel="Looking")
+def check(
+    paths: Paths = None,
+    max_age: Age = None,
+    warn_age: Age = None,
+    max_records: Count = None,
+    warn_records: Count = None,
+    max_lease_age: Annotated[
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="The oldest lease may have lasted so long.")
+    ] = None,
+    max_dead: Annotated[int, typer.Option(min=0, help="So many batches may be dead.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say whether anything is late, stuck, dead or broken, for Nagios, Icinga, Sensu and others.
+
+    Exit codes are theirs: 0 all is well, 1 a warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (what cannot be read).
+    Times are 90s, 5m, 2h or 1d. Without a lock.
+    """
+    try:
+        found = list(watch(paths or ["."]))
+    except BadPath as error:
+        print_line(f"QEWQEW UNKNOWN: {error}")
+        raise typer.Exit(UNKNOWN) from None
+    problems: list[tuple[int, str]] = []
+
+    def bound(watched: Watched, what: str, value: timedelta | int, limits: dict[int, timedelta | int | None]) -> None:
+        for severity, limit in limits.items():
+            if limit is not None and value > limit:  # type: ignore[operator]  # of one type, both
+                problems.append((severity, f"{watched.name}: {what.format(_told(value))}, more than {_told(limit)}"))
+                return
+
+    for watched in found:
+        if watched.stats is None:
+            severity = CRITICAL if isinstance(watched.error, Corrupt) else UNKNOWN
+            problems.append((severity, f"{watched.name}: {type(watched.error).__name__}: {watched.error}"))
+            continue
+        stats = watched.stats
+        bound(watched, "the oldest record has waited {}", age(stats.oldest), {CRITICAL: max_age, WARNING: warn_age})
+        bound(watched, "{} records wait", stats.records, {CRITICAL: max_records, WARNING: warn_records})
+        bound(watched, "a batch has been leased for {}", age(stats.oldest_lease), {CRITICAL: max_lease_age})
+        bound(watched, "{} dead", stats.dead, {CRITICAL: max_dead})
+    problems.sort(key=lambda problem: -_WORST.index(problem[0]))
+    worst = problems[0][0] if problems else OK
+    numbers = {
+        "watched": len(found),
+        "records": sum(watched.stats.records for watched in found if watched.stats),
+        "oldest": max((int(age(watched.stats.oldest).total_seconds()) for watched in found if watched.stats), default=0),
+        "dead": sum(watched.stats.dead for watched in found if watched.stats),
+    }
+    if as_json:
+        told = [{"state": _NAMES[severity], "text": text} for severity, text in problems]
+        print_json({"state": _NAMES[worst], "problems": told, **numbers})
+        raise typer.Exit(worst)
+    said = problems[0][1] if problems else f"{counted(len(found), 'queue or reader', 'queues and readers')}, none late"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    figures = f"records={numbers['records']} oldest={numbers['oldest']}s dead={numbers['dead']}"
+    print_line(f"QEWQEW {_NAMES[worst]}: {said}{more} | {figures}")
+    for severity, text in problems[1:]:
+        print_line(f"{_NAMES[severity]}: {text}")
+    raise typer.Exit(worst)
+
+
+def _told(value: timedelta | int) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    seconds = value.total_seconds()
+    unit = next((unit for unit in "dhm" if seconds >= 2 * _UNITS[unit]), "s")
+    return f"{seconds / _UNITS[unit]:,.3g} {unit}"
+
+
+@app.command(rich_help_panel="Looking")
+def metrics(
+    paths: Paths = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write there, whole or not at all, and not to standard output.")
+    ] = None,
+    every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Again and again, until Ctrl-C.")] = None,
+) -> None:
+    """Tell Prometheus what waits, is leased, returned or dead, also while no DAG runs.
+
+    --output is for the textfile collector of its node_exporter: a file in its directory, with a name that ends in .prom. Without
+    a lock.
+    """
+    while True:
+        began = time.monotonic()
+        text = exposition(watch(paths or ["."]))
+        if output is None:
+            print_line(text.rstrip("\n"))
+        else:
+            _replace(output, text.encode())
+        if every is None:
+            return
+        try:
+            time.sleep(max(0.0, every - (time.monotonic() - began)))
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _replace(path: str, data: bytes) -> None:
+    """The collector reads it at any time, and is another user."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(data)
+    os.replace(temporary, path)

@@ -1,0 +1,221 @@
+"""A batch once in a table by the connector of Iceberg or Delta that this Spark has, and by no Python library.
+
+A connector writes and commits in one step. So where others are faster, the rows are computed and written again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from qewqew_core.errors import BadArgument
+from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append, Commit, marked
+from qewqew_spark.tables.evolution import relaxed
+from qewqew_spark.tables.session import exists, folding, missing_format, quoted
+
+
+class BySpark(Append):
+    """`Append` by a connector: `write` commits, and `commit` tells what it has done."""
+
+    staged = False
+    faster: str  # what an error says when somebody else was faster
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        self._commit: Commit | None = None
+
+    @abstractmethod
+    def _try(self, rows: DataFrame, new: list[StructField]) -> None:
+        """Append the rows, and to the table the columns that it lacks. Raises, of what it was before, when it has changed."""
+
+    def write(self, rows: DataFrame) -> None:
+        self.check(rows.schema)
+        rows = rows.drop(*self.left_out)
+
+        def add() -> bool:
+            try:
+                self._try(self.cast(rows), self.columns_to_add(rows.schema))
+            except (PySparkException, Py4JJavaError) as error:
+                if re.search(self.faster, str(error)):
+                    return False
+                raise
+            return True
+
+        snapshot, ours = self.commit_once(add)
+        self._commit = Commit(self.table, snapshot, not ours)
+
+    def commit(self) -> Commit:
+        if self._commit is None:
+            raise BadArgument("nothing was written: call `write` first")
+        return self._commit
+
+    def abort(self) -> None:
+        """There is nothing: what a connector has not committed, it removes."""
+
+    def _held(self, columns: StructType) -> StructType:
+        return relaxed(columns)
+
+
+class IcebergBySpark(BySpark):
+    """By Iceberg's connector: a compare-and-swap. The snapshot that has the batch says so in its summary."""
+
+    kind = "iceberg"
+    faster = r"CommitFailedException|ValidationException: (Found conflicting files|Cannot determine history)"
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        catalog, *names = table.split(".")
+        if len(names) < 2 or not all((catalog, *names)):
+            raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
+        _check_catalog(spark, catalog)
+        self._namespace = ".".join(map(quoted, (catalog, *names[:-1])))
+        self._name = f"{self._namespace}.{quoted(names[-1])}"
+        self._start: str | None = None  # the snapshot that was current before the last look
+
+    def there(self) -> StructType | None:
+        return self.spark.table(self._name).schema if self.spark.catalog.tableExists(self._name) else None
+
+    def _find(self) -> tuple[str, bool] | None:
+        self._start = None
+        if not self.spark.catalog.tableExists(self._name):
+            return None
+        self.spark.catalog.refreshTable(self._name)  # the catalog keeps what it has seen
+        # In this order: what is committed in between is either found, or is a conflict.
+        for row in self.spark.sql(f"SELECT snapshot_id FROM {self._name}.refs WHERE name = 'main'").collect():  # noqa: S608
+            self._start = str(row.snapshot_id)
+        snapshots = self.spark.table(f"{self._name}.snapshots")
+        mark = {name: F.col("summary").getItem(name) for name in (BATCH_ID, ATTEMPT)}
+        for row in snapshots.where(mark[BATCH_ID] == self.batch).select("snapshot_id", mark[ATTEMPT].alias("attempt")).collect():
+            return str(row.snapshot_id), row.attempt == self.attempt
+        oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
+        if oldest is not None and oldest.parent_id is not None:
+            self.warn_of_forgotten(oldest.at / 1000)
+        return None
+
+    def _try(self, rows: DataFrame, new: list[StructField]) -> None:
+        there = self.there()
+        if there is None:
+            self._make(rows.schema)
+            return  # and look again: somebody else may have made it
+        if new:
+            added = self._ddl(StructType(new))
+            self.spark.sql(f"ALTER TABLE {self._name} ADD COLUMNS ({added})")
+            there = self.there() or there
+        fold = folding(self.spark)
+        names = set(map(fold, rows.columns))
+        for field in there:
+            if fold(field.name) not in names:
+                rows = rows.withColumn(field.name, F.lit(None).cast(field.dataType))
+        options = {f"snapshot-property.{name}": value for name, value in self.marks.items()}
+        options["isolation-level"] = "serializable"
+        if self._start is not None:
+            options["validate-from-snapshot-id"] = self._start
+        # It overwrites nothing. But unlike an append it is refused if rows were added since the snapshot.
+        rows.writeTo(self._name).options(**options).overwrite(F.lit(False))
+
+    def _make(self, columns: StructType) -> None:
+        parts = ", ".join(text if "(" in text else quoted(text) for text in self.partition_by)
+        properties = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in self.properties.items())
+        try:
+            self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._namespace}")
+            self.spark.sql(
+                f"CREATE TABLE IF NOT EXISTS {self._name} ({self._ddl(self._held(columns))}) USING iceberg"
+                + (f" PARTITIONED BY ({parts})" if parts else "")
+                + (f" TBLPROPERTIES ({properties})" if properties else "")
+            )
+        except (PySparkException, Py4JJavaError) as error:
+            if re.search("AlreadyExists|ALREADY_EXISTS", str(error)) or self.spark.catalog.tableExists(self._name):
+                return  # somebody else was faster
+            if isinstance(error, PySparkException):
+                raise BadArgument(f"{self.what} cannot be made: {_said(error)}") from error
+            raise
+
+    def _ddl(self, columns: StructType) -> str:
+        session: Any = self.spark._jsparkSession
+        return str(session.parseDataType(columns.json()).toDDL())
+
+
+class DeltaBySpark(BySpark):
+    """By Delta's connector: the log takes a transaction of the application `qewqew:<batch>` once."""
+
+    kind = "delta"
+    faster = r"(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception"
+
+    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
+        super().__init__(spark, table, batch, **options)
+        if missing_format(spark, "delta"):
+            raise BadArgument(
+                "commit 'spark' needs Delta's connector, which this Spark does not have: give its jar with --packages or --jars, "
+                "or leave 'commit' out"
+            )
+        self._done = False
+
+    def there(self) -> StructType | None:
+        return self.spark.read.format("delta").load(self.table).schema if self._is_there() else None
+
+    def _is_there(self) -> bool:
+        return exists(self.spark, f"{self.table.rstrip('/')}/_delta_log")
+
+    def _find(self) -> tuple[str, bool] | None:
+        if self._is_there():
+            try:
+                history = self.spark.sql(f"DESCRIBE HISTORY delta.{quoted(self.table)}").select("version", "userMetadata")
+            except ParseException as error:
+                raise BadArgument(
+                    "commit 'spark' looks into the history of a Delta table, which needs "
+                    "--conf spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
+                ) from error
+            for version, text in history.where(F.col("userMetadata").contains(BATCH_ID)).collect():
+                if (attempt := marked(text, self.batch)) is not None:
+                    return str(version), attempt == self.attempt
+        # Committed, but not in the history: the log has had the transaction for longer than that.
+        return ("", False) if self._done else None
+
+    def _try(self, rows: DataFrame, new: list[StructField]) -> None:
+        writer = rows.write.format("delta").mode("append")
+        if not self._is_there():
+            writer = writer.partitionBy(*self.partition_by).options(**self.properties)
+        self._marked(writer).option("mergeSchema", bool(new)).save(self.table)
+        self._done = True
+
+    def _marked(self, writer: DataFrameWriter) -> DataFrameWriter:
+        marks = json.dumps(self.marks)
+        return writer.options(txnAppId=f"qewqew:{self.batch}", txnVersion=1, userMetadata=marks)
+
+
+def _check_catalog(spark: SparkSession, name: str) -> None:
+    """Raise `BadArgument` if Spark has no such catalog of Iceberg's."""
+    setting = f"spark.sql.catalog.{name}"
+    made = spark.conf.get(setting, None)
+    if made is None:
+        raise BadArgument(
+            f"commit 'spark' needs the catalog {name!r} in Spark's settings, --conf {setting}=… (of Iceberg: "
+            "org.apache.iceberg.spark.SparkCatalog), and Iceberg's jar with --packages or --jars"
+        )
+    if "iceberg" not in made.lower():
+        raise BadArgument(f"commit 'spark': the catalog {name!r} is none of Iceberg's, but {made}")
+    session: Any = spark._jsparkSession
+    try:
+        session.sessionState().catalogManager().catalog(name)
+    except (PySparkException, Py4JJavaError) as error:
+        raise BadArgument(
+            f"commit 'spark': Spark cannot make the catalog {name!r} ({_said(error)}); is there Iceberg's jar for Spark "
+            f"{spark.version}, given with --packages or --jars?"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    text = str(error.java_exception.toString()) if isinstance(error, Py4JJavaError) else str(error)
+    return text.partition("\n")[0][:300]
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
