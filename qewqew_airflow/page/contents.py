@@ -117,7 +117,7 @@ def topic_row(path: str) -> dict[str, Any]:
             "filter": state.filter,
             "in_flight": len(state.in_flight),
             "lost": state.lost,
-            **batch_rows(state.unfinished()),
+            **batch_rows(list(state.batches.values())),
         }
         for name, state in states.items()
     ]

@@ -27,6 +27,7 @@ class EndLease(NamedTuple):
     id: str
     state: str
     reason: str
+    on_disk: int  # bytes that the files of an acknowledged one take
 
 
 class Forget(NamedTuple):

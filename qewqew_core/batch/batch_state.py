@@ -1,7 +1,4 @@
-"""The batches of a queue, or of a reader of a topic, at one moment, and what happens to them: see `batch_operations`. No files.
-
-Both logs have these operations as JSON, with the names and fields of `BATCH_OPERATIONS`.
-"""
+"""A batch at one moment, and how the logs of queues and readers have it, and what happens to it, as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
-from qewqew_core.keys import key_hash, prune
 
 if TYPE_CHECKING:
     from qewqew_core.formats.chunk_state import Chunk
@@ -21,7 +17,7 @@ STATES = ("leased", "returned", "dead", "acked")
 
 @dataclass(slots=True, eq=False)
 class BatchState:
-    """A batch that is not forgotten: leased, returned, dead, or acknowledged with its files still there."""
+    """A batch that is leased, returned or dead; or acknowledged, with its files still there."""
 
     id: str
     keys: list[str]  # of all who leased it, the present or last owner at the end
@@ -72,49 +68,6 @@ def batch_fields(batch: BatchState) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in _FIELDS}
 
 
-@dataclass(slots=True, eq=False)
-class LeaseState:
-    """The batches of a queue, or of a reader of a topic, and the keys of those whose records are no longer kept."""
-
-    batches: dict[str, BatchState] = field(default_factory=dict)  # oldest first
-    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
-
-    def unfinished(self) -> list[BatchState]:
-        """The batches that are leased, returned or dead."""
-        return [batch for batch in self.batches.values() if batch.state != "acked"]
-
-    def forget(self, batch_ids: list[str]) -> None:
-        """The batches' files are dropped. Keys of acknowledged ones are remembered as expired."""
-        for batch_id in batch_ids:
-            batch = self.batches.pop(batch_id)
-            if batch.state == "acked":
-                for key in batch.keys:
-                    self.expired_keys[key_hash(key)] = (batch.changed, int(batch_id[-16:], 16))
-
-    def prune_expired(self, now: int) -> set[int]:
-        """Forget keys past their retention; the numbers of the batches whose last key went."""
-        return set(prune(self.expired_keys, now)) - {number for _, number in self.expired_keys.values()}
-
-    def apply_to_batch(self, operation: BatchOperation, time: int) -> None:
-        """Raises KeyError if there is no such batch."""
-        match operation:
-            case LeaseAgain(batch_id, key, attempt, lease_timeout):
-                batch = self.batches[batch_id]
-                batch.keys = [other for other in batch.keys if other != key] + [key]
-                batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, time, ""
-                batch.lease_timeout, batch.extended = lease_timeout, time
-            case Extend(batch_id, lease_timeout):
-                batch = self.batches[batch_id]
-                batch.lease_timeout, batch.extended = lease_timeout, time
-            case EndLease(batch_id, state, reason):
-                batch = self.batches[batch_id]
-                batch.state, batch.reason, batch.changed = state, reason, time
-                if state == "acked":
-                    batch.chunks.clear()
-            case Forget(batch_ids):
-                self.forget(batch_ids)
-
-
 # Operations as JSON. It can say anything, and names of directories are made of ids.
 
 BATCH_OPERATIONS: dict[str, type[BatchOperation]] = {
@@ -155,6 +108,7 @@ BATCH_CHECKS: dict[str, Callable[[Any], Any]] = {
     "reason": _of(_is_text),
     "state": _of(lambda value: value in STATES),
     "attempt": _of(lambda value: type(value) is int),
+    "on_disk": _of(lambda value: type(value) is int),
     "lease_timeout": _of(lambda value: type(value) in (int, type(None))),
     "keep_manifest": _of(lambda value: type(value) is bool),
 }

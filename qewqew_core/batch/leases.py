@@ -20,7 +20,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch import Batch
 from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
-from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.engine import Engine, naming_full_disk
 from qewqew_core.disk.files import Files
@@ -68,8 +69,12 @@ class Source(ABC):
         """The manifest that a batch with this owner and attempt has in its directory."""
 
     @abstractmethod
-    def occupied(self, batch: BatchState) -> int:
-        """Bytes that keeping the records of an acknowledged batch takes, as ``retention_bytes`` counts them."""
+    def occupied(self, records: int, size: int) -> int:
+        """Bytes that so many acknowledged records, of together ``size`` bytes, take, as ``retention_bytes`` counts them."""
+
+    @abstractmethod
+    def on_disk(self, batch: BatchState) -> int:
+        """Bytes of disk that the files of a batch take for themselves."""
 
     # Room on the disk. To enter a name into a directory may need some.
 
@@ -157,6 +162,8 @@ class Leases:
 
     def in_states(self, *states: str) -> list[BatchState]:
         """Oldest first."""
+        if states == ("acked",):
+            return list(self._state.history)
         return [batch for batch in self._state.batches.values() if batch.state in states]
 
     def of_key(self, key: str) -> BatchState | None:
@@ -177,6 +184,8 @@ class Leases:
                         path=path,
                     )
                 return state
+        if (acked := self._state.history.of_key(key)) is not None:
+            return acked
         if key_hash(key) in self._state.expired_keys:
             raise BatchExpired(
                 f"the batch of key {key!r} was acknowledged, and its records are no longer kept (retention {self.retention}, "
@@ -187,13 +196,16 @@ class Leases:
 
     def of_id(self, batch_id: str) -> BatchState:
         """Raises `BatchNotFound`, `BatchExpired`."""
-        state, path = self._state.batches.get(batch_id) if isinstance(batch_id, str) else None, self.engine.path
+        state, path = self._of_id(batch_id) if isinstance(batch_id, str) else None, self.engine.path
         if state is None:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
             raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
         return state
+
+    def _of_id(self, batch_id: str) -> BatchState | None:
+        return self._state.batches.get(batch_id) or self._state.history.of_id(batch_id)
 
     # What a `Batch` calls
 
@@ -224,7 +236,7 @@ class Leases:
         with self.engine.exclusive():
             state = self._current(batch, "dead")
             self._source.keep_room(1)
-            self._source.commit(EndLease(state.id, "returned", state.reason))
+            self._source.commit(EndLease(state.id, "returned", state.reason, 0))
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
             batch.show(state, self.directory_of(state))
 
@@ -238,7 +250,7 @@ class Leases:
 
     def _current(self, batch: Batch, *states: str) -> BatchState:
         """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
-        state, path = self._state.batches.get(batch.id), self.engine.path
+        state, path = self._of_id(batch.id), self.engine.path
         if state is None:
             raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=path)
         if state.state not in states:
@@ -259,22 +271,22 @@ class Leases:
         if to == "dead":
             self._source.prepare(partial(places.make_home, self._files, self._stem, places.DEAD))
             self._source.keep_room(1)
-        self._source.commit(EndLease(state.id, to, reason[:1000]))
+        self._source.commit(EndLease(state.id, to, reason[:1000], self._source.on_disk(state) if to == "acked" else 0))
         if to == "dead":
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
         self.engine.notify()
 
     def _expire(self) -> None:
         """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
-        acked = sorted(self.in_states("acked"), key=lambda batch: batch.changed)
-        kept = sum(self._source.occupied(batch) for batch in acked)
+        history, occupied = self._state.history, self._source.occupied
+        kept = occupied(history.records, history.size)
         oldest = now_ms() - self.retention // timedelta(milliseconds=1)
         expired = []
-        for batch in acked:
+        for batch in history:
             if batch.changed > oldest and kept <= self.retention_bytes:
                 break
             expired.append(batch.id)
-            kept -= self._source.occupied(batch)
+            kept -= occupied(batch.records, batch.bytes)
         if expired:
             self._forget(expired, keep_manifest=True)
 

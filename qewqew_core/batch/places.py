@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 
@@ -54,6 +55,15 @@ def _remove(files: Files, path: str) -> None:
         remove_tree(files, path)
     else:
         files.unlink(path)
+
+
+def on_disk(files: Files, directory: str) -> int:
+    """Bytes of disk that the files of a batch take; 0 if they are gone."""
+    total = 0
+    with contextlib.suppress(FileNotFoundError):
+        for name in files.list(directory):
+            total += files.status(os.path.join(directory, name)).st_blocks * 512
+    return total
 
 
 def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> None:

@@ -26,7 +26,7 @@ class QueueStats:
     returned: int  # wait for the next lease: what was returned, and leases whose time is over
     dead: int
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
-    last_lease: pendulum.DateTime | None = None  # when a batch was leased last, of those that are not forgotten
+    last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
 
 
@@ -45,9 +45,3 @@ def oldest_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
     now = now_ms()
     times = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
     return arguments.moment(min(times)) if times else None
-
-
-def last_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
-    """When one of these was leased last. Of a batch that was leased again, and has ended since, the first time counts."""
-    times = [batch.changed if batch.state == "leased" else batch.created for batch in batches]
-    return arguments.moment(max(times)) if times else None

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.stats import QueueStats, counts, last_lease, oldest_lease
+from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
@@ -43,7 +43,7 @@ def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[Batc
 
 def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
     state, _ = _look(path)
-    return stats_of(DISK, path, state), state.unfinished()
+    return stats_of(DISK, path, state), list(state.batches.values())
 
 
 class Snapshot(NamedTuple):
@@ -155,7 +155,7 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
         chunks=len(chunks),
         oldest=arguments.moment(chunks[0].time()) if chunks else None,
         on_disk=_on_disk(files, path, state),
-        last_lease=last_lease(state.batches.values()),
+        last_lease=arguments.moment(state.last_lease) if state.last_lease else None,
         oldest_lease=oldest_lease(state.batches.values()),
         **counts(state.batches.values()),
     )
@@ -163,13 +163,8 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
 
 def _on_disk(files: Files, path: str, state: State) -> int:
     found = [path, path + paths.LOG, *(chunk.chunk_path(path, chunk_id) for chunk_id in state.chain)]
-    for home in (path + places.BATCHES, path + places.DEAD):
-        for batch_id in state.batches:
-            with contextlib.suppress(FileNotFoundError):
-                directory = os.path.join(home, batch_id)
-                found += [os.path.join(directory, name) for name in files.list(directory)]
-    total = 0
+    total = state.history.on_disk
     for file in found:
         with contextlib.suppress(FileNotFoundError):
             total += files.status(file).st_blocks * 512
-    return total
+    return total + sum(places.on_disk(files, places.directory_of(path, batch)) for batch in state.batches.values())

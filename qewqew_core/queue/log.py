@@ -1,6 +1,6 @@
 """The transaction log `NAME.log` of a queue: what its frames say. Nothing else knows their bytes; for the framing see `journal`.
 
-The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5)
+The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5, and 9)
 followed by one frame for each commit since. All integers are big-endian.
 
 =============== ==============================================================================================================
@@ -10,9 +10,12 @@ kind            body
 2 batch         u32 length, JSON, then its chunks
 3 put keys      (16-byte hash, u64 time, u64 records) for each
 4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
-5 end           u32 number of frames before it, u64 number of operations J so far: the snapshot is whole; never torn
+5 end           u32 number of frames before it, u64 number of operations J so far, u64 when a batch was leased last, or 0: the
+                snapshot is whole; never torn
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
+9 history       u64 number of acknowledged batches, u64 their records, u64 their bytes, u64 their bytes on disk; their lines, as
+                `history` has them. Of the snapshot; oldest acknowledgement first
 8 handover      as a checkpoint; u32 number of chunks of which something was written, and not synced, and chunk, head, tail, next
                 of each; then what `Files.boot` says. The same is true as of a checkpoint, until there is a power cut
 =============== ==============================================================================================================
@@ -34,6 +37,7 @@ from qewqew_core.batch.batch_state import (
     batch_fields,
     checked,
 )
+from qewqew_core.batch.history import Block
 from qewqew_core.disk import journal
 from qewqew_core.disk.journal import Body, Frame, frame
 from qewqew_core.errors import Corrupt
@@ -59,15 +63,18 @@ Pointers = tuple[int, int, int]  # head, tail, next
 Stored = tuple[int, int, int, int]  # the chunk, and these
 
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER = range(1, 9)
-KIND_NAMES = dict(enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover"), 1))
+_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER, _HISTORY = range(1, 10)
+KIND_NAMES = dict(
+    enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover", "history"), 1)
+)
 _APPENDED = (COMMIT, CHECKPOINT, HANDOVER)
-OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, _HISTORY)
 
 # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
 _CHUNK = struct.Struct(">HIIIIIII")
 _COUNT = struct.Struct(">I")
-_SNAPSHOT_END = struct.Struct(">IQ")
+_SNAPSHOT_END = struct.Struct(">IQQ")
+_HISTORY_SUMS = struct.Struct(">QQQQ")
 _COUNTS = struct.Struct(">II")
 _PIECE = struct.Struct(">IIIQ")
 _SPAN = struct.Struct(">III")  # start end records
@@ -143,7 +150,7 @@ def unpack_handover(body: Body) -> tuple[bytes, tuple[int, ...], list[Stored]]:
     return bytes(body[end:]), _CHECKPOINT_IDENTITY.unpack_from(body), stored
 
 
-unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, and how often batches had changed
+unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, how often batches had changed, when one was leased last
 
 
 def time_of(body: Body) -> int:
@@ -232,7 +239,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 for chunk_id, head, tail, following in stored:
                     result.handed.setdefault(chunk_id, []).append((head, tail, following))
             elif kind == END:
-                before, state.changes = unpack_end(body)
+                before, state.changes, state.last_lease = unpack_end(body)
                 if before != number or not snapshot:
                     raise ValueError("the snapshot is not whole")
                 snapshot, result.snapshot_end = False, end
@@ -337,10 +344,13 @@ def snapshot(state: State, generation: int) -> bytes:
         body = json.dumps(batch_fields(batch)).encode()
         body = _COUNT.pack(len(body)) + body + b"".join(map(_pack_chunk, batch.chunks))
         parts.append(frame(_BATCH, body, generation))
+    for block in state.history.blocks:
+        sums = _HISTORY_SUMS.pack(block.count, block.records, block.size, block.on_disk)
+        parts.append(frame(_HISTORY, sums + block.lines, generation))
     for kind, keys in ((_IDEMPOTENCY_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
-    parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes), generation))
+    parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes, state.last_lease), generation))
     return b"".join(parts)
 
 
@@ -355,6 +365,9 @@ def load(kind: int, body: Body, state: State) -> None:
         (size,) = _COUNT.unpack_from(body)
         batch = checked(BatchState(**json.loads(bytes(body[4 : 4 + size])), chunks=_unpack_chunks(body[4 + size :])))
         state.batches[batch.id] = batch
+    elif kind == _HISTORY:
+        count, records, size, on_disk = _HISTORY_SUMS.unpack_from(body)
+        state.history.blocks.append(Block(count, records, size, on_disk, bytes(body[_HISTORY_SUMS.size :])))
     elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
         keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))

@@ -200,7 +200,7 @@ class Queue(HasBatches):
             return
         if not state.records and state.chain:
             self._records.clear()
-        if not (state.chain or state.batches or state.idempotency_keys or state.expired_keys):
+        if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
             stamp.remove(files, self.path)  # the next log counts anew
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):

@@ -52,8 +52,11 @@ class QueueBatches(Source):
         stamp.write(self.files, self.stem, self.engine.state.changes)
         return position
 
-    def occupied(self, batch: BatchState) -> int:
-        return batch.bytes + 2 * batch.records
+    def occupied(self, records: int, size: int) -> int:
+        return size + 2 * records
+
+    def on_disk(self, batch: BatchState) -> int:
+        return places.on_disk(self.files, places.directory_of(self.stem, batch))
 
     def manifest_of(self, batch: BatchState) -> Manifest:
         return batch_files.manifest_in_place(self.files, self.stem, batch)

@@ -300,7 +300,8 @@ def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
 
 def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
     """Directories with records of batches that the log does not know. Of those that have expired, some may be left."""
-    known = set(state.batches) | {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
+    known = {*state.batches, *state.history.ids()}
+    known |= {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
     unknown = []
     for home in (path + places.BATCHES, path + places.DEAD):
         for name in sorted(set(files.list(home)) - known) if files.is_directory(home) else ():
@@ -320,7 +321,7 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
             batch_files.roll_forward_lease(files, path, state.batches[batch_id])
         case LeaseAgain(batch_id):
             batch_files.roll_forward_manifest(files, path, state.batches[batch_id])
-        case EndLease(batch_id):
+        case EndLease(batch_id) if batch_id in state.batches:  # else it was acknowledged, and stays where it is
             places.roll_forward_place(files, path, state.batches[batch_id])
         case PutBack(batch_id, chunks, names):
             batch_files.roll_forward_put_back(files, path, batch_id, list(zip(names, chunks, strict=True)))

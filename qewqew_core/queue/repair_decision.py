@@ -305,10 +305,13 @@ class Decision:
 
     def look_into_batches(self, state: State) -> None:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
-        expired = {places.numbered_id(self._plan.path, number) for _, number in state.expired_keys.values()}
+        if lost := state.history.drop_nonsense():
+            self._plan.damaged(self._plan.path + paths.LOG, 0, 0, 0, f"{lost} acknowledged batches in the log make no sense")
+        known = {*state.batches, *state.history.ids()}
+        known |= {places.numbered_id(self._plan.path, number) for _, number in state.expired_keys.values()}
         for directory in list(self._batch_directories()):
             name = os.path.basename(directory)
-            if name in state.batches or name in expired:
+            if name in known:
                 continue
             unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
             places.roll_forward_place(self._plan.files, self._plan.path, unknown)
@@ -361,7 +364,13 @@ class _Behind(State):
     """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
 
     def __init__(self, owner: Decision, path: str, known: State) -> None:
-        super().__init__(known.batches, known.expired_keys, idempotency_keys=known.idempotency_keys)
+        super().__init__(
+            known.batches,
+            known.history,
+            known.last_lease,
+            known.expired_keys,
+            idempotency_keys=known.idempotency_keys,
+        )
         self.owner = owner
         self.path = path
         self.real: dict[int, Chunk] = {}

@@ -88,10 +88,10 @@ class _Repair:
         self._decision.look_into_batches(state)
         try:
             chain = self._pieces.read_chain(state)
-            for batch in list(state.batches.values()):
+            for batch in state.with_history():
                 self._pieces.read_batch(batch, state)
             if not self._plan.found_damage:
-                self._plan.report.records, self._plan.report.batches = state.records, len(state.batches)
+                self._plan.report.records, self._plan.report.batches = state.records, state.kept
                 return self._plan.report
             replayed, repair = self._commit(chain, state)
         except BaseException:
@@ -137,7 +137,7 @@ class _Repair:
                 targets.add(target)
                 moves.append([os.path.relpath(path, self._plan.parent), os.path.relpath(target, self._plan.parent)])
         self._plan.report.set_aside = directory
-        self._plan.report.records, self._plan.report.batches = new.records, len(new.batches)
+        self._plan.report.records, self._plan.report.batches = new.records, new.kept
         body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
         body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
         generation = journal.new_generation()
@@ -175,11 +175,10 @@ class _Repair:
             if files.is_directory(parent):
                 files.sync_directory(parent)
         for batch in state.batches.values():
-            if batch.state != "acked":
-                if not files.is_directory(places.directory_of(self._plan.path, batch)):
-                    places.roll_forward_place(files, self._plan.path, batch)
-                if not self._pieces.has_manifest(batch):
-                    batch_files.roll_forward_manifest(files, self._plan.path, batch)
+            if not files.is_directory(places.directory_of(self._plan.path, batch)):
+                places.roll_forward_place(files, self._plan.path, batch)
+            if not self._pieces.has_manifest(batch):
+                batch_files.roll_forward_manifest(files, self._plan.path, batch)
         assert self._plan.report.set_aside is not None
         orphans.write_report(
             files, self._plan.report.set_aside, {"queue": os.path.basename(self._plan.path), "moved": moves} | body

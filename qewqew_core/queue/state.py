@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.crc import crc32
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
@@ -56,7 +57,8 @@ class State(LeaseState):
 
     def with_batches_of(self, other: State) -> State:
         """The same chunks, with the batches and keys of another state."""
-        self.batches, self.idempotency_keys, self.expired_keys = other.batches, other.idempotency_keys, other.expired_keys
+        self.batches, self.history, self.last_lease = other.batches, other.history, other.last_lease
+        self.idempotency_keys, self.expired_keys = other.idempotency_keys, other.expired_keys
         self.changes = other.changes
         return self
 
@@ -119,9 +121,14 @@ class State(LeaseState):
         for batch in self.batches.values():
             for chunk_state in batch.chunks:
                 chunk_state.check()
-            assert not (batch.chunks and batch.state == "acked"), batch
-            assert batch.state == "acked" or batch.records == sum(chunk_state.records for chunk_state in batch.chunks), batch
-            assert batch.state == "acked" or batch.bytes == sum(chunk_state.bytes for chunk_state in batch.chunks), batch
+            assert batch.state != "acked", batch
+            assert batch.records == sum(chunk_state.records for chunk_state in batch.chunks), batch
+            assert batch.bytes == sum(chunk_state.bytes for chunk_state in batch.chunks), batch
+        acked = list(self.history)
+        assert len(acked) == len(self.history)
+        assert not self.batches.keys() & {batch.id for batch in acked}
+        assert self.history.records == sum(batch.records for batch in acked)
+        assert self.history.size == sum(batch.bytes for batch in acked)
 
     # Changes of the chain
 
@@ -188,6 +195,7 @@ class State(LeaseState):
                 for span in cut.spans:
                     self.take(chunk_id, *span)
         self.batches[batch.id] = batch
+        self.last_lease = batch.changed
 
     def put_back(self, batch_id: str, new_ids: list[int]) -> None:
         """The records of the batch are at the front of the queue again, in files with new ids."""

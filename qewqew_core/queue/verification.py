@@ -26,7 +26,10 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     """
     report = Report()
     total = sum(chunk_state.tail - chunk_state.head for chunk_state in state.chain.values())
-    total += sum(batch.bytes + 2 * batch.records for batch in state.batches.values())
+    batches = list(state.batches.values())
+    with _noting(report):
+        batches = state.with_history()
+    total += sum(batch.bytes + 2 * batch.records for batch in batches)
 
     def read() -> None:
         if progress is not None:
@@ -40,7 +43,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
             report.files += 1
             with _noting(report):
                 _verify_chunk(files, chunk.chunk_path(path, chunk_state.id), chunk_state, report, read)
-    for batch in state.batches.values():
+    for batch in batches:
         report.batches += 1
         with _noting(report):
             for records in read_batch(places.directory_of(path, batch), batch):

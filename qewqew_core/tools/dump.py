@@ -193,12 +193,14 @@ def _queue_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == logs.CHECKPOINT:
         return dict(zip(("log_inode", "header_inode", "header_changed"), logs.unpack_checkpoint(frame.body), strict=True))
     if frame.kind == logs.END:
-        return dict(zip(("frames", "changes"), logs.unpack_end(frame.body), strict=True))
+        return dict(zip(("frames", "changes", "last_lease"), logs.unpack_end(frame.body), strict=True))
     logs.load(frame.kind, frame.body, state := State())
     for chunk_state in state.chain.values():
         return _chunk_fields(chunk_state)
     for batch in state.batches.values():
         return {**batch_fields(batch), "chunks": [*map(_chunk_fields, batch.chunks)]}
+    if state.history:
+        return {"batches": [batch_fields(batch) for batch in state.history], "on_disk": state.history.on_disk}
     return {"keys": _keys(state.idempotency_keys or state.expired_keys)}
 
 

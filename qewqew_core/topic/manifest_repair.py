@@ -23,7 +23,7 @@ from qewqew_core.topic.view import View
 def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, report: RepairReport) -> None:
     """Write those anew, durably, that make their batches readable again. A batch that stays unreadable is noted."""
     stem = topic_paths.stem_of(view.directory, reader)
-    for batch in state.batches.values():
+    for batch in state.with_history():
         directory = places.directory_of(stem, batch)
         try:
             places.roll_forward_place(files, stem, batch)

@@ -166,7 +166,8 @@ class Reader(HasBatches):
         state = ReaderState(pending=[Range(place, None)], filter=text, passed=(block, offset))
         if self._engine.has_log:
             before = self._engine.state
-            state.batches, state.ranges, state.expired_keys = before.batches, before.ranges, before.expired_keys
+            state.batches, state.history, state.last_lease = before.batches, before.history, before.last_lease
+            state.ranges, state.expired_keys = before.ranges, before.expired_keys
             self._engine.detach()
         nak_path = self.path.removesuffix(".rdx") + ".nak"
         handed_out = add_naks(self._files, self._view, nak_path, state)

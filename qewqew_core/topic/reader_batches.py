@@ -63,8 +63,11 @@ class ReaderBatches(Source):
     def commit(self, operation: BatchOperation) -> None:
         self._shared.durable(self._shared.commit(Change(operation, now_ms())), always=True)
 
-    def occupied(self, batch: BatchState) -> int:
-        return batch.bytes + HEAD * batch.records
+    def occupied(self, records: int, size: int) -> int:
+        return size + HEAD * records
+
+    def on_disk(self, batch: BatchState) -> int:
+        return 0  # they are links to the topic's blocks
 
     def manifest_of(self, batch: BatchState) -> Manifest:
         return reader_files.manifest_of(self.stem, batch)

@@ -140,15 +140,15 @@ def manifest_of(stem: str, batch: BatchState) -> Manifest:
 def roll_forward_batches(files: Files, stem: str, state: ReaderState) -> None:
     """Make the files of batches agree with what is committed, wherever a process was killed."""
     for batch in state.batches.values():
-        if batch.state in ("dead", "returned", "leased"):
-            places.roll_forward_place(files, stem, batch)
+        places.roll_forward_place(files, stem, batch)
         if batch.state == "leased" and batch.attempt > 1:
             places.write_manifest(files, places.directory_of(stem, batch), manifest_of(stem, batch))
+    known = {*state.batches, *state.history.ids()}
     for home in (places.BATCHES, places.DEAD):
         if files.is_directory(stem + home):
             for name in files.list(stem + home):
                 directory = os.path.join(stem + home, name)
-                if name not in state.batches and files.list(directory) != [manifest.MANIFEST]:
+                if name not in known and files.list(directory) != [manifest.MANIFEST]:
                     places.remove_tree(files, directory)
                 else:
                     remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))

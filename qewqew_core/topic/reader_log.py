@@ -19,9 +19,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from qewqew_core.batch.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
+from qewqew_core.batch.history import Block
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
@@ -150,6 +152,8 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "filter": state.filter,
         "lost": state.lost,
         "batches": [batch_fields(batch) for batch in state.batches.values()],
+        "history": [[*astuple(block)[:-1], block.lines.decode()] for block in state.history.blocks],
+        "last_lease": state.last_lease,
         "ranges": state.ranges,
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
         "passed": state.passed,
@@ -166,11 +170,20 @@ def _load(body: bytes) -> ReaderState:
         lost=data["lost"],
         batches={fields["id"]: checked(BatchState(**fields)) for fields in data["batches"]},
         ranges={batch_id: _ranges(ranges) for batch_id, ranges in data["ranges"].items()},
+        last_lease=data["last_lease"],
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
     )
+    state.history.blocks.extend(map(_block, data["history"]))
     state.began = state.committed_position().block
     return state
+
+
+def _block(fields: Sequence[Any]) -> Block:
+    count, records, size, on_disk, lines = fields
+    if any(type(number) is not int for number in (count, records, size, on_disk)):
+        raise ValueError(f"these are no sums: {fields[:4]!r:.120}")
+    return Block(count, records, size, on_disk, lines.encode())
 
 
 def _pair(body: Sequence[int]) -> tuple[int, int]:

@@ -12,7 +12,8 @@ from itertools import chain, count, repeat
 from typing import NamedTuple
 
 from qewqew_core.batch.batch_operations import BatchOperation
-from qewqew_core.batch.batch_state import BatchState, LeaseState
+from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.topic.view import Position
 
 LONGEST_RANGE = 1 << 20  # the largest window
@@ -304,6 +305,7 @@ class ReaderState(LeaseState):
                     self._requeue(self._of_session(session), due)
             case Lease(batch, ranges, offsets, pending):
                 self.batches[batch.id], self.ranges[batch.id] = batch, list(ranges)
+                self.last_lease = batch.created
                 flights.remove(offsets)
                 self.pending = list(pending)
             case PutBack(batch_id, pending):
@@ -314,7 +316,7 @@ class ReaderState(LeaseState):
                 self.passed = self.reached()
                 self.apply_to_batch(change, when)
                 for batch_id in list(self.ranges):
-                    if batch_id not in self.batches or self.batches[batch_id].state == "acked":
+                    if batch_id not in self.batches:
                         del self.ranges[batch_id]
         self.clean = False
 

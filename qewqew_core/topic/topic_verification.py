@@ -89,10 +89,11 @@ def _verify_block(
 def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
     try:
         state = reader_inspection.effective_state(files, view, name)
+        batches = state.with_history() if state is not None else []
     except Corrupt as error:
         report.problems.append(str(error))
         return
-    for batch in state.batches.values() if state is not None else ():
+    for batch in batches:
         report.batches += 1
         try:
             for _ in read_batch(places.directory_of(stem_of(view.directory, name), batch), batch):

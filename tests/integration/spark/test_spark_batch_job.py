@@ -329,10 +329,10 @@ def test_without_a_schema_and_without_a_field_nothing_is_written_and_the_result_
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("a foo", 'the schema: [UNSUPPORTED_DATATYPE] Unsupported data type "FOO"'),
-        ("a INT b", "the schema: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
-        ("", "the schema '' has no columns; write it like"),
-        ("int", "the schema 'int' has no columns"),
+        ("a foo", "the schema 'a foo' cannot be meant: at 'foo', Spark has no such type"),
+        ("a INT b", "the schema 'a INT b' cannot be meant: at 'b', here is to be ,"),
+        ("", "the schema '' cannot be meant: at the end, it has no columns"),
+        ("int", "the schema 'int' cannot be meant: at the end, here is to be a type"),
         ("a INT, A STRING", "the records have fields that Spark takes for one: 'a' and 'A'"),
         ("a MAP<INT, INT>", "the field a: keys of a map are"),
     ],

@@ -28,14 +28,15 @@ HELPERS = {contextlib.__file__, threading.__file__}  # Python of the library in 
 
 @functools.cache
 def _points(code: CodeType) -> frozenset[int]:
-    """Before which instructions CPython looks for signals: after calls, where a function begins, and where a loop goes back."""
+    """Before which instructions CPython looks for signals: after calls, where a function begins, and when a loop goes back."""
     instructions = list(dis.get_instructions(code))
     after = (
         later.offset
         for instruction, later in itertools.pairwise(instructions)
         if instruction.opname in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
     )
-    back = (instruction.argval for instruction in instructions if instruction.opname == "JUMP_BACKWARD")
+    # Not where it goes to: there one also comes without going back, and then nobody looks.
+    back = (instruction.offset for instruction in instructions if instruction.opname == "JUMP_BACKWARD")
     return frozenset(after) | frozenset(back)
 
 
@@ -123,7 +124,9 @@ else:  # which tells a tracer only of some instructions
     def _codes() -> Iterator[CodeType]:
         """Of all functions of the core, and of the library that it calls."""
         gc.unfreeze()  # else it does not tell of what pytest has frozen
-        functions = [function for function in gc.get_objects() if isinstance(function, FunctionType)]
+        # `type`, not isinstance, which asks `__class__`, and a lazy object of Airflow imports what it stands for, or fails
+        functions = [function for function in gc.get_objects() if type(function) is FunctionType]
+        gc.freeze()
         left = [
             function.__code__ for function in functions if function.__code__.co_filename in HELPERS or _is_ours(function.__code__)
         ]

@@ -1,0 +1,148 @@
+"""`History`: the acknowledged batches whose records are still kept. There may be tens of thousands, and hardly anybody asks.
+
+So each stays as the logs have it until somebody does: a line break, then JSON, ``[id, keys, attempt, records, bytes, created,
+changed, on disk]``, the last one in bytes. Opening a queue and `inspect` read the lines, and parse none. A line break is nowhere
+else, since JSON escapes it in texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from qewqew_core.batch.batch_state import BatchState, checked
+from qewqew_core.disk import journal
+from qewqew_core.errors import Corrupt
+
+BLOCK_BYTES = 32 << 10  # about how many lines lie together; if a block is damaged in a log, they are lost together
+_ID = re.compile(rb'\n\["([^"]*)"')
+
+
+@dataclass(slots=True)
+class Block:
+    """Lines, and what their batches have together."""
+
+    count: int = 0
+    records: int = 0
+    size: int = 0  # bytes of payload
+    on_disk: int = 0  # bytes that their files took when they were acknowledged
+    lines: bytes = b""
+
+    def each(self) -> list[bytes]:
+        return self.lines.split(b"\n")[1:]
+
+    def add_up(self, batch: BatchState, on_disk: int, sign: int) -> None:
+        self.count += sign
+        self.records += sign * batch.records
+        self.size += sign * batch.bytes
+        self.on_disk += sign * on_disk
+
+
+class History:
+    """Oldest acknowledgement first. What looks into it raises `Corrupt` for a line that nothing of ours has written."""
+
+    def __init__(self) -> None:
+        self.blocks: deque[Block] = deque()
+
+    def __len__(self) -> int:
+        return sum(block.count for block in self.blocks)
+
+    def __iter__(self) -> Iterator[BatchState]:
+        return (_unpack(line)[0] for block in self.blocks for line in block.each())
+
+    @property
+    def records(self) -> int:
+        return sum(block.records for block in self.blocks)
+
+    @property
+    def size(self) -> int:
+        return sum(block.size for block in self.blocks)
+
+    @property
+    def on_disk(self) -> int:
+        return sum(block.on_disk for block in self.blocks)
+
+    def ids(self) -> Iterator[str]:
+        return (batch_id.decode() for block in self.blocks for batch_id in _ID.findall(block.lines))
+
+    def of_id(self, batch_id: str) -> BatchState | None:
+        begin = _begin(batch_id)
+        for block in self.blocks:
+            if (at := block.lines.find(begin)) >= 0:
+                return _unpack(_line(block.lines, at))[0]
+        return None
+
+    def of_key(self, key: str) -> BatchState | None:
+        """The batch that was leased under this key."""
+        text = json.dumps(key).encode()
+        for block in self.blocks:
+            at = block.lines.find(text)
+            while at >= 0:
+                batch, _ = _unpack(_line(block.lines, block.lines.rfind(b"\n", 0, at)))
+                if key in batch.keys:
+                    return batch
+                at = block.lines.find(text, at + 1)
+        return None
+
+    def add(self, batch: BatchState, on_disk: int) -> None:
+        """It was acknowledged."""
+        if not self.blocks or len(self.blocks[-1].lines) >= BLOCK_BYTES:
+            self.blocks.append(Block())
+        block = self.blocks[-1]
+        fields = [batch.id, batch.keys, batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, on_disk]
+        block.lines += b"\n" + json.dumps(fields).encode()
+        block.add_up(batch, on_disk, 1)
+
+    def remove(self, batch_id: str) -> BatchState:
+        """Its records are no longer kept. Raises KeyError."""
+        begin = _begin(batch_id)
+        for block in self.blocks:  # the oldest go first
+            if (at := block.lines.find(begin)) >= 0:
+                line = _line(block.lines, at)
+                batch, on_disk = _unpack(line)
+                block.lines = block.lines[:at] + block.lines[at + 1 + len(line) :]
+                block.add_up(batch, on_disk, -1)
+                if not block.lines:
+                    self.blocks.remove(block)
+                return batch
+        raise KeyError(batch_id)
+
+    def drop_nonsense(self) -> int:
+        """Forget the blocks of which a line, or a sum, is wrong; returns how many batches they were to have."""
+        wrong = [block for block in self.blocks if not _makes_sense(block)]
+        self.blocks = deque(block for block in self.blocks if block not in wrong)
+        return sum(block.count for block in wrong)
+
+
+def _makes_sense(block: Block) -> bool:
+    found = Block(lines=block.lines)
+    try:
+        for line in block.each():
+            found.add_up(*_unpack(line), 1)
+    except Corrupt:
+        return False
+    return found == block
+
+
+def _begin(batch_id: str) -> bytes:
+    return f'\n["{batch_id}",'.encode()
+
+
+def _line(lines: bytes, at: int) -> bytes:
+    """The line whose line break is there."""
+    end = lines.find(b"\n", at + 1)
+    return lines[at + 1 : end if end >= 0 else len(lines)]
+
+
+def _unpack(line: bytes) -> tuple[BatchState, int]:
+    """The batch, and the bytes of disk of its files."""
+    try:
+        batch_id, keys, attempt, records, size, created, changed, on_disk = json.loads(line)
+        if type(on_disk) is not int:
+            raise ValueError(f"this is no number of bytes: {on_disk!r:.120}")
+        return checked(BatchState(batch_id, keys, "acked", attempt, records, size, created, changed)), on_disk
+    except journal.NONSENSE as error:
+        raise Corrupt(f"the log tells of an acknowledged batch that cannot be: {error}; `qewqew repair` the queue") from error
