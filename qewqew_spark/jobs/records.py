@@ -141,9 +141,9 @@ def read(
     if codec == "json" and not {name.lower() for name in of_values} <= {"timezone"}:
         return by_spark(Json(spark, fields, of_values))
 
-    typed = {"codec": codec, "strict": "true", "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
+    typed = {"codec": codec, "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
     if codec == "json":
-        typed |= {"timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
+        typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason = StructField(REASON, StringType())
     more = StructField(corrupt, BinaryType()), reason, StructField(METADATA, StructType([*place][1:]))
 
@@ -187,7 +187,7 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
     objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(wrapped)
     # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
     reader = spark.read.options(**{**options, "mode": "DROPMALFORMED"})
-    with setting(spark, "spark.sql.caseSensitive", "true"):
+    with setting(spark, "spark.sql.caseSensitive", "true"), blamed("a read option"):
         try:
             inferred = reader.json(objects).schema
         except PySparkTypeError:  # before Spark 4.2 it takes no DataFrame
