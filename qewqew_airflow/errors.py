@@ -14,6 +14,10 @@ class WrongHost(BadPath):
     """The connection's directory is on another host; one of the same name here would hold another queue."""
 
 
+class WrongConnection(BadArgument):
+    """The connection is of another type: what it says is not a directory of queues."""
+
+
 class SparkConnectionMissing(QewQewError):
     """The Spark connection does not exist or names no master; the Spark provider would submit to YARN."""
 

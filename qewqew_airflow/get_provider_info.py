@@ -24,7 +24,7 @@ def get_provider_info() -> dict[str, Any]:
         "queues": ["qewqew_airflow.queues.qewqew.QewQewMessageQueueProvider"],
         "task-decorators": [{"name": "qewqew", "class-name": "qewqew_airflow.decorators.qewqew.qewqew_task"}],
         "notifications": ["qewqew_airflow.notifications.qewqew.QewQewNotifier"],
-        "extra-links": ["qewqew_airflow.links.qewqew.QewQewLink"],
+        "extra-links": ["qewqew_airflow.links.qewqew.QewQewLink", "qewqew_airflow.links.qewqew.SparkLink"],
         "asset-uris": [
             {
                 "schemes": ["qewqew"],
@@ -37,13 +37,20 @@ def get_provider_info() -> dict[str, Any]:
             "qewqew": {
                 "description": "Settings of QewQew.",
                 "options": {
+                    "late_after": {
+                        "description": "Seconds that the oldest record of a queue may wait before the page calls it late; 0: any",
+                        "version_added": "0.1.0",
+                        "type": "float",
+                        "example": None,
+                        "default": "7200",
+                    },
                     "poll_interval": {
                         "description": "Seconds after which a trigger looks at a queue that no change of its files woke it for",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": None,
                         "default": "10",
-                    }
+                    },
                 },
             }
         },

@@ -12,7 +12,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import choice, seconds, whole
-from qewqew_airflow.errors import WrongHost
+from qewqew_airflow.errors import WrongConnection, WrongHost
 from qewqew_core import BadArgument, BadPath, Queue, QueueStats, Topic, inspect, inspect_reader
 from qewqew_core.disk.journal import MOST_LOG_BYTES
 from qewqew_core.formats.chunk import MAX_CHUNK_SIZE, MIN_CHUNK_SIZE
@@ -104,7 +104,14 @@ class QewQewHook(BaseHook):
 
     @cached_property
     def connection(self) -> Connection:
-        return self.get_connection(self.qewqew_conn_id)
+        """Raises `WrongConnection` if it is of another type."""
+        connection = self.get_connection(self.qewqew_conn_id)
+        if connection.conn_type != self.conn_type:
+            raise WrongConnection(
+                f"connection {self.qewqew_conn_id!r} is of type {connection.conn_type!r}; it must be of type {self.conn_type!r}, "
+                "and its host the directory of the queues"
+            )
+        return connection
 
     def directory(self) -> str:
         """The connection's directory, links resolved. Raises `BadPath` unless it is one that can be read, and
@@ -172,6 +179,12 @@ class QewQewHook(BaseHook):
             )
 
     def _check_directory(self, directory: str) -> None:
+        if os.path.exists(directory) and not os.path.isdir(directory):
+            raise BadPath(
+                f"connection {self.qewqew_conn_id!r} needs a directory, and this is a file; give the directory that holds the "
+                "queues, not one of them",
+                path=directory,
+            )
         if not os.path.isdir(directory):
             raise BadPath(
                 f"connection {self.qewqew_conn_id!r} needs this directory, and it does not exist on this worker; "

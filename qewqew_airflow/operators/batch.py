@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowSkipException
@@ -28,6 +29,7 @@ def lease(
     has expired.
     """
     with source.open(hook) as opened:
+        oldest = _oldest(opened)
         by_an_earlier_try = any((batch.state, batch.key) == ("leased", key) for batch in opened.batches())
         begun = time.monotonic()
         try:
@@ -45,7 +47,13 @@ def lease(
     until = f" until {batch.expires}" if batch.expires else ""
     said = f"{batch.id} ({size}, attempt {batch.attempt}, {state}{until}), key {key}"
     hook.log.info("Leased batch %s: %s", said, batch.manifest_path)
-    return LeasedBatch(hook, source, batch, lease_timeout, begun)
+    is_new = batch.state == "leased" and batch.attempt == 1 and not by_an_earlier_try
+    return LeasedBatch(hook, source, batch, lease_timeout, begun, oldest if is_new else None)
+
+
+def _oldest(opened: Queue | Reader) -> datetime | None:
+    """When the oldest record of a queue was put, with which a new batch begins. Of a reader it would have to be read."""
+    return opened.stats().oldest if isinstance(opened, Queue) else None
 
 
 def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) -> Batch:
@@ -66,8 +74,18 @@ def numbers(batch: Batch) -> dict[str, Any]:
 class LeasedBatch:
     """A batch that a task has leased, and works on in the blocks of `alone` and `extended`."""
 
-    def __init__(self, hook: QewQewHook, source: Source, batch: Batch, lease_timeout: float | None, begun: float) -> None:
+    def __init__(
+        self,
+        hook: QewQewHook,
+        source: Source,
+        batch: Batch,
+        lease_timeout: float | None,
+        begun: float,
+        oldest: datetime | None = None,
+    ) -> None:
         self.batch = batch
+        # For the result of the task: when the oldest of its records was put, if that is known.
+        self.oldest = {} if oldest is None else {"oldest": oldest.isoformat(timespec="milliseconds")}
         self._hook, self._source, self._timeout, self._log = hook, source, lease_timeout, hook.log
         self._ends = begun + (lease_timeout or 0)  # by the monotonic clock
 

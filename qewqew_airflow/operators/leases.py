@@ -94,9 +94,10 @@ class QewQewLeaseOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
         limits = self._bound("max_records"), self._bound("max_bytes"), self.lease_timeout
-        batch = lease(hook, source, task_key(context), *limits).batch
+        leased = lease(hook, source, task_key(context), *limits)
+        batch = leased.batch
         names = {"connection": self.qewqew_conn_id, **source.names()}
-        return {**names, **numbers(batch), "key": batch.key, "manifest": batch.manifest_path}
+        return {**names, **numbers(batch), **leased.oldest, "key": batch.key, "manifest": batch.manifest_path}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         from qewqew_airflow.shared.lineage import lineage, of_queue

@@ -81,3 +81,13 @@ def last_error(output: str) -> str:
     ours = [line for line in lines if line.startswith("qewqew: error: ")]
     named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
     return (ours or named or lines[:1] or ["no output"])[-1].removeprefix("qewqew: error: ")[:1000]
+
+
+def ui_of(line: str, host: str) -> str | None:
+    """The address of Spark's UI, if a line of spark-submit's output tells it: of a driver on this ``host``, or of an application
+    in YARN.
+    """
+    if found := re.search(r"Successfully started service 'SparkUI' on port (\d+)", line):
+        return f"http://{host}:{found[1]}"
+    found = re.search(r"tracking URL: (https?://[^\s<>\"']+)", line)
+    return None if found is None else found[1]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from airflow.providers.common.compat.sdk import (
     AirflowSkipException,
 )
 from airflow.sdk import BaseHook
+from airflow.utils.net import get_hostname
 
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.assets.qewqew import write_counts
@@ -33,7 +35,7 @@ from qewqew_airflow.errors import (
 )
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
-from qewqew_airflow.links.qewqew import QewQewLink
+from qewqew_airflow.links.qewqew import QewQewLink, SparkLink
 from qewqew_airflow.operators.batch import lease, numbers
 from qewqew_airflow.operators.spark_job import (
     JOB_ARGUMENTS,
@@ -43,6 +45,7 @@ from qewqew_airflow.operators.spark_job import (
     last_error,
     read_result,
     ready_made_job,
+    ui_of,
 )
 from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
 from qewqew_airflow.shared import metrics
@@ -54,6 +57,10 @@ if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
+
+
+# What the provider calls every job that is given no name.
+DEFAULT_NAME = inspect.signature(SparkSubmitOperator.__init__).parameters["name"].default
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
@@ -140,7 +147,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         *("outputs", "codec", "schema", "read_options", "quarantine"),
     )
     template_fields_renderers = {"outputs": "json", "schema": "sql", "read_options": "json"}  # noqa: RUF012  (as Airflow declares it)
-    operator_extra_links = (QewQewLink(),)
+    operator_extra_links = (QewQewLink(), SparkLink())
 
     def __init__(
         self,
@@ -165,6 +172,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if self.name == DEFAULT_NAME:
+            self.name = (self.conf or {}).get("spark.app.name") or "{{ ti.dag_id }}.{{ ti.task_id }}"
         self.queue_name = queue_name
         self.topic = topic
         self.reader = reader
@@ -183,6 +192,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         self.max_bad_records = None if max_bad_records is None else whole("max_bad_records", max_bad_records, 0)
         self.schema_evolution = schema_evolution
         self._killed = False
+        self._tell_ui: Callable[[str], None] | None = None
         self._driver_is_here = True
         self._result: dict[str, Any] = {}
         self._ready_made = not self.application
@@ -212,7 +222,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         except BaseException as error:  # AirflowTaskTimeout is a BaseException
             self._after_failure(context, hook, key, error)
             raise
-        self._result = {**numbers(batch), **report}
+        self._result = {**numbers(batch), **leased.oldest, **report}
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
         outputs = report.get("outputs", ()) if self._ready_made else ()
         if snapshots := {output["table"] or output["path"]: output["snapshot"] for output in outputs if output.get("snapshot")}:
@@ -320,6 +330,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 given = self.application_args or ["{manifest}"]
                 self.application_args = fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
             start = time.monotonic()
+            self._tell_ui = functools.partial(SparkLink().tell, context["ti"])
+            self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
             try:
                 super().execute(context)
             except (AirflowException, RuntimeError) as error:  # the latter of a driver elsewhere
@@ -327,6 +339,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 if self._ready_made and reason.startswith("BadArgument: "):
                     raise fails_at_once(failure, AGAIN) from error
                 raise failure from error
+            finally:
+                self.log.info("::endgroup::")
             report = read_result(result)
         report.pop("batch", None)  # it is the batch_id
         self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
@@ -337,11 +351,23 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()
+        process = hook._process_spark_submit_log
+        hook._process_spark_submit_log = lambda itr: process(map(self._heard, itr))  # type: ignore[method-assign]
         if hook._connection["deploy_mode"] != "cluster":
             # A driver that outlived a killed task would write the batch at the same time as the retry.
             end = functools.partial(end_with, os.getpid())
             hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
         return hook
+
+    def _heard(self, line: str) -> str:
+        """A line that spark-submit prints. The first that names Spark's UI makes the link to it."""
+        if self._tell_ui is not None and (url := ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
+            tell, self._tell_ui = self._tell_ui, None
+            try:
+                tell(url)
+            except Exception as error:  # a link, and no more
+                self.log.warning("There is no link to Spark's UI at %s: %s", url, error)
+        return line
 
     def _clean_up(self, context: Context, manifest: str) -> None:
         """After the acknowledgement, which stands whatever fails here: forget the driver, remove the copy."""

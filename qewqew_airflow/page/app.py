@@ -5,7 +5,8 @@ what                  right               routes
 ===================== =================== ==============================================================
 look                  GET on assets       all of them; a user without it sees nothing of the page
 look into records     GET on connection   records; without it directories, errors and foreign keys are hidden
-act on dead batches   PUT on connection   return, put-back, drop
+see results of tasks  GET on DAG's XComs  batches; without it they are left out
+act on batches        PUT on connection   return, put-back, drop
 ===================== =================== ==============================================================
 """
 
@@ -16,6 +17,7 @@ import functools
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -23,25 +25,32 @@ from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_asset, requires_access_connection
-from airflow.configuration import conf
+from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.models.connection import Connection
+from airflow.models.log import Log
+from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_of
 from qewqew_airflow.page import preview
-from qewqew_airflow.page.contents import Contents, RecentContents, connections, find_batch, hook_of
-from qewqew_airflow.page.history import History
+from qewqew_airflow.page.batches import batches_of, results_of
+from qewqew_airflow.page.contents import Contents, RecentContents, add_owners, connections, find_batch, hook_of, places_to_sample
+from qewqew_airflow.page.owners import alone, check_abandoned
+from qewqew_airflow.page.samples import Sampler, Samples
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
 from qewqew_core.batch.places import directory_of
 from qewqew_core.limits import now_ms
 from qewqew_core.topic.topic_paths import check_reader_name, stem_of
 
-STATIC = {"page": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+SCRIPTS = ("page", "server", "elements", "list", "queue", "plot", "dialogs")
+STATIC = {"page": "text/html", "page.css": "text/css", **{f"{script}.js": "text/javascript" for script in SCRIPTS}}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -62,12 +71,13 @@ STATUS: list[tuple[type[QewQewError], int]] = [
 
 _logger = logging.getLogger(__name__)
 _recent = RecentContents()
-_history = History(_recent)
+_samples = Samples(os.path.join(AIRFLOW_HOME, "qewqew", "page.sqlite3"))
+_sampler = Sampler(_samples, places_to_sample)
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
-    with _history.sampling():
+    with _sampler.sampling():
         yield
 
 
@@ -92,6 +102,12 @@ def _failed(_: Request, error: QewQewError) -> JSONResponse:
     return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, status)
 
 
+@app.exception_handler(sqlite3.Error)
+def _without_samples(_: Request, error: sqlite3.Error) -> JSONResponse:
+    _logger.warning("%s cannot be read: %s", _samples.path, error)
+    return JSONResponse({"detail": "what the plots show cannot be read just now; the log of the API server says more"}, 503)
+
+
 @app.exception_handler(Exception)
 def _broken(_: Request, error: Exception) -> JSONResponse:
     """The traceback is in the server's log."""
@@ -112,20 +128,46 @@ def static(name: str) -> Response:
 @app.get("/data/state")
 def state(user: GetUserDep) -> dict[str, Any]:
     """Everything that the page lists, of the connections that the user may know of."""
-    shown = [_shown(connection, user) for connection in connections().values() if _may_see(connection, user)]
-    return {"now": now_ms(), "connections": shown}
+    late_after = conf.getfloat("qewqew", "late_after", fallback=7200.0)
+    return {"now": now_ms(), "late_after": late_after, "connections": [_shown(*several, user) for several in _seen(user)]}
 
 
 @app.get("/data/history")
 def history(user: GetUserDep) -> dict[str, Any]:
     """For the sparklines: by connection, and queue or topic, how much waited when (seconds ago)."""
-    return {conn_id: _history.of(conn_id) for conn_id, connection in connections().items() if _may_see(connection, user)}
+    now = now_ms()
+    found = {}
+    for connection, contents, _ in _seen(user):
+        depths = _samples.depths(contents.directory, now // 60_000 - 61)
+        found[connection.conn_id] = {
+            name: [(round((now - at) / 1000), depth) for at, depth in series] for name, series in depths.items()
+        }
+    return found
 
 
-def _shown(connection: Connection, user: Any) -> dict[str, Any]:
+def _seen(user: Any) -> list[tuple[Connection, Contents, list[str]]]:
+    """What the user may look at: a connection, what is in its directory, and the names of others with the very same directory.
+
+    Of several, the one is shown that lets the user do most.
+    """
+    groups: dict[str, list[tuple[Connection, Contents]]] = {}
+    for connection in connections().values():
+        if _may_see(connection, user):
+            contents = _recent(connection)
+            directory = contents.directory if contents.error is None else f"not of {connection.conn_id}"
+            groups.setdefault(directory, []).append((connection, contents))
+    found = []
+    for group in groups.values():
+        if len(group) > 1:
+            group.sort(key=lambda member: not _may("PUT", member[0], user))
+        (connection, contents), *others = group
+        found.append((connection, contents, [other.conn_id for other, _ in others]))
+    return found
+
+
+def _shown(connection: Connection, contents: Contents, also: list[str], user: Any) -> dict[str, Any]:
     may_peek, may_act = _may("GET", connection, user), _may("PUT", connection, user)
-    contents = _recent(connection)
-    shown = {"id": connection.conn_id, "peek": may_peek, "act": may_act, "complete": contents.complete}
+    shown = {"id": connection.conn_id, "also": also, "peek": may_peek, "act": may_act, "complete": contents.complete}
     if may_peek:
         return {**shown, **vars(contents)}
     return {**shown, **_without_what_the_connection_says(contents, user)}
@@ -133,12 +175,7 @@ def _shown(connection: Connection, user: Any) -> dict[str, Any]:
 
 def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
     """Errors without their text, which has paths in it; and keys and reasons only with DAGs that the user may see."""
-    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
-
-    def hide_owner(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["task"] is not None and batch["task"]["dag"] in allowed():
-            return batch
-        return {**batch, "key": None, "task": None, "reason": ""}
+    hide_owner = _owner_hider(user)
 
     def hide(row: dict[str, Any]) -> dict[str, Any]:
         changes: dict[str, Callable[[Any], Any]] = {
@@ -150,6 +187,18 @@ def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str
 
     error = None if contents.error is None else _brief(contents.error)
     return {"error": error, "queues": list(map(hide, contents.queues)), "topics": list(map(hide, contents.topics))}
+
+
+def _owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A function that takes from a batch what only those may see who may see its DAG."""
+    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
+
+    def hide(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["task"] is not None and batch["task"]["dag"] in allowed():
+            return batch
+        return {**batch, "key": None, "task": None, "reason": "", "owner": None}
+
+    return hide
 
 
 def _brief(error: str) -> str:
@@ -171,7 +220,7 @@ def _may(method: ResourceMethod, connection: Connection, user: Any) -> bool:
     return get_auth_manager().is_authorized_connection(method=method, details=details, user=user)
 
 
-# Looking into records
+# One queue, or reader of a topic
 
 
 class Place(BaseModel):
@@ -194,6 +243,43 @@ class Place(BaseModel):
     def stem(self, path: str) -> str:
         """What its batches' directories begin with."""
         return path if self.reader is None else stem_of(path, self.reader)
+
+
+@app.get("/connections/{connection_id}/batches")
+def batches(connection_id: str, asked: Annotated[Place, Query()], user: GetUserDep) -> dict[str, Any]:
+    """The batches while they are remembered, with what Airflow keeps of the work on them."""
+    connection = _connection(connection_id, user)
+    path = asked.path(hook_of(connection))
+    rows, more = batches_of(path, asked.stem(path), asked.reader)
+    add_owners(rows)
+    may_see = functools.cache(functools.partial(_may_see_xcoms, user))
+    for row, result in results_of([row for row in rows if row["task"] is not None and may_see(row["task"]["dag"])]):
+        row["result"] = result
+    if not _may("GET", connection, user):
+        rows = list(map(_owner_hider(user), rows))
+    return {"batches": rows, "more": more}
+
+
+def _may_see_xcoms(user: Any, dag_id: str) -> bool:
+    return get_auth_manager().is_authorized_dag(
+        method="GET", access_entity=DagAccessEntity.XCOM, details=DagDetails(id=dag_id), user=user
+    )
+
+
+class Asked(Place):
+    hours: Annotated[int, Query(ge=1, le=14 * 24)] = 24
+
+
+@app.get("/connections/{connection_id}/samples")
+def samples(connection_id: str, asked: Annotated[Asked, Query()], user: GetUserDep) -> dict[str, Any]:
+    """For the plot: (time, depth, put, drained, in how many minutes) of a queue or topic, the oldest first."""
+    hook = hook_of(_connection(connection_id, user))
+    asked.path(hook)
+    name = f"queue {asked.queue}" if asked.queue is not None else f"topic {asked.topic}"
+    return {"samples": _samples.of(hook.directory(), name, now_ms() // 60_000 - asked.hours * 60)}
+
+
+# Looking into records
 
 
 class Peek(Place):
@@ -219,21 +305,27 @@ def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, An
 
 
 def _hook(connection_id: str) -> QewQewHook:
+    return hook_of(_connection(connection_id))
+
+
+def _connection(connection_id: str, user: Any = None) -> Connection:
+    """``user``: who must be allowed to know of it, where no right to the connection itself was asked for."""
     connection = connections().get(connection_id)
-    if connection is None:
+    if connection is None or (user is not None and not _may_see(connection, user)):
         raise HTTPException(404, "there is no such connection of type qewqew in Airflow's database or the environment")
-    return hook_of(connection)
+    return connection
 
 
 # Acting
 
 
 class Act(Place):
-    """A dead batch as the user saw it: if anything happened to it since, nothing is done."""
+    """A dead batch, or a leased one, as the user saw it: if anything happened to it since, nothing is done."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     batch: str
+    state: Literal["dead", "leased"] = "dead"
     attempt: int
     made: int
 
@@ -266,23 +358,49 @@ ACTIONS: dict[str, Callable[[Batch], None]] = {"return": Batch.return_to_queue, 
 def act(
     connection_id: str, action: Literal["return", "put-back", "drop"], asked: Annotated[Act, Depends(_asked)], user: GetUserDep
 ) -> dict[str, Any]:
-    """Return, put back or drop a dead batch, as `Batch` does. The queue's lock is waited for `LOCK_TIMEOUT` seconds."""
+    """Return, put back or drop a dead batch, as `Batch` does; or return one that is leased, whose owner is gone.
+
+    The queue's lock is waited for `LOCK_TIMEOUT` seconds.
+    """
     hook = _hook(connection_id)
     path = asked.path(hook)
     found = find_batch(path, asked.reader, asked.batch)  # opening what is not there would make it
-    _check_owner(directory_of(asked.stem(path), found))
+    directory = directory_of(asked.stem(path), found)
+    _check_owner(directory)
     source = Source(asked.queue, asked.topic, asked.reader)
-    with source.open(hook, lock_timeout=LOCK_TIMEOUT) as opened:
+    with contextlib.ExitStack() as stack:
+        if asked.state == "leased":
+            if action != "return":
+                raise BadArgument(f"a leased batch can be returned, not {action}: an attempt may have written something of it")
+            check_abandoned(found)
+            stack.enter_context(alone(directory, found.id))
+        opened = stack.enter_context(source.open(hook, lock_timeout=LOCK_TIMEOUT))
         batch = opened.batch(asked.batch)
-        if (batch.state, batch.attempt, batch.made) != ("dead", asked.attempt, asked.made):
+        if (batch.state, batch.attempt, batch.made, batch.key) != (asked.state, asked.attempt, asked.made, found.keys[-1]):
             raise BatchConflict(f"batch {batch.id} has changed since you looked: it is {batch.state}, attempt {batch.attempt}")
-        ACTIONS[action](batch)
-    _recent.forget(connection_id.__eq__)
+        if asked.state == "leased":
+            batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
+        else:
+            ACTIONS[action](batch)
+    _recent.forget(lambda _: True)  # other connections may have the same directory
     _logger.info(
-        "%s: %s of dead batch %s (%s records) of %s, connection %s",
-        user.get_name(), action, batch.id, f"{batch.records:,}", source, connection_id,
+        "%s: %s of %s batch %s (%s records) of %s, connection %s",
+        user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection_id,
     )  # fmt: skip
+    told = {"connection_id": connection_id, **source.names(), "batch": batch.id, "was": asked.state, "records": batch.records}
+    _write_audit_log(f"qewqew_{action.replace('-', '_')}", task_of(found.keys[-1]), told, user)
     return {"batch": batch.id, "records": batch.records}
+
+
+def _write_audit_log(event: str, task: dict[str, Any] | None, told: dict[str, Any], user: Any) -> None:
+    """For Browse -> Audit Log, and that of the task whose batch it was. If it cannot be written, what was done stays done."""
+    about = {} if task is None else {"dag_id": task["dag"], "run_id": task["run"], "task_id": task["task"]}
+    try:
+        with create_session() as session:
+            name = user.get_name()
+            session.add(Log(event=event, owner=name, owner_display_name=name, extra=json.dumps(told), **about))
+    except SQLAlchemyError:
+        _logger.exception("The action above is not in Airflow's audit log")
 
 
 def _check_owner(directory: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,8 +21,11 @@ from sqlalchemy import select
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
+from qewqew_airflow.page.owners import identity, owners_of
+from qewqew_airflow.page.samples import LONGEST_GAP, Seen
 from qewqew_core import BatchNotFound, QewQewError, arguments
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.limits import now_ms
 from qewqew_core.queue import inspection
 from qewqew_core.tools import listing
@@ -82,12 +87,59 @@ def contents_of(connection: Connection) -> Contents:
         found = listing.find(directory)
     except (QewQewError, OSError) as error:
         return Contents(str(connection.host or ""), error=explained(error))
-    return Contents(
-        directory,
-        [_row(hook, name, queue_row) for name in found.queues],
-        [_row(hook, name, topic_row) for name in found.topics],
-        found.complete,
-    )
+    queues = [_row(hook, name, queue_row) for name in found.queues]
+    topics = [_row(hook, name, topic_row) for name in found.topics]
+    _find_stuck([*queues, *topics, *(reader for topic in topics for reader in topic.get("readers", ()))])
+    return Contents(directory, queues, topics, found.complete)
+
+
+def _find_stuck(rows: list[dict[str, Any]]) -> None:
+    """Say of each row how many batches are leased by those who will not work on them any more."""
+    add_owners([batch for row in rows for batch in row.get("batches", ())])
+    for row in rows:
+        if "batches" in row:
+            row["stuck"] = sum(batch["owner"] is not None and batch["owner"]["life"] == "gone" for batch in row["batches"])
+
+
+def add_owners(batches: list[dict[str, Any]]) -> None:
+    """Say of each leased batch of a task what became of its owner, see `owners`."""
+    leased = [batch for batch in batches if batch["state"] == "leased" and batch["task"] is not None]
+    found = owners_of(batch["task"] for batch in leased)
+    for batch in leased:
+        life, why = found[identity(batch["task"])]
+        batch["owner"] = {"life": life, "why": why}
+
+
+def places_to_sample() -> dict[str, Callable[[], list[Seen]]]:
+    """By directory, once for all connections that have it, a function that looks at its queues and topics."""
+    found: dict[str, Callable[[], list[Seen]]] = {}
+    for connection in connections().values():
+        hook = hook_of(connection)
+        with contextlib.suppress(QewQewError, OSError):  # the page says what is wrong
+            found.setdefault(hook.directory(), partial(_seen, hook))
+    return found
+
+
+def _seen(hook: QewQewHook) -> list[Seen]:
+    listed, rows = listing.find(hook.directory()), []
+    for names, look in ((listed.queues, _seen_queue), (listed.topics, _seen_topic)):
+        for name in names:
+            with contextlib.suppress(QewQewError, OSError):
+                rows.append(look(name, hook.path(name)))
+    return rows
+
+
+def _seen_queue(name: str, path: str) -> Seen:
+    stats, state = inspection.inspect_state(path)
+    lately = now_ms() - (LONGEST_GAP + 1) * 60_000
+    leased = tuple((batch.created, batch.records) for batch in state.with_history() if batch.created >= lately)
+    staged = tuple(put for put in state.idempotency_keys.values() if put[0] >= lately)
+    return Seen(f"queue {name}", stats.records, None, leased, staged)
+
+
+def _seen_topic(name: str, path: str) -> Seen:
+    stats, _ = topic_inspection.inspect_topic(path)
+    return Seen(f"topic {name}", max(stats.readers.values(), default=0), stats.next)
 
 
 def _row(hook: QewQewHook, name: str, describe: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -98,13 +150,13 @@ def _row(hook: QewQewHook, name: str, describe: Callable[[str], dict[str, Any]])
 
 
 def queue_row(path: str) -> dict[str, Any]:
-    stats, batches = inspection.inspect_batches(path)
+    stats, state = inspection.inspect_state(path)
     return {
         "waiting": stats.records,
         "bytes": stats.bytes,
         "on_disk": stats.on_disk,
         "oldest": iso(stats.oldest),
-        **batch_rows(batches),
+        **batch_rows(list(state.batches.values())),
     }
 
 
@@ -139,11 +191,11 @@ def batch_rows(batches: list[BatchState]) -> dict[str, Any]:
     kinds: dict[str, list[BatchState]] = {"dead": [], "leased": [], "returned": []}
     for batch in batches:
         kinds["returned" if batch.expired(now) else batch.state].append(batch)
-    rows = (_batch_row(kind, batch) for kind, some in kinds.items() for batch in some)
-    return {**{kind: len(some) for kind, some in kinds.items()}, "batches": list(islice(rows, MOST_BATCHES))}
+    rows = (batch_row(kind, batch) for kind, some in kinds.items() for batch in some)
+    return {**{kind: len(some) for kind, some in kinds.items()}, "stuck": 0, "batches": list(islice(rows, MOST_BATCHES))}
 
 
-def _batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
+def batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
     return {
         "id": batch.id,
         "state": kind,
@@ -153,22 +205,26 @@ def _batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
         "bytes": batch.bytes,
         "attempt": batch.attempt,
         "made": batch.created,  # tells batches of one id apart
+        "leased": iso(arguments.moment(batch.created)),  # for the first time
         "since": iso(arguments.moment(batch.changed)),
         "expires": iso(arguments.moment(batch.expires)) if batch.expires is not None else None,
         "reason": visible(batch.reason),
+        "owner": None,  # of a leased one, see `owners`
     }
+
+
+def state_of(path: str, reader: str | None) -> LeaseState:
+    """The batches of a queue, or of a reader of a topic, and its keys. Takes no lock."""
+    if reader is None:
+        return inspection.inspect_state(path)[1]
+    return topic_inspection.inspect_topic(path)[1].get(reader) or LeaseState()
 
 
 def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
     """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
-    if reader is None:
-        batches = {batch.id: batch for batch in inspection.inspect_batches(path)[1]}
-    else:
-        state = topic_inspection.inspect_topic(path)[1].get(reader)
-        batches = {} if state is None else state.batches
-    if batch_id not in batches:
-        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was acknowledged, put back or dropped")
-    return batches[batch_id]
+    if (found := state_of(path, reader).find(batch_id)) is None:
+        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was put back, dropped, or acknowledged long ago")
+    return found
 
 
 class RecentContents:

@@ -11,7 +11,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qewqew_core.batch.batch_state import BatchState, checked
 from qewqew_core.disk import journal
@@ -41,17 +41,26 @@ class Block:
         self.on_disk += sign * on_disk
 
 
+@dataclass(slots=True, eq=False)
 class History:
     """Oldest acknowledgement first. What looks into it raises `Corrupt` for a line that nothing of ours has written."""
 
-    def __init__(self) -> None:
-        self.blocks: deque[Block] = deque()
+    blocks: deque[Block] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return sum(block.count for block in self.blocks)
 
     def __iter__(self) -> Iterator[BatchState]:
         return (_unpack(line)[0] for block in self.blocks for line in block.each())
+
+    def newest(self, most: int) -> list[BatchState]:
+        """Up to ``most`` of those that were acknowledged last, in order."""
+        lines: list[bytes] = []
+        for block in reversed(self.blocks):
+            if len(lines) >= most:
+                break
+            lines[:0] = block.each()
+        return [_unpack(line)[0] for line in lines[-most:]]
 
     @property
     def records(self) -> int:

@@ -23,6 +23,9 @@ class LeaseState:
         """All batches whose records are kept, acknowledged ones first."""
         return [*self.history, *self.batches.values()]
 
+    def find(self, batch_id: str) -> BatchState | None:
+        return self.batches.get(batch_id) or self.history.of_id(batch_id)
+
     @property
     def kept(self) -> int:
         """How many these are."""

@@ -196,16 +196,13 @@ class Leases:
 
     def of_id(self, batch_id: str) -> BatchState:
         """Raises `BatchNotFound`, `BatchExpired`."""
-        state, path = self._of_id(batch_id) if isinstance(batch_id, str) else None, self.engine.path
+        state, path = self._state.find(batch_id) if isinstance(batch_id, str) else None, self.engine.path
         if state is None:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
             raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
         return state
-
-    def _of_id(self, batch_id: str) -> BatchState | None:
-        return self._state.batches.get(batch_id) or self._state.history.of_id(batch_id)
 
     # What a `Batch` calls
 
@@ -250,7 +247,7 @@ class Leases:
 
     def _current(self, batch: Batch, *states: str) -> BatchState:
         """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
-        state, path = self._of_id(batch.id), self.engine.path
+        state, path = self._state.find(batch.id), self.engine.path
         if state is None:
             raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=path)
         if state.state not in states:

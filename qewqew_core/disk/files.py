@@ -75,6 +75,13 @@ class Files:
         """Whether a directory is there; a link to one is none unless ``follow``."""
         return os.path.isdir(path) and (follow or not os.path.islink(path))
 
+    def is_regular(self, path: str) -> bool:
+        """Whether a regular file is there; a link is none."""
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            return False
+
     def is_link(self, path: str) -> bool:
         """Whether a symbolic link is there, wherever it leads."""
         return os.path.islink(path)

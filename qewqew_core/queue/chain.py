@@ -248,11 +248,21 @@ class Chain:
             path=self.path,
         )
 
-    def make(self, chunk_id: int) -> None:
+    def size_for(self, size: int) -> int:
+        """Bytes of the file of the next chunk, which is to hold so many bytes of frames at first. An almost empty queue takes
+        little room; one that grows comes to whole chunks soon.
+        """
+        last = self._engine.state.last
+        found, least = LIMITS.first_chunk_bytes, max(chunk.BEGIN + size, last.size + 1 if last else 0)
+        while found < least:
+            found *= 2
+        return min(found, self.chunk_size)
+
+    def make(self, chunk_id: int, size: int) -> None:
         """A new chunk file, which nothing refers to yet."""
         self.close_others()
         path = self.path_of(chunk_id)
-        writing.make_chunk(self.files, path, self.chunk_size, self._engine.sync, self.descriptors, chunk_id)
+        writing.make_chunk(self.files, path, size, self._engine.sync, self.descriptors, chunk_id)
         self.taken.add(chunk_id)
         if not self._engine.sync:
             self.unsynced.add(chunk_id)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, Corrupt
@@ -19,12 +21,31 @@ from qewqew_core.queue.reading import read_pointers, scan
 class Found:
     """Header, names and log of a queue."""
 
+    files: Files
     path: str
     header: int  # id of the first chunk; 0 also where there is no header
-    ids: set[int]  # of chunk files
-    irregular: set[int]  # of those of them that are links, directories, pipes
     log: Replayed | None
     boot: bytes = b""  # which run of the machine this is
+
+    @cached_property
+    def _listed(self) -> tuple[set[int], set[int]]:
+        return chunk_files(self.files, self.path)
+
+    @property
+    def ids(self) -> set[int]:
+        """Of chunk files, when somebody asked first."""
+        return self._listed[0]
+
+    @property
+    def irregular(self) -> set[int]:
+        """Of those of them that are links, directories, pipes."""
+        return self._listed[1]
+
+    def has_regular(self, ids: Collection[int]) -> bool:
+        """Whether all are regular files. For a few no directory is listed: there may be thousands of queues in it."""
+        if "_listed" in vars(self) or len(ids) > 8:
+            return self.ids.issuperset(ids) and self.irregular.isdisjoint(ids)
+        return all(self.files.is_regular(chunk.chunk_path(self.path, chunk_id)) for chunk_id in ids)
 
     @property
     def is_closed(self) -> bool:
@@ -55,12 +76,12 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
             raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
-    ids, irregular = chunk_files(files, path)
     replayed = None if log is None else logs.replay(log, path + paths.LOG)
-    if longer and first not in ids and replayed is None:
+    found = Found(files, path, first, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
+    if longer and replayed is None and first not in found.ids:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)
-    return Found(path, first, ids, irregular, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
+    return found
 
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
-from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body, look_again
@@ -35,15 +34,15 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
 
 
-def inspect_batches(path: str | os.PathLike[str]) -> tuple[QueueStats, list[BatchState]]:
-    """The same, and the batches that are leased, returned or dead, oldest first."""
+def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
+    """The same, and the state: the batches, acknowledged ones too, and the keys. To look at, not to change."""
     full = paths.check_path(path)
-    return steady(full, lambda: _with_batches(full))
+    return steady(full, lambda: _with_state(full))
 
 
-def _with_batches(path: str) -> tuple[QueueStats, list[BatchState]]:
+def _with_state(path: str) -> tuple[QueueStats, State]:
     state, _ = _look(path)
-    return stats_of(DISK, path, state), list(state.batches.values())
+    return stats_of(DISK, path, state), state
 
 
 class Snapshot(NamedTuple):

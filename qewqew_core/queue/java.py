@@ -57,11 +57,14 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
     """
     assert found.log is not None
     state = found.log.state
-    if found.header != state.first or not state.chain.keys() <= found.ids:
+    if found.header != state.first:
+        return False
+    all_regular = found.has_regular(state.chain)
+    if not (all_regular or state.chain.keys() <= found.ids):
         return False
     expected = state.pointers()
     looked_at = {chunk_state.id for chunk_state, _ in (expected if all_chunks else (*expected[:1], *expected[-1:]))}
-    looked_at.update(found.irregular)  # that is refused
+    looked_at.update(() if all_regular else found.irregular)  # that is refused
     for chunk_state, pointers in expected:
         if chunk_state.id in looked_at:
             on_disk = read_pointers(files, chunk.chunk_path(found.path, chunk_state.id))

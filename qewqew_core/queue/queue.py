@@ -58,9 +58,9 @@ _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 class Queue(HasBatches):
     """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
 
-    ``chunk_size``: bytes of each new chunk file, 12 to 2**31 - 1, really allocated; a record may have
-    ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes the queue is
-    durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
+    ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, really allocated; the first ones are smaller, beginning with
+    256 KiB. A record may have ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes
+    the queue is durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
     power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
     ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
     counted); more are refused with `Full`, or wait for room. ``min_free_bytes``: what puts leave free on the file

@@ -74,7 +74,8 @@ class Records:
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
         room = min(chain.chunk_size, last.size) - last.tail if last else 0
         plan = into_last, *into_new = writing.place(records, room, chain.chunk_size - chunk.BEGIN)
-        chain.check_free(len(into_new) * chain.chunk_size)
+        new_sizes = [chain.size_for(sum(size for _, size in runs)) for runs in into_new]
+        chain.check_free(sum(new_sizes))
         inline = sum(size for runs in plan for _, size in runs) <= self.inline_bytes
         if not inline or into_new:
             chain.flush()  # these frames lie before what is written now
@@ -84,13 +85,14 @@ class Records:
         targets += [(chunk_id, chunk.BEGIN, 0) for chunk_id in new_ids]
         operations: list[Operation] = []
         made: list[int] = []
+        sizes = dict(zip(new_ids, new_sizes, strict=True))
         writes: list[tuple[int, int, bytes]] = []  # of what the log carries: chunk, offset, frames
         try:
             for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
-                if chunk_id in new_ids:
-                    chain.make(chunk_id)
+                if chunk_id in sizes:
+                    chain.make(chunk_id, sizes[chunk_id])
                     made.append(chunk_id)
-                    operations.append(NewChunk(chunk_id, chain.chunk_size))
+                    operations.append(NewChunk(chunk_id, sizes[chunk_id]))
                 ahead: list[tuple[int, bytes]] = []
                 for run, size in runs:
                     frames = chunk.frame(run)

@@ -41,7 +41,7 @@ class Decision:
         header = self._plan.files.read(self._plan.header_fd, 64, 0)
         self._plan.look_again()
         first = chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0
-        found = Found(self._plan.path, first, self._plan.ids, self._plan.irregular, None, self._plan.files.boot())
+        found = Found(self._plan.files, self._plan.path, first, None, self._plan.files.boot())
         log_path = self._plan.path + paths.LOG
         if not self._plan.files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)

@@ -225,7 +225,7 @@ def repaired(data: bytes, magic: bytes = logs.MAGIC) -> bytes:
         at += journal._FRAME.size
         body = data[at : at + length]
         if kind == logs.END and magic == logs.MAGIC:
-            body = frames.to_bytes(4)
+            body = frames.to_bytes(4) + body[4:]
         result.append(journal.frame(kind, body, generation, durable))
         at += len(body)
         frames += 1
@@ -239,6 +239,7 @@ _ARGUMENTS |= {
     "lease_timeout": None,
     "state": "acked",
     "reason": "",
+    "on_disk": 8192,
     "chunks": [65534, 65533],
     "files": ["q.1", "q.2"],
 }
@@ -438,7 +439,7 @@ def scripted_reader(data: bytes) -> bytes:
         run = [816 * (two % 4), two % 4, 1 + one // 128, two % 4 * 4 + one % 4, places]
         session = str(three % 2)
         change = {"id": _BATCH["id"], "key": "l", "attempt": 2, "lease_timeout": None, "reason": "", "ids": [_BATCH["id"]]}
-        change["keep_manifest"] = True
+        change |= {"keep_manifest": True, "on_disk": 0}
         change["state"] = ("acked", "returned", "dead")[two % 3]
         op = ("lease_again", "extend", "release", "forget")[one % 4]
         operations: list[list[Any]] = [
@@ -468,8 +469,8 @@ def scripted_reader(data: bytes) -> bytes:
 
 def _content_of(state: ReaderState) -> str:
     """All that a snapshot holds."""
-    fields = (state.pending, state.in_flight, state.filter, state.lost, state.batches, state.ranges, state.expired_keys)
-    return repr(fields)
+    delivery = (state.pending, state.in_flight, state.filter, state.lost, state.ranges)
+    return repr((delivery, state.batches, state.history, state.last_lease, state.expired_keys))
 
 
 def _replay_reader(data: bytes) -> readers.Replayed | None:

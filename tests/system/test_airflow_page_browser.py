@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 PREFIX = "/blue/airflow"
 ROLES = {"admin": "admin", "vera": "viewer"}
 KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|-1"
+ACKED = KEY.replace("-1", "4")
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 SCREENSHOTS = Path(__file__).parents[2] / ".cache" / "screenshots"
 
@@ -58,7 +61,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(browser: Browser, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     directory.mkdir()
-    connections = {"DEFAULT": directory, "ARCHIVE": directory / "not there"}
+    connections = {"DEFAULT": directory, "TWIN": directory, "ARCHIVE": directory / "not there"}
     env = {
         f"AIRFLOW_CONN_QEWQEW_{name}": json.dumps({"conn_type": "qewqew", "host": str(host)})
         for name, host in connections.items()
@@ -94,7 +97,7 @@ def login(browser: Browser, server: ApiServer) -> Iterator[Callable[[str], Brows
 
 @pytest.fixture
 def queues(directory: Path) -> Path:
-    """The directory with a queue that has a dead, a leased and a returned batch, a hostile queue, and a topic."""
+    """The directory with a queue that has a batch of each kind, a hostile queue, and a topic."""
     shutil.rmtree(directory)
     directory.mkdir()
     with Queue(directory / "flights", max_attempts=1) as queue:
@@ -105,6 +108,13 @@ def queues(directory: Path) -> Path:
         batch.nack("Path /lake/flights already exists")
         queue._leases.max_attempts = 5
         batch = queue.lease(KEY, 500)
+        assert batch is not None
+        batch.nack("the worker was restarted")
+        done = queue.lease(ACKED, 100)
+        assert done is not None
+        assert done.id == batch.id  # it was returned
+        queue.batch(done.id).ack()
+        batch = queue.lease(KEY.replace("-1", "3"), 500)
         assert batch is not None
         batch.nack("the worker was restarted")
     with Queue(directory / f"{MARKUP[:20]}>") as queue:
@@ -127,9 +137,18 @@ class InAirflow:
     def button(self, name: str | re.Pattern[str]) -> Any:
         return self.frame.get_by_role("button", name=name, exact=isinstance(name, str))
 
+    def link(self, name: str) -> Any:
+        return self.frame.get_by_role("link", name=name, exact=True)
+
+    def open(self, name: str) -> None:
+        """The page of a queue or topic, when it shows the batches."""
+        self.link(name).click()
+        self.frame.get_by_role("heading", name="Batches").wait_for()
+        self.frame.get_by_text("Reading the batches").wait_for(state="detached")
+
     def row(self, name: str) -> list[str]:
         """The texts of the cells of a queue or topic."""
-        cells = self.frame.get_by_role("row").filter(has=self.button(name)).get_by_role("cell").all_inner_texts()
+        cells = self.frame.get_by_role("row").filter(has=self.link(name)).get_by_role("cell").all_inner_texts()
         return [text.strip() for text in cells]
 
     def screenshot(self, name: str) -> None:
@@ -149,7 +168,7 @@ def opened(login: Callable[[str], BrowserContext], server: ApiServer, queues: Pa
         if by_menu:
             page.get_by_role("button", name="Browse").click()
             page.get_by_role("menuitem", name="QewQew").click()
-        pages[-1].button("flights").wait_for()
+        pages[-1].link("flights").wait_for()
         return pages[-1]
 
     yield go
@@ -164,29 +183,188 @@ def test_browse_leads_to_the_page_and_its_numbers_follow_the_queues(opened: Call
 
     airflow = opened(by_menu=True)
     name, records, size, oldest, _, leased, returned, dead, peek = airflow.row("flights")
-    assert (name, records, leased, returned, dead, peek) == ("flights", "10,500", "1", "1", "1", "Peek")
+    assert (name, records, leased, returned, dead, peek) == ("flights", "10,000", "1", "1", "1", "Peek")
     assert size.endswith("KiB")
     assert re.fullmatch(r"\d+ (s|min)", oldest)
     assert airflow.row("events")[:2] == ["events", "60"]
     assert airflow.row("events")[5:8] == ["2", "60", "0"]
-    expect(airflow.frame.get_by_role("alert")).to_contain_text("does not exist")  # of the other connection
-    expect(airflow.frame.get_by_role("img", name=re.compile("^10,500 now"))).to_be_visible()
-
-    airflow.button("flights").focus()
-    airflow.page.keyboard.press("Enter")
-    expect(airflow.frame.get_by_text("Path /lake/flights already exists")).to_be_visible()
-    airflow.button("events").click()
-    expect(airflow.frame.get_by_role("cell", name="order.paid")).to_be_visible()
-    airflow.button("flights").focus()
-    airflow.screenshot("page-light")
+    expect(airflow.frame.get_by_role("img", name=re.compile("^10,000 now"))).to_be_visible()
+    # Two connections to one directory count once.
+    expect(airflow.link("flights")).to_have_count(1)
+    expect(airflow.frame.get_by_role("heading", name="qewqew_default, qewqew_twin")).to_be_visible()
+    expect(airflow.frame.get_by_text("2 queues · 1 topic · 1 dead batch")).to_be_visible()
     with Queue(queues / "flights") as queue:
         queue.put_many([b"{}"] * 100)
-    expect(airflow.frame.get_by_role("cell", name="10,600", exact=True)).to_be_visible()
-    expect(airflow.button("flights")).to_be_focused()
-    expect(airflow.button("flights")).to_have_attribute("aria-expanded", "true")
-
+    airflow.frame.get_by_label("Search queues and topics").focus()
+    expect(airflow.frame.get_by_role("cell", name="10,100", exact=True)).to_be_visible()
+    expect(airflow.frame.get_by_label("Search queues and topics")).to_be_focused()
     airflow.page.reload()
-    expect(airflow.button("flights")).to_be_visible()
+    expect(airflow.link("flights")).to_be_visible()
+
+
+def test_what_is_wrong_comes_first_in_a_line_each(opened: Callable[..., InAirflow]) -> None:
+    from playwright.sync_api import expect
+
+    airflow = opened()
+    wrong = airflow.frame.get_by_role("region", name="What is wrong")
+    expect(wrong.locator("summary")).to_have_text(
+        [re.compile("^flights.*1 dead"), re.compile("Connection qewqew_archive.*broken")]
+    )
+    expect(airflow.frame.get_by_text("does not exist")).not_to_be_visible()
+    assert wrong.bounding_box()["y"] < airflow.link("flights").bounding_box()["y"]
+    airflow.frame.get_by_text("Connection qewqew_archive").click()
+    expect(airflow.frame.get_by_text("does not exist")).to_be_visible()
+    wrong.locator("summary").first.click()
+    wrong.get_by_role("link", name="Open flights").click()
+    expect(airflow.frame.get_by_role("heading", name="Queue flights")).to_be_visible()
+
+
+def test_the_list_is_searched_and_sorted(opened: Callable[..., InAirflow], queues: Path) -> None:
+    from playwright.sync_api import expect
+
+    with Queue(queues / "a few") as queue:
+        queue.put_many([b"x"] * 7)
+    airflow = opened()
+    names = airflow.frame.get_by_role("table", name="Queues of qewqew_default").locator("td.name")
+    hostile = f"{MARKUP[:20]}>"
+    expect(names).to_have_text([hostile, "a few", "flights"])
+    airflow.frame.get_by_label("Sort by").select_option("records that wait")
+    expect(names).to_have_text(["flights", "a few", hostile])
+    airflow.frame.get_by_label("Search").fill("FLI")
+    expect(names).to_have_text(["flights"])
+    expect(airflow.link("events")).to_have_count(0)
+    airflow.frame.get_by_label("Search").fill("nothing has this")
+    expect(airflow.frame.get_by_text("No queue or topic has this in its name.")).to_be_visible()
+
+
+# All that is shown lies inside the window, no cell or thing to click lies on another, and no name is narrow.
+MEASURE = """() => {
+  const width = document.documentElement.clientWidth, wrong = [];
+  const shown = selector => [...document.querySelectorAll(selector)].filter(element => element.checkVisibility());
+  const what = element => `${element.tagName} ${element.textContent.trim().slice(0, 40)}`;
+  const box = element => element.getBoundingClientRect();
+  if (document.documentElement.scrollWidth > width) wrong.push(`it scrolls to ${document.documentElement.scrollWidth}`);
+  for (const element of shown("header > *, #tools *, main *, dialog[open] *")) {
+    if (element.closest("pre, svg, option, thead")) continue;
+    const { left, right } = box(element);
+    if (left < -1 || right > width + 1) wrong.push(`outside: ${what(element)} ${left} to ${right}`);
+    if (element.matches("td") && element.scrollWidth > element.clientWidth + 1) wrong.push(`cut off: ${what(element)}`);
+  }
+  for (const element of shown("td.name")) if (box(element).width < 90) wrong.push(`narrow: ${what(element)}`);
+  const overlap = elements => elements.forEach((first, place) => elements.slice(place + 1).forEach(second => {
+    const [a, b] = [box(first), box(second)];
+    if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1) {
+      wrong.push(`${what(first)} lies on ${what(second)}`);
+    }
+  }));
+  overlap(shown("main a, main button, #tools input, #tools select, summary"));
+  for (const row of shown("tbody tr")) overlap([...row.children].filter(cell => cell.checkVisibility()));
+  return wrong;
+}"""
+PAGES = {"list": "", "queue": "?connection=qewqew_default&queue=flights", "topic": "?connection=qewqew_twin&topic=events"}
+
+
+@pytest.mark.parametrize("width", [360, 390, 600, 768, 920, 1280])
+@pytest.mark.parametrize("place", PAGES)
+def test_nothing_is_cut_off_or_on_something_else_at_any_width(
+    width: int, place: str, opened: Callable[..., InAirflow], server: ApiServer, queues: Path
+) -> None:
+    reason = "/a/path/that/cannot/be/broken/anywhere/" + "x" * 60
+    with Queue(queues / ("a-name-without-any-space-" + "n" * 120), max_attempts=1) as queue:
+        queue.put_many([b"x"] * 123_456)
+        batch = queue.lease(KEY, 99_999)
+        assert batch is not None
+        batch.nack(reason)
+    with Topic(queues / "events") as topic, topic.reader("lake") as reader:
+        batch = reader.lease(KEY, 10)
+        assert batch is not None
+    airflow = opened()
+    page = airflow.page
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(f"{server.page}/qewqew/page{PAGES[place]}")
+        page.locator("#status").filter(has_text="Updated").wait_for()
+        assert page.evaluate(MEASURE) == []
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / f"page-{place}-{width}-{scheme}.png", full_page=True)
+    # Every action can be reached: it is scrolled to, not covered, and inside the window.
+    buttons = page.locator("main button")
+    for button in buttons.all():
+        button.click(trial=True)
+    if place == "queue":
+        for action in ("Peek", "Return", "Put back", "Drop"):
+            page.get_by_role("button", name=re.compile(f"^{action} batch")).first.click()
+            page.locator("dialog[open]").wait_for()
+            assert page.evaluate(MEASURE) == []
+            page.keyboard.press("Escape")
+    if place != "list":  # inside Airflow there is less room
+        page.goto(f"{server.page}/plugin/qewqew{PAGES[place]}")
+        airflow.frame.locator("#status").filter(has_text="Updated").wait_for()
+        frame = next(frame for frame in page.frames if "/qewqew/page?" in frame.url and frame.parent_frame)
+        assert frame.evaluate(MEASURE) == []
+
+
+def test_a_queue_has_a_plot_with_values_of_each_minute(opened: Callable[..., InAirflow], server: ApiServer, queues: Path) -> None:
+    from playwright.sync_api import expect
+
+    from qewqew_airflow.page.samples import Samples, Seen
+
+    samples = Samples(str(server.home / "qewqew" / "page.sqlite3"))
+    now = int(time.time()) // 60 - 1
+    for minute in range(now - 200, now):
+        at = minute * 60_000
+        depth = 1000 + 10 * (minute % 60)
+        samples.add(str(queues), minute, at, [Seen("queue flights", depth, leased=((at, 600),) if minute % 60 == 0 else ())])
+    airflow = opened()
+    airflow.open("flights")
+    plot = airflow.frame.get_by_role("img", name=re.compile("^Plot: Records that wait from"))
+    expect(plot.locator("path.depth")).to_have_attribute("d", re.compile("^M.*L"))
+    expect(plot.locator("text.title")).to_have_text(["Records that wait", "Records per minute"])
+    ticks = [text or "" for text in plot.locator("text.tick.y").all_text_contents()]
+    assert ticks[:5] == sorted(ticks[:5], key=lambda text: float(text.replace(",", "")))
+    plot.focus()
+    for _ in range(5):  # the newest is of the server, which may have come before the samples above
+        airflow.page.keyboard.press("ArrowLeft")
+    values = airflow.frame.locator("#plot-values")
+    expect(values).to_have_text(re.compile(r"[\d,]+ waiting · [\d,.]+ put/min · [\d,.]+ drained/min"))
+    expect(plot).to_be_focused()
+    airflow.button("1 hour").click()
+    expect(airflow.button("1 hour")).to_have_attribute("aria-pressed", "true")
+    box = plot.bounding_box()
+    assert box is not None
+    for part in (0.3, 0.9):
+        airflow.page.mouse.move(box["x"] + box["width"] * part, box["y"] + 60)
+        expect(values).to_have_text(re.compile(r"1,\d\d0 waiting · 10 put/min · 0 drained|waiting · 10 put/min · 600 drained"))
+    airflow.screenshot("page-plot")
+
+
+def test_the_batches_of_a_queue_are_shown_as_long_as_they_are_remembered(opened: Callable[..., InAirflow]) -> None:
+    from playwright.sync_api import expect
+
+    airflow = opened()
+    airflow.open("flights")
+    states = airflow.frame.get_by_role("table", name="Batches of flights").locator("td .badge")
+    expect(states).to_have_text(["dead", "leased", "returned", "done"])
+    expect(airflow.frame.get_by_text("Path /lake/flights already exists")).to_be_visible()
+    airflow.screenshot("page-light")
+    airflow.link("← All queues").click()
+    expect(airflow.link("flights")).to_be_visible()
+    airflow.page.reload()
+    expect(airflow.link("events")).to_be_visible()
+    airflow.open("events")
+    expect(airflow.frame.get_by_role("cell", name="order.paid")).to_be_visible()
+
+
+def test_a_name_is_text_on_its_own_page_too(opened: Callable[..., InAirflow]) -> None:
+    from playwright.sync_api import expect
+
+    airflow = opened()
+    name = f"{MARKUP[:20]}>"
+    airflow.open(name)
+    expect(airflow.frame.get_by_role("heading", name=f"Queue {name}")).to_be_visible()
+    assert airflow.frame.locator("img").count() == 0
+    assert airflow.page.title() != "owned"
 
 
 def test_records_are_shown_as_text_whatever_is_in_them(opened: Callable[..., InAirflow]) -> None:
@@ -219,7 +397,7 @@ def test_a_dead_batch_is_dropped_after_a_confirmation_and_not_while_the_queue_is
     from playwright.sync_api import expect
 
     airflow = opened()
-    airflow.button("flights").click()
+    airflow.open("flights")
     drop, confirm = airflow.button(re.compile("^Drop batch")), airflow.frame.get_by_role("alertdialog")
     drop.click()
     expect(confirm).to_contain_text("Drop 345 records?")
@@ -245,17 +423,17 @@ def test_a_dead_batch_is_dropped_after_a_confirmation_and_not_while_the_queue_is
 
 def test_a_viewer_sees_numbers_and_can_do_nothing(opened: Callable[..., InAirflow]) -> None:
     airflow = opened("vera")
-    assert airflow.row("flights")[1] == "10,500"
-    airflow.button("flights").click()
+    assert airflow.row("flights")[1] == "10,000"
+    airflow.open("flights")
     airflow.frame.get_by_text("of a DAG that you may not see").first.wait_for()
     assert airflow.button(re.compile("Peek|Drop|Return|Put back")).count() == 0
 
 
 def test_the_owner_of_a_batch_is_linked_to_airflows_page_of_the_task(opened: Callable[..., InAirflow], server: ApiServer) -> None:
     airflow = opened()
-    airflow.button("flights").click()
-    airflow.frame.get_by_role("link", name="flights / load", exact=True).click()
-    airflow.page.wait_for_url(f"{server.page}/dags/flights/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/load")
+    airflow.open("flights")
+    airflow.frame.get_by_role("link", name="flights / load [1]", exact=True).click()
+    airflow.page.wait_for_url(f"{server.page}/dags/flights/runs/manual__2026-01-01T00%3A00%3A00%2B00%3A00/tasks/load/mapped/1")
 
 
 def test_the_page_is_dark_when_airflow_is(opened: Callable[..., InAirflow], server: ApiServer) -> None:
@@ -270,18 +448,30 @@ def test_the_page_is_dark_when_airflow_is(opened: Callable[..., InAirflow], serv
     expect(root).to_have_css("color-scheme", "dark")
     around = airflow.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     expect(airflow.frame.locator("body")).to_have_css("background-color", around)
-    airflow.button("flights").click()
-    airflow.button("events").click()
+    airflow.open("flights")
     airflow.screenshot("page-dark")
     airflow.page.goto(f"{server.page}/qewqew/page")  # without Airflow around it, the system's theme counts
     expect(airflow.page.locator("html")).to_have_css("color-scheme", "light dark")
     airflow.page.evaluate("localStorage.removeItem('theme')")
 
 
-def test_the_link_of_a_task_shows_the_details_of_its_queue(opened: Callable[..., InAirflow], server: ApiServer) -> None:
+def test_the_link_of_a_task_leads_to_its_batch_in_airflows_frame_also_an_acknowledged_one(
+    opened: Callable[..., InAirflow], server: ApiServer
+) -> None:
     from playwright.sync_api import expect
 
-    page = opened().page
-    page.goto(f"{server.page}/qewqew/page?connection=qewqew_default&name=events")
-    expect(page.get_by_role("button", name="events", exact=True)).to_have_attribute("aria-expanded", "true")
-    expect(page.get_by_role("button", name="flights", exact=True)).to_have_attribute("aria-expanded", "false")
+    from qewqew_airflow.links.qewqew import QewQewLink
+    from qewqew_airflow.operators.leases import QewQewLeaseOperator
+
+    dag, run, task, index = ACKED.split("|")
+    ti_key = SimpleNamespace(dag_id=dag, run_id=run, task_id=task, map_index=int(index))
+    link = QewQewLink().get_link(QewQewLeaseOperator(task_id=task, queue_name="flights"), ti_key=ti_key)
+    airflow = opened()
+    airflow.page.goto(f"{server.page}/{link}")
+    sought = airflow.frame.locator("tr.sought")
+    expect(sought).to_contain_text("flights / load [4]")
+    expect(sought).to_contain_text("done")
+    airflow.page.reload()
+    expect(sought).to_contain_text("flights / load [4]")
+    airflow.link("← All queues").click()
+    expect(airflow.link("events")).to_be_visible()

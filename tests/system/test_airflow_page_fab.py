@@ -30,6 +30,7 @@ KEY = "flights|manual__2026-01-01T00:00:00+00:00|load|-1"
 FROM_THE_PAGE = {"X-QewQew": "1", "Content-Type": "text/plain"}  # so that who has the right is told 415, and nothing is done
 ROUTES = [
     *((("GET", path), LOOKS) for path in ("page", "page.js", "page.css", "data/state", "data/history")),
+    *((("GET", f"connections/qewqew_default/{what}?queue=orders"), LOOKS) for what in ("batches", "samples")),
     (("GET", "connections/qewqew_default/records?queue=orders"), PEEKS),
     *((("POST", f"connections/qewqew_default/{action}"), ACTS) for action in ("return", "put-back", "drop")),
 ]

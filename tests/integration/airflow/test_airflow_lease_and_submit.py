@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,12 @@ def test_a_batch_is_leased_processed_and_acknowledged(run: Any, held: Held, spar
     assert json.loads(call["arguments"][2]) == {"path": "/nowhere/orders"}
     assert call["python"] == sys.executable
     result = {"batch_id": call["id"], "attempt": 1, "records": 3, "bytes": 3, "read": 3, "good": 3, "bad": 0}
-    assert ran.result("submit") == result
+    told = ran.result("submit")
+    oldest = told.pop("oldest", None)
+    assert told == result
+    assert (oldest is not None) == (held.kind == "queue")
+    if oldest:
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(oldest)) < timedelta(minutes=10)
     assert held.counts() == {"records": 0, "leased": 0, "returned": 0, "dead": 0}
 
 
@@ -58,7 +63,7 @@ def test_all_arguments_of_the_job_reach_it(run: Any, held: Held, spark: Any) -> 
     assert arguments[:10:2] == ["--output", "--output", "--schema", "--quarantine", "--max-bad-records"]
     assert json.loads(arguments[1]) == {"path": "/nowhere/orders", "partition_by": ["day"]}
     assert arguments[5:10:2] == ["id INT", "/nowhere/q", "0"]
-    assert call["options"] == ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--name", "arrow-spark"]
+    assert call["options"] == ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--name", f"{dag.dag_id}.submit"]
 
 
 def test_an_application_of_ones_own_gets_what_it_asks_for(run: Any, held: Held, spark: Any, tmp_path: Path) -> None:
@@ -79,7 +84,9 @@ def test_an_application_of_ones_own_gets_what_it_asks_for(run: Any, held: Held, 
     assert first["arguments"][4:] == ["monday", '{"batch": {}}', "7"]
     assert ran.result("submit")["read"] == 1
     assert len(second["arguments"]) == 1
-    assert ran.result("plain") == {"batch_id": second["id"], "attempt": 1, "records": 1, "bytes": 1}
+    plain = ran.result("plain")
+    plain.pop("oldest", None)
+    assert plain == {"batch_id": second["id"], "attempt": 1, "records": 1, "bytes": 1}
 
 
 def test_two_tasks_get_different_batches_of_the_size_they_ask_for(run: Any, held: Held, spark: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,13 @@ def only_connection(client: Any) -> dict[str, Any]:
 
 # Rights
 
-LOOKS = ["page", "page.js", "page.css", "data/state", "data/history"]
+SCRIPTS = ["page.js", "server.js", "elements.js", "list.js", "queue.js", "plot.js", "dialogs.js"]
+LOOKS = ["page", "page.css", *SCRIPTS, "data/state", "data/history"]
+OF_A_QUEUE = [f"connections/qewqew_default/{what}?queue=orders" for what in ("batches", "samples")]
 ALL = {"viewer", "user", "op", "admin"}
 OPERATORS = {"op", "admin"}
 ROUTES = [
-    *((("GET", path), ALL) for path in LOOKS),
+    *((("GET", path), ALL) for path in [*LOOKS, *OF_A_QUEUE]),
     (("GET", "connections/qewqew_default/records?queue=orders"), OPERATORS),
     *((("POST", f"connections/qewqew_default/{action}"), OPERATORS) for action in ("return", "put-back", "drop")),
 ]
@@ -117,10 +120,12 @@ def test_no_route_of_the_page_is_missing_from_the_test_above(application: Any) -
         ("GET", "/{name}"),
         ("GET", "/data/state"),
         ("GET", "/data/history"),
+        ("GET", "/connections/{connection_id}/batches"),
+        ("GET", "/connections/{connection_id}/samples"),
         ("GET", "/connections/{connection_id}/records"),
         ("POST", "/connections/{connection_id}/{action}"),
     }
-    assert set(STATIC) == set(LOOKS[:3])
+    assert set(STATIC) == set(LOOKS[:-2])
 
 
 @pytest.mark.parametrize("path", ["openapi.json", "docs", "redoc", "../qewqew/docs", "page.py", "%2e%2e%2fapp.py", "..%2fapp.py"])
@@ -483,6 +488,142 @@ def test_a_dead_batch_of_a_reader_is_returned_put_back_or_dropped(directory: Pat
             assert len(reader.read_many(10, timeout=0)) == (2 if action == "put-back" else 0)
 
 
+@pytest.fixture
+def leased(directory: Path, run: Any) -> Callable[..., dict[str, Any]]:
+    """``leased(dag_id, state)``: a batch leased by a task of a run in Airflow, whose instance is then in this state."""
+
+    def make(dag_id: str, state: str | None, run_state: str = "failed") -> dict[str, Any]:
+        from airflow.models.dagrun import DagRun
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.sdk import DAG, task
+        from airflow.utils.session import create_session
+
+        with DAG(dag_id, schedule=None) as dag:
+
+            @task
+            def load() -> None: ...
+
+            load()
+        run_id = run(dag).run_id
+        with create_session() as session:
+            session.query(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id).update({"state": state})
+            session.query(DagRun).filter_by(dag_id=dag_id, run_id=run_id).update({"state": run_state})
+        with Queue(directory / "orders") as queue:
+            queue.put_many([b"x"] * 3)
+            batch = queue.lease(f"{dag_id}|{run_id}|load|-1")
+            assert batch is not None
+        return {"queue": "orders", "batch": batch.id, "state": "leased", "attempt": 1, "made": batch.made}
+
+    return make
+
+
+def test_a_leased_batch_whose_task_is_gone_is_stuck_and_can_be_returned(
+    directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    from airflow.models.log import Log
+    from airflow.utils.session import create_session
+
+    body = leased("page_gone", "failed")
+    op = client("op")
+    (row,) = only_connection(op)["queues"]
+    assert (row["stuck"], row["batches"][0]["owner"]["life"]) == (1, "gone")
+    assert [act(op, action, body).status_code for action in ("put-back", "drop")] == [400, 400]
+    answer = act(op, "return", body)
+    assert (answer.status_code, answer.json()) == (200, {"batch": body["batch"], "records": 3})
+    with Queue(directory / "orders") as queue:
+        (batch,) = queue.batches()
+    assert (batch.state, batch.reason) == ("returned", "op returned it on the page: its owner was gone")
+    assert act(op, "return", body).status_code == 409
+    with create_session() as session:
+        (entry,) = session.query(Log).filter_by(event="qewqew_return", dag_id="page_gone").all()
+        assert (entry.owner, entry.task_id, json.loads(entry.extra)["batch"]) == ("op", "load", body["batch"])
+
+
+@pytest.mark.parametrize(
+    ("state", "run_state"),
+    [
+        *[(state, "running") for state in ("running", "queued", "deferred", "up_for_retry", None, "success")],
+        ("running", "failed"),
+        ("up_for_retry", "failed"),
+    ],
+)
+def test_a_leased_batch_stays_with_a_task_that_works_on_it_or_will(
+    state: str | None, run_state: str, directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    body = leased(f"page_alive_{state}_{run_state}", state, run_state)
+    op = client("op")
+    assert only_connection(op)["queues"][0]["stuck"] == 0
+    answer = act(op, "return", body)
+    assert (answer.status_code, "stays with its owner" in answer.json()["detail"]) == (409, True)
+    with Queue(directory / "orders") as queue:
+        assert [batch.state for batch in queue.batches()] == ["leased"]
+
+
+def test_a_leased_batch_stays_with_a_process_that_lives_and_with_owners_that_airflow_does_not_know(
+    directory: Path, client: Login, fresh: None, leased: Any
+) -> None:
+    import fcntl
+
+    op = client("op")
+    body = leased("page_zombie", "failed")
+    fd = os.open(directory / "orders.batches" / body["batch"], os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        answer = act(op, "return", body)
+        assert (answer.status_code, "a process on this host" in answer.json()["detail"]) == (409, True)
+    finally:
+        os.close(fd)
+    for key, why in (("a program", "is no task of Airflow"), ("nowhere|run|load|-1", "of no DAG of this Airflow")):
+        with Queue(directory / "others") as queue:
+            queue.put(b"x")
+            batch = queue.lease(key)
+            assert batch is not None
+        other = {**body, "queue": "others", "batch": batch.id, "made": batch.made}
+        answer = act(op, "return", other)
+        assert (answer.status_code, why in answer.json()["detail"]) == (409, True)
+    assert act(op, "return", body).status_code == 200
+
+
+def test_batches_are_told_with_the_results_of_their_tasks_and_after_their_records_are_gone(
+    directory: Path, client: Login, run: Any
+) -> None:
+    from datetime import timedelta
+
+    from airflow.sdk import DAG, task
+
+    reported = {"good": 2, "bad": 1, "reasons": {"malformed": 1}, "outputs": [{"table": "db.t", "snapshot": "7"}], "secret": 1}
+    with DAG("page_results", schedule=None) as dag:
+
+        @task
+        def load(ti: Any = None) -> dict[str, Any]:
+            with Queue(directory / "orders", retention=timedelta(0)) as queue:
+                queue.put_many([b"x"] * 3)
+                batch = queue.lease(f"page_results|{ti.run_id}|load|-1")
+                assert batch is not None
+                batch.ack()
+            return {"batch_id": batch.id, "oldest": "2026-01-01T00:00:00Z", **reported}
+
+        load()
+    run(dag)
+
+    def batches(role: str) -> list[dict[str, Any]]:
+        answer = client(role).get(f"{PAGE}/connections/qewqew_default/batches", params={"queue": "orders"})
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["batches"])
+
+    (batch,) = batches("op")
+    assert (batch["state"], batch["records"], batch["task"]["dag"]) in {("gone", 3, "page_results"), ("acked", 3, "page_results")}
+    assert batch["result"] == {
+        **{name: reported[name] for name in reported if name != "secret"},
+        "oldest": "2026-01-01T00:00:00Z",
+    }
+    with Queue(directory / "orders") as queue:
+        queue.put(b"x")
+        queue.lease("somebody else")
+    (other, _) = batches("viewer")
+    assert (other["state"], other["key"], other["task"]) == ("leased", None, None)
+
+
 def test_what_was_done_is_seen_at_once(directory: Path, client: Login) -> None:
     op = client("op")
     body = dead_batch(directory, [b"x"])
@@ -541,29 +682,104 @@ def test_files_of_another_user_are_looked_at_and_left_alone(directory: Path, cli
 # History
 
 
-def test_the_history_is_sampled_while_the_server_runs_and_is_bounded(
-    application: Any, directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, fresh: None
-) -> None:
-    from qewqew_airflow.page.contents import RecentContents
-    from qewqew_airflow.page.history import SAMPLES, History
-
-    with Queue(directory / "orders") as queue:
-        queue.put_many([b"x"] * 3)
-    history = History(RecentContents())
-    for _ in range(SAMPLES + 5):
-        history.sample()
-    assert [count for _, count in history.of("qewqew_default")["queue orders"]] == [3] * SAMPLES
-    with Queue(directory / "orders") as queue:
-        queue.get_many(3)
-    history.sample()
-    assert history.of("qewqew_default") == {}  # an empty closed queue leaves no files
-    monkeypatch.delenv("AIRFLOW_CONN_QEWQEW_DEFAULT")
-    history.sample()
-    assert history._samples == {}
+MINUTE_MS = 60_000
+NOON = 29_000_000  # a minute
 
 
-def test_airflow_runs_the_sampler_as_long_as_its_api_server(
-    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def samples(tmp_path: Path) -> Any:
+    from qewqew_airflow.page.samples import Samples
+
+    return Samples(str(tmp_path / "state" / "page.sqlite3"))
+
+
+def seen(depth: int, **more: Any) -> Any:
+    from qewqew_airflow.page.samples import Seen
+
+    return Seen("queue orders", depth, **more)
+
+
+def test_what_was_put_and_drained_is_told_by_keys_leases_and_the_depth(samples: Any) -> None:
+    looks = [
+        (0, seen(10), (10, None, None, 0)),  # nothing is known of the time before
+        (1, seen(25), (25, 15, 0, 1)),  # without a key
+        (2, seen(5, staged=((0, 30),)), (5, 30, 50, 1)),  # 30 under a key, so 50 were taken
+        (3, seen(0, leased=((0, 25),)), (0, 20, 25, 1)),  # a batch of 25 was leased, so 20 came
+        (6, seen(9), (9, 9, 0, 3)),  # two minutes were missed
+        (30, seen(90), (90, None, None, 0)),  # too many
+    ]
+    for minute, look, _ in looks:
+        now = (NOON + minute) * MINUTE_MS
+        times = {name: tuple((now - 1, records) for _, records in getattr(look, name)) for name in ("leased", "staged")}
+        samples.add("/d", NOON + minute, now, [seen(look.depth, **times)])
+        samples.add("/d", NOON + minute, now, [seen(777)])  # another process of the API server, too late
+    found = samples.of("/d", "queue orders", 0)
+    assert [row[1:] for row in found] == [wanted for *_, wanted in looks]
+    assert [row[0] for row in found] == [(NOON + minute) * MINUTE_MS for minute, *_ in looks]
+    assert samples.of("/other", "queue orders", 0) == []
+    assert os.stat(samples.path).st_mode & 0o777 == 0o600
+
+
+def test_of_a_topic_what_was_put_is_counted(samples: Any) -> None:
+    from qewqew_airflow.page.samples import Seen
+
+    for minute, (lag, total) in enumerate([(5, 100), (0, 130)]):
+        samples.add("/d", NOON + minute, (NOON + minute) * MINUTE_MS, [Seen("topic events", lag, total)])
+    assert samples.of("/d", "topic events", 0)[1][1:] == (0, 30, 35, 1)
+
+
+def test_old_samples_are_joined_then_removed_and_never_too_many(samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qewqew_airflow.page import samples as module
+
+    start = NOON // module.COARSE * module.COARSE
+    for minute in range(start, start + 45):
+        samples.add("/d", minute, minute * MINUTE_MS, [seen(minute - start)])
+    for _ in range(2):  # once more changes nothing
+        samples.thin(start + module.FINE_MINUTES + 31)
+        found = samples.of("/d", "queue orders", 0)
+        assert [row[1:] for row in found[:3]] == [(14, 14, 0, 14), (29, 15, 0, 15), (30, 1, 0, 1)]
+        assert len(found) == 2 + 15
+    monkeypatch.setattr(module, "MOST_SAMPLES", 10)
+    samples.thin(start + module.FINE_MINUTES + 31)
+    assert [row[1] for row in samples.of("/d", "queue orders", 0)] == list(range(35, 45))
+    samples.thin(start + 44 + module.COARSE_MINUTES + 1)
+    assert samples.of("/d", "queue orders", 0) == []
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database at all" * 1000, None])
+def test_a_damaged_file_of_samples_is_replaced(damage: bytes | None, samples: Any) -> None:
+    samples.add("/d", NOON, NOON * MINUTE_MS, [seen(1)])
+    data = Path(samples.path).read_bytes()
+    Path(samples.path).write_bytes(data[:5000] + b"\xff" * (len(data) - 5000) if damage is None else damage)
+    with suppress(sqlite3.DatabaseError):  # found out in the middle: the next one is right
+        samples.add("/d", NOON, NOON * MINUTE_MS, [seen(2)])
+    samples.add("/d", NOON + 1, (NOON + 1) * MINUTE_MS, [seen(3)])
+    assert samples.of("/d", "queue orders", 0)[-1][1] == 3
+
+
+def test_queues_and_topics_are_sampled_once_a_minute_whoever_looks(directory: Path, samples: Any, monkeypatch: Any) -> None:
+    from qewqew_airflow.page import samples as module
+    from qewqew_airflow.page.contents import places_to_sample
+
+    monkeypatch.setenv("AIRFLOW_CONN_TWIN", json.dumps({"conn_type": "qewqew", "host": f"{directory}/../{directory.name}"}))
+    now = [float(NOON * 60)]
+    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    samplers = [module.Sampler(samples, places_to_sample) for _ in range(3)]
+    with Queue(directory / "orders") as queue, Topic(directory / "events") as topic, topic.reader("lake"):
+        for _ in range(2):
+            queue.put_many([b"x"] * 3)
+            topic.append_many([b"x"] * 5)
+            for sampler in samplers:
+                sampler.sample()
+            now[0] += 60
+    assert {name: [depth for _, depth in rows] for name, rows in samples.depths(str(directory), 0).items()} == {
+        "queue orders": [3, 6],
+        "topic events": [5, 10],
+    }
+
+
+def test_airflow_runs_the_sampler_as_long_as_its_api_server_and_the_samples_outlive_it(
+    directory: Path, client: Login, monkeypatch: pytest.MonkeyPatch, samples: Any
 ) -> None:
     import threading
     import time
@@ -572,7 +788,8 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
 
     with Queue(directory / "orders") as queue:
         queue.put_many([b"x"] * 3)
-    monkeypatch.setattr(app, "_history", app.History(app.RecentContents()))
+    monkeypatch.setattr(app, "_samples", samples)
+    monkeypatch.setattr(app, "_sampler", app.Sampler(samples, app.places_to_sample))
 
     def running() -> bool:
         return any(thread.name == "qewqew samples" for thread in threading.enumerate())
@@ -584,9 +801,19 @@ def test_airflow_runs_the_sampler_as_long_as_its_api_server(
         deadline = time.monotonic() + 300
         while not (found := viewer.get(f"{PAGE}/data/history").json()["qewqew_default"]):
             assert time.monotonic() < deadline
-        ((_, count),) = found["queue orders"]
-        assert count == 3
+        assert found["queue orders"][0][1] == 3
     assert not running()
+    answer = viewer.get(f"{PAGE}/connections/qewqew_default/samples", params={"queue": "orders", "hours": 1})
+    assert answer.json()["samples"][0][1:] == [3, None, None, 0]
+
+
+def test_samples_that_cannot_be_read_are_said_to_be_away(directory: Path, client: Login, monkeypatch: Any) -> None:
+    from qewqew_airflow.page import app
+
+    monkeypatch.setattr(app, "_samples", app.Samples(str(directory)))  # a directory is no file
+    for path in ("data/history", "connections/qewqew_default/samples?queue=orders"):
+        assert client("viewer").get(f"{PAGE}/{path}").status_code == 503
+    assert only_connection(client("viewer"))["error"] is None
 
 
 def test_the_task_of_a_key_is_what_the_operators_wrote() -> None:

@@ -73,6 +73,28 @@ def test_staged_rows_become_tables_partitioned_and_aggregated(run: Any, director
     assert (stats.records, stats.leased, stats.returned) == (0, 0, 0)
 
 
+def test_spark_has_a_link_to_its_ui_while_it_runs_and_the_name_of_dag_and_task(
+    run: Any, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qewqew_airflow.links.qewqew import SparkLink
+
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(SparkLink, "tell", lambda self, ti, url: told.append((ti.task_id, url)))
+    monkeypatch.setenv("SPARK_PUBLIC_DNS", "w1.example")
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import json, sys\nfrom pyspark.sql import SparkSession\ncontext = SparkSession.builder.getOrCreate().sparkContext\n"
+        "json.dump({'name': context.appName, 'ui': context.uiWebUrl}, open(sys.argv[2], 'w'))\n"
+    )
+    with DAG("with_spark_ui", schedule=None) as dag:
+        QewQewStageOperator(task_id="stage", queue_name="orders", records=["x"]) >> QewQewSparkSubmitOperator(
+            task_id="submit", queue_name="orders", application=str(job), application_args=["{manifest}", "{result}"]
+        )
+    result = run(dag).result("submit")
+    assert result["name"] == "with_spark_ui.submit"
+    assert told == [("submit", result["ui"])]
+
+
 def test_a_job_that_fails_says_why_at_the_end_and_the_batch_is_returned(
     run: Any, directory: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

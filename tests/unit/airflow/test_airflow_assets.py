@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -68,13 +69,15 @@ def test_outputs_are_named_by_the_rules_of_openlineage(output: dict[str, Any], n
     assert written_output(output, "spark_default").outputFacets == {}
 
 
-def test_the_link_of_a_task_leads_to_its_queue_and_holds_behind_a_prefix() -> None:
+def test_the_link_of_a_task_leads_to_its_batch_and_holds_behind_a_prefix() -> None:
+    ti_key = SimpleNamespace(dag_id="d", run_id="manual__1", task_id="t", map_index=-1)
     stage = QewQewStageOperator(task_id="t", queue_name="a&b", records=[])
-    assert QewQewLink().get_link(stage, ti_key=None) == "qewqew/page?connection=qewqew_default&name=a%26b"
+    link = "plugin/qewqew?connection=qewqew_default&queue=a%26b&key=d%7Cmanual__1%7Ct%7C-1"
+    assert QewQewLink().get_link(stage, ti_key=ti_key) == link
     batch = {"connection": "shop", "topic": "news", "reader": "load", "batch_id": "news-1", "key": "k", "attempt": 1}
     ack = QewQewAckOperator(task_id="t", batch=batch)
     ack._take_output()
-    assert QewQewLink().get_link(ack, ti_key=None) == "qewqew/page?connection=shop&name=news"
+    assert QewQewLink().get_link(ack, ti_key=ti_key) == "plugin/qewqew?connection=shop&topic=news&batch=news-1"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qewqew_airflow.errors import WrongConnection
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_core import BadArgument, BadPath
 
@@ -85,6 +86,19 @@ def test_a_directory_that_does_not_exist_is_not_created(directory: Path, connect
     assert not (directory / "missing").exists()
 
 
+@pytest.mark.parametrize("conn_type", ["http", "fs", "spark"])
+def test_a_connection_of_another_type_is_refused_before_anything_is_touched(
+    directory: Path, connect: Connect, conn_type: str
+) -> None:
+    connect("qewqew_default", conn_type, str(directory))
+    for use in (lambda: QewQewHook().queue("orders"), lambda: QewQewHook().topic("t"), lambda: QewQewHook().inspect("orders")):
+        with pytest.raises(WrongConnection, match=f"is of type '{conn_type}'"):
+            use()
+    found, message = QewQewHook().test_connection()
+    assert (found, "WrongConnection" in message) == (False, True)
+    assert list(directory.iterdir()) == []
+
+
 def test_a_missing_subdirectory_is_named(directory: Path) -> None:
     with pytest.raises(BadPath, match=r"queues/shop: .*does not exist"):
         QewQewHook().path("shop/orders")
@@ -93,7 +107,7 @@ def test_a_missing_subdirectory_is_named(directory: Path) -> None:
 def test_a_file_in_place_of_the_directory_is_refused(directory: Path, connect: Connect) -> None:
     (directory / "file").touch()
     connect("qewqew_default", "qewqew", str(directory / "file"))
-    with pytest.raises(BadPath, match="does not exist"):
+    with pytest.raises(BadPath, match="needs a directory, and this is a file"):
         QewQewHook().path("orders")
 
 

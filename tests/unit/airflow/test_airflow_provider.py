@@ -59,6 +59,7 @@ def test_everything_that_is_listed_can_be_imported() -> None:
         (["queues"], "qewqew_airflow.queues.qewqew.QewQewMessageQueueProvider"),
         (["triggers"], "qewqew_airflow.triggers.qewqew"),
         (["links"], "qewqew_airflow.links.qewqew.QewQewLink"),
+        (["links"], "qewqew_airflow.links.qewqew.SparkLink"),
         (["notifications"], "qewqew_airflow.notifications.qewqew.QewQewNotifier"),
         (["configs"], "qewqew"),
     ],

@@ -27,10 +27,11 @@ ROOMS = {
     "get_provider_info": set(),
 }
 PUBLIC = {"_replace"}  # of a named tuple
-# Of Airflow's SparkSubmitHook, which has no public names for what is checked before a batch is leased.
+# Of Airflow's SparkSubmitHook, which has no public names for what is checked before a batch is leased, or for its output.
 OF_AIRFLOW = {
     "_connection",
     "_is_yarn_cluster_mode",
+    "_process_spark_submit_log",
     "_validate_track_driver_via_k8s_api_config",
     "_validate_yarn_track_via_rm_api_config",
 }

@@ -22,7 +22,7 @@ from airflow_version import HAS_RETRY_POLICIES, needs_retry_policies
 from qewqew_airflow.errors import JavaNotFound, LeaseLost, SparkJobFailed, SparkSubmitNotFound
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.operators.batch import LeasedBatch, lease
-from qewqew_airflow.operators.spark_job import check_job, job_arguments, last_error, read_result, ready_made_job
+from qewqew_airflow.operators.spark_job import check_job, job_arguments, last_error, read_result, ready_made_job, ui_of
 from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.spark_worker import check_java, find_spark_submit
 from qewqew_airflow.shared.source import Source
@@ -447,3 +447,24 @@ def test_in_cluster_mode_the_job_gets_nothing_of_this_worker_but_the_manifest(
     assert ("PYSPARK_PYTHON" in (submit.env_vars or {})) is here
     assert "--result" not in job_arguments("/batch/manifest.json", OUTPUTS, None)
     assert job_arguments("/batch/manifest.json", OUTPUTS, "/tmp/result")[-2:] == ["--result", "/tmp/result"]
+
+
+@pytest.mark.parametrize(
+    ("line", "url"),
+    [
+        ("26/11/25 06:35:22 INFO Utils: Successfully started service 'SparkUI' on port 4041.", "http://w1:4041"),
+        ("26/11/25 06:35:27 INFO SparkUI: Stopped Spark web UI at http://localhost:4040", None),
+        ("\t tracking URL: https://rm:8090/proxy/application_1_2/", "https://rm:8090/proxy/application_1_2/"),
+        ("INFO Utils: Successfully started service 'sparkDriver' on port 4040.", None),
+        ("tracking URL: N/A", None),
+        ("tracking URL: javascript:alert(1)", None),
+    ],
+)
+def test_the_address_of_sparks_ui_is_found_in_its_output(line: str, url: str | None) -> None:
+    assert ui_of(line, "w1") == url
+
+
+def test_the_job_has_the_name_of_dag_and_task_unless_it_is_given_one() -> None:
+    assert operator(outputs=OUTPUTS).name == "{{ ti.dag_id }}.{{ ti.task_id }}"
+    assert operator(outputs=OUTPUTS, name="mine").name == "mine"
+    assert operator(outputs=OUTPUTS, conf={"spark.app.name": "by conf"}).name == "by conf"

@@ -28,16 +28,18 @@ HELPERS = {contextlib.__file__, threading.__file__}  # Python of the library in 
 
 @functools.cache
 def _points(code: CodeType) -> frozenset[int]:
-    """Before which instructions CPython looks for signals: after calls, where a function begins, and when a loop goes back."""
-    instructions = list(dis.get_instructions(code))
-    after = (
+    """Before which instructions CPython looks for signals: after calls, and where a function begins."""
+    return frozenset(
         later.offset
-        for instruction, later in itertools.pairwise(instructions)
+        for instruction, later in itertools.pairwise(dis.get_instructions(code))
         if instruction.opname in ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX")
     )
-    # Not where it goes to: there one also comes without going back, and then nobody looks.
-    back = (instruction.offset for instruction in instructions if instruction.opname == "JUMP_BACKWARD")
-    return frozenset(after) | frozenset(back)
+
+
+@functools.cache
+def _jumps(code: CodeType) -> frozenset[int]:
+    """After which it looks, too: where a loop goes back."""
+    return frozenset(each.offset for each in dis.get_instructions(code) if each.opname == "JUMP_BACKWARD")
 
 
 class Interrupt:
@@ -48,6 +50,7 @@ class Interrupt:
         self.where = ""
         self._watched = {str(CORE / f"{name}.py") for name in modules}
         self._passing = passing  # functions and classes that are left alone
+        self._before: tuple[FrameType | None, int] = None, 0  # the instruction before, and in which frame
 
     def is_watched(self, frame: FrameType) -> bool:
         outer = frame
@@ -57,7 +60,8 @@ class Interrupt:
 
     def pass_by(self, frame: FrameType) -> None:
         """The instruction that comes next may be one before which a signal is looked for."""
-        if frame.f_lasti in _points(frame.f_code):
+        before, self._before = self._before, (frame, frame.f_lasti)
+        if frame.f_lasti in _points(frame.f_code) or (before[0] is frame and before[1] in _jumps(frame.f_code)):
             self.left -= 1
             if self.left == 0:
                 name, line = frame.f_code.co_filename, frame.f_lineno
@@ -81,6 +85,7 @@ class Interrupt:
 
     def __exit__(self, *exception: object) -> None:
         _watch(None)
+        self._before = None, 0  # a frame keeps alive what it knows
 
 
 if sys.version_info < (3, 12):

@@ -630,8 +630,7 @@ def test_a_damaged_segment_is_found_before_any_of_its_records_is_given_out(tmp_p
 
 def test_damage_is_named_by_the_piece_of_64_kib_also_if_much_is_read_at_once(tmp_path):
     with Queue(tmp_path / "q") as q:
-        for _ in range(10):
-            q.put_many([bytes(1000)] * 100)
+        q.put_many([bytes(1000)] * 1000)
         batch = q.lease("key")
     (segment,) = manifest.load(batch.manifest_path).segments
     ends = [offset for offset, _ in segment.boundaries]

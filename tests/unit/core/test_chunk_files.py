@@ -49,12 +49,30 @@ def test_a_chunk_that_was_read_is_removed_and_the_last_one_is_used_again(tmp_pat
 
 def test_the_space_of_a_chunk_is_really_allocated(tmp_path):
     """A sparse file would let a full disk appear at some later write."""
-    with Queue(tmp_path / "q", chunk_size=1 << 20) as q:
+    with Queue(tmp_path / "q", chunk_size=100_000) as q:
         q.put(b"0")
         status = chunk_files(tmp_path)[FIRST].stat()
-        assert status.st_size == 1 << 20
-        assert status.st_blocks * 512 >= 1 << 20
-        assert q.stats().on_disk >= 1 << 20
+        assert status.st_size == 100_000
+        assert status.st_blocks * 512 >= 100_000
+        assert q.stats().on_disk >= 100_000
+
+
+def test_the_first_chunks_are_small_and_each_is_twice_as_large_as_the_one_before(tmp_path):
+    """docs: an almost empty queue takes little room."""
+    with Queue(tmp_path / "q", chunk_size=3 << 20) as q:
+        q.put(b"0")
+        assert q.stats().on_disk < 1 << 20
+        while len(chunk_files(tmp_path)) < 6:
+            q.put_many([bytes(60_000)] * 3)
+        sizes = [path.stat().st_size for path in chunk_files(tmp_path).values()]
+        assert sizes == [256 << 10, 512 << 10, 1 << 20, 2 << 20, 3 << 20, 3 << 20]
+        assert q.verify().ok
+
+
+def test_a_new_chunk_has_room_for_what_is_put(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        q.put_many([bytes(60_000)] * 25)
+        assert [path.stat().st_size for path in chunk_files(tmp_path).values()] == [2 << 20]
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])

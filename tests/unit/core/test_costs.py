@@ -24,7 +24,7 @@ import pytest
 from disk import JournalDisk, NoSync
 from plain import crashed, numbers
 
-from qewqew_core import Message, Queue, Reader, Topic
+from qewqew_core import Message, Queue, Reader, Topic, inspect
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
@@ -55,6 +55,12 @@ def _counting(name: str) -> Callable[..., object]:
 
 for _name in [name for name in vars(Files) if not name.startswith("_")]:
     setattr(Counted, _name, _counting(_name))
+
+
+@pytest.fixture(autouse=True)
+def chunks_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are in a queue that has grown; the small ones at its beginning would hide what an operation costs."""
+    monkeypatch.setattr(LIMITS, "first_chunk_bytes", 16 << 20)
 
 
 @contextmanager
@@ -123,7 +129,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 168,
+            "functions": 170,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -136,7 +142,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 68, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
     },
     "queue, closed": {
         "open, get": {
@@ -197,7 +203,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 169,
+            "functions": 171,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -210,7 +216,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 54, "open": 1, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 68, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},
@@ -270,6 +276,27 @@ def test_opening_costs_the_same_however_many_records_there_are(tmp_path: Path) -
             found.append(costs(files, "open, get", 1, partial(open_and_get, tmp_path / "q", files, opened)))
     assert found[0] == found[1]
     check("queue, closed", {"open, get": found[0]})
+
+
+def test_opening_and_looking_cost_the_same_however_many_acknowledged_batches_are_kept(tmp_path: Path) -> None:
+    """docs: a long history costs next to nothing until somebody asks for it."""
+    found = []
+    for batches in (50, 500):  # so many that closing cuts the log back
+        path = tmp_path / str(batches) / "q"
+        path.parent.mkdir()
+        with Queue(path, sync="never", _files=NoSync()) as q:
+            for number in range(batches):
+                q.put(RECORD)
+                q.lease(f"run {number}").ack()  # type: ignore[union-attr]
+            q.put(RECORD)
+        files = Counted()
+        with counted(files) as counts:
+            assert inspect(path).records == 1
+            Queue(path, sync="never", _files=files).close()
+        found.append({what: count for what, count in counts.items() if what != "bytes"})
+    functions = [counts.pop("functions") for counts in found]
+    assert functions[1] - functions[0] < 20, "some for each 32 KiB of them"
+    assert found[0] == found[1]
 
 
 def test_opening_looks_into_as_many_files_however_many_chunks_there_are(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+// The dialogs: looking into records, and confirming what is done to a batch.
+
+import { $, h, plural, size, update } from "./elements.js";
+import { ask } from "./server.js";
+
+const PEEKED = 20; // records
+
+// Looking into records
+
+const recordsUrl = ({ connection, place, batch, start }) => {
+  const query = new URLSearchParams({ ...place, number: PEEKED });
+  if (batch) query.set("batch", batch.id);
+  if (start !== undefined) query.set("start", start);
+  return `connections/${encodeURIComponent(connection)}/records?${query}`;
+};
+
+export async function peek(payload) {
+  const { topic, batch, title, start, place } = payload;
+  const unchanged = place.topic ? "No reader is moved." : "Nothing is taken.";
+  $("records-title").textContent = batch ? `Batch ${batch.id}` : title;
+  $("records-what").textContent = unchanged;
+  const all = topic && { topic: topic.name };
+  const choice = !topic ? [] : [["Oldest", all], ["Newest", all, Math.max(0, topic.next - PEEKED)],
+    ...topic.readers.map(reader => [`Next for ${reader.name}`, { ...all, reader: reader.name }])];
+  update($("records-choice"), choice.map(([text, from, number]) => h("button", {
+    type: "button", do: "peek", payload: { ...payload, place: from, start: number },
+    "aria-pressed": String(from.reader === place.reader && number === start),
+  }, text)));
+  if (!$("records").open) $("records").showModal();
+  update($("records-list"), [h("li.quiet", {}, "Reading …")]);
+  try {
+    const { records, more } = await ask(recordsUrl(payload));
+    update($("records-list"), records.length ? records.map(recordItem) : [h("li.quiet", {}, "There is nothing here now.")]);
+    if (records.length) {
+      const count = plural(records.length, place.topic ? "message" : "record");
+      $("records-what").textContent = `${count}; ${more ? "more follow" : "no more follow"}. ${unchanged}`;
+    }
+  } catch (error) {
+    update($("records-list"), [h("li.reason", {}, error.message)]);
+  }
+}
+
+function recordItem({ number, bytes, kind, text, cut, tag, id, time }) {
+  const label = { json: "JSON", text: "text", hex: "binary" }[kind];
+  return h("li", {}, h("div.facts", {}, h("b", {}, `#${number}`), h("span", { title: plural(bytes, "byte") }, size(bytes)), h("span", {}, label),
+    tag && h("span", {}, `tag ${tag}`), id && h("span", {}, `id ${id}`), time && h("span", {}, new Date(time).toLocaleString()),
+    cut && h("span", {}, "cut")), bytes ? h(`pre.${kind}`, {}, text) : h("div.quiet", {}, "empty"));
+}
+
+// Acting on batches
+
+const ACTS = {
+  return: ["Return", "The next lease gets the batch first, whole, as one more attempt. If that fails too, it is dead again."],
+  "put-back": ["Put back", "The records go back to the front, and will come in new batches with new ids. Output that an attempt may have " +
+    "written under this batch's id stays and is not replaced: put back only what wrote nothing."],
+  drop: ["Drop", "The records are deleted for ever. Nothing brings them back."],
+};
+const RETURN_LEASED = "Airflow says that nobody works on it any more. The next lease gets the batch first, whole, as one more attempt; after " +
+  "too many attempts it is dead instead. If its Spark driver runs elsewhere (cluster mode), make sure that this has ended.";
+let pending; // what is to be done when it is confirmed
+
+export function confirmAct(act, payload) {
+  const { batch, place } = payload, [verb, text] = batch.state === "leased" ? ["Return", RETURN_LEASED] : ACTS[act];
+  pending = { act, ...payload };
+  $("confirm-title").textContent = `${verb} ${plural(batch.records, "record")}?`;
+  const where = place.queue ? `queue ${place.queue}` : `topic ${place.topic}, reader ${place.reader}`;
+  $("confirm-text").textContent = `${batch.state === "leased" ? "Leased batch" : "Batch"} ${batch.id} of ${where}. ${text}`;
+  $("confirm-error").textContent = "";
+  $("confirm-do").textContent = act === "drop" ? "Drop for ever" : verb;
+  $("confirm-do").className = act === "drop" ? "danger main" : "main";
+  $("confirm-do").disabled = false;
+  $("confirm").showModal();
+}
+
+export async function actNow(refresh) {
+  const { act, connection, place, batch } = pending;
+  $("confirm-do").disabled = true;
+  $("confirm-error").textContent = "";
+  try {
+    await ask(`connections/${encodeURIComponent(connection)}/${act}`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-QewQew": "1" },
+      body: JSON.stringify({ ...place, batch: batch.id, state: batch.state, attempt: batch.attempt, made: batch.made }),
+    });
+    $("confirm").close();
+    toast(`${{ return: "Returned", "put-back": "Put back", drop: "Dropped" }[act]}: batch ${batch.id}`);
+  } catch (error) {
+    $("confirm-error").textContent = error.message;
+    $("confirm-do").disabled = false;
+  }
+  refresh();
+}
+
+function toast(text) {
+  $("toast").textContent = text;
+  clearTimeout(toast.timer);
+  toast.timer = setTimeout(() => { $("toast").textContent = ""; }, 6000);
+}
+
