@@ -271,14 +271,18 @@ def pictures(results: Results) -> dict[str, str]:
     return found
 
 
-def write(results: Results, docs: Path) -> None:
-    path = docs / "benchmarks.md"
+def insert(path: Path, sections: dict[str, str], source: str) -> None:
+    """Put what was made of the file ``source`` between its markers in the document; raises `ValueError` if there are none."""
     text = path.read_text()
-    for name, section in sections(results).items():
-        marked = re.compile(rf"(<!-- {name}: from benchmarks.json -->\n).*?(<!-- end -->)", re.DOTALL)
+    for name, section in sections.items():
+        marked = re.compile(rf"(<!-- {name}: from {re.escape(source)} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, found = marked.subn(lambda match, section=section: f"{match[1]}\n{section}\n\n{match[2]}", text)  # type: ignore[misc]
         if not found:
             raise ValueError(f"{path} has no place for {name}")
     path.write_text(text)
+
+
+def write(results: Results, docs: Path) -> None:
+    insert(docs / "benchmarks.md", sections(results), "benchmarks.json")
     for name, picture in pictures(results).items():
         (docs / "images" / name).write_text(picture)

@@ -1,12 +1,12 @@
-"""Batches in Spark against what Spark reads by itself, in one warm session: python benchmarks/spark.py
+"""Batches in Spark against what Spark reads by itself: python -m benchmarks.spark
 
-Options: --json (every sample), --directory, --repeats, --mebibytes (of JSON for the first part), --records (for the second).
+From staged records to typed Parquet: 1 M records of about 200 B, from a queue (lease, read, put back) with 12 and with 1,000
+commits, and from landing directories with as many files, whose schema is given, or inferred by Spark. Each case runs in one warm
+session, and as a process of its own that starts Spark. The cases take turns, each turn begins with another one, the first one in
+the warm session is thrown away; figures are medians, of ratios within a turn. Everything is in the cache of the file system.
 
-First, reading: the same JSON records of about 100 B and 1 KiB as a batch, as two files of lines, and as Parquet with typed
-columns; each is counted, read into the `noop` sink, and written as Parquet. Then a hand-over from end to end: records of about
-200 B that were staged become typed Parquet, from a queue (lease, read, acknowledge), by the ready-made job, and from landing
-directories with one file for each producer. The cases take turns, the first turn is thrown away, figures are medians; a ratio
-above 1 says how many times longer the other one took. Everything is in the cache of the file system.
+What is found is kept as JSON, and told in docs/benchmarks.md. With --reading instead: the same JSON records of about 100 B and
+1 KiB as a batch, as two files of lines, and as Parquet with typed columns, counted, read into the `noop` sink, and written.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from qewqew_core import Queue
 from qewqew_spark.jobs import batch as job
@@ -31,8 +38,12 @@ from qewqew_spark.jobs.output import Output
 
 SCHEMA = "id BIGINT, at TIMESTAMP, carrier STRING, origin STRING, delay DOUBLE, seats INT, note STRING"
 SIZES = {"100 B": 0, "1 KiB": 920}  # of a record, and of its note
+COMMITS = (12, 1_000)
 FILES = (12, 1_000, 10_000)
 SEED = 1
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = ROOT / "docs/benchmarks-spark.json"
+PART = "from-json-to-parquet"  # of docs/benchmarks.md
 
 Results = dict[str, list[float]]
 
@@ -48,10 +59,11 @@ def records(count: int, note: int) -> Iterator[bytes]:
         yield text.encode()
 
 
-def stage(path: Path, lines: list[bytes]) -> Queue:
+def stage(path: Path, lines: list[bytes], commits: int) -> Queue:
     queue = Queue(path, sync="never")
-    for at in range(0, len(lines), 1_000):
-        queue.put_many(lines[at : at + 1_000])
+    step = -(-len(lines) // commits)
+    for at in range(0, len(lines), step):
+        queue.put_many(lines[at : at + step])
     return queue
 
 
@@ -82,7 +94,7 @@ def reading(spark: SparkSession, folder: Path, mebibytes: int, timer: Timer) -> 
         lines = list(records((mebibytes << 20) // (note + 100), note))
         lines_at, parquet, out = folder / "lines", folder / "parquet", folder / "out"
         write_lines(lines_at, lines, 2)
-        with stage(folder / "q", lines) as queue:
+        with stage(folder / "q", lines, 1_000) as queue:
             leased = queue.lease("benchmark")
         assert leased is not None
         leased_at = os.path.dirname(leased.manifest_path)
@@ -111,43 +123,100 @@ def reading(spark: SparkSession, folder: Path, mebibytes: int, timer: Timer) -> 
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def hand_over(spark: SparkSession, folder: Path, count: int, timer: Timer) -> None:
-    lines = list(records(count, 90))
-    landing = {files: folder / f"landing-{files}" for files in FILES}
-    for files, directory in landing.items():
-        write_lines(directory, lines, files)
-    queue = stage(folder / "q", lines)
+def hand_overs(folder: Path) -> dict[str, Callable[[SparkSession], object]]:
+    """The cases; what they read is in the folder."""
     out = str(folder / "out")
 
-    def leased(process: Callable[[str], object]) -> None:
-        """The batch is put back each time: a record is staged once and handed over often."""
-        batch = queue.lease("benchmark")
-        assert batch is not None
-        process(os.path.dirname(batch.manifest_path))
-        batch.put_back()
-
-    def source(at: str) -> None:
-        frame = spark.read.format("qewqew").option("codec", "json").schema(SCHEMA).load(at)
+    def save(frame: DataFrame) -> None:
         frame.write.mode("overwrite").parquet(out)
 
-    def ready_made(at: str) -> None:
+    def leased(commits: int, process: Callable[[SparkSession, str], object], spark: SparkSession) -> None:
+        """The batch is put back each time: a record is staged once and handed over often."""
+        with Queue(folder / f"q-{commits}", sync="never") as queue:
+            batch = queue.lease("benchmark")
+            assert batch is not None
+            process(spark, os.path.dirname(batch.manifest_path))
+            batch.put_back()
+
+    def typed(spark: SparkSession, at: str) -> None:
+        save(spark.read.format("qewqew").option("codec", "json").schema(SCHEMA).load(at))
+
+    def from_json(spark: SparkSession, at: str) -> None:
+        record = F.from_json(F.col("value").cast("string"), SCHEMA).alias("record")
+        save(spark.read.format("qewqew").load(at).select(record).select("record.*"))
+
+    def ready_made(spark: SparkSession, at: str) -> None:
         job.run(spark, at, [Output(out + "-job")], schema=SCHEMA)
 
-    with queue:
-        timer.rotate(
-            {
-                "hand-over; queue, data source": lambda: leased(source),
-                "hand-over; queue, batch job": lambda: leased(ready_made),
-                **{
-                    f"hand-over; landing directory, {files:,} files": lambda at=str(at): (
-                        spark.read.schema(SCHEMA).json(at).write.mode("overwrite").parquet(out)
-                    )
-                    for files, at in landing.items()
-                },
-            }
-        )
-    rows = spark.read.parquet(out + "-job").count()
+    def landed(files: int, inferred: bool, spark: SparkSession) -> None:
+        read = spark.read if inferred else spark.read.schema(SCHEMA)
+        save(read.json(str(folder / f"landing-{files}")))
+
+    found: dict[str, Callable[[SparkSession], object]] = {
+        f"queue, {commits:,} commits, typed read": partial(leased, commits, typed) for commits in COMMITS
+    }
+    found[f"queue, {COMMITS[-1]:,} commits, `value` and `from_json`"] = partial(leased, COMMITS[-1], from_json)
+    found[f"queue, {COMMITS[-1]:,} commits, the job"] = partial(leased, COMMITS[-1], ready_made)
+    found |= {f"{files:,} files, the schema given": partial(landed, files, False) for files in FILES}
+    return found | {f"{files:,} files, the schema inferred": partial(landed, files, True) for files in FILES[:2]}
+
+
+def measure(folder: Path, count: int, repeats: int, tell: Callable[[str], object]) -> Results:
+    lines = list(records(count, 90))
+    for files in FILES:
+        write_lines(folder / f"landing-{files}", lines, files)
+    for commits in COMMITS:
+        stage(folder / f"q-{commits}", lines, commits).close()
+    results: Results = {}
+    cases = hand_overs(folder)
+    spark = session()
+    Timer(results, repeats).rotate({f"warm; {name}": partial(act, spark) for name, act in cases.items()})
+    rows = spark.read.parquet(str(folder / "out-job")).count()
     assert rows == count, f"{rows} of {count} records arrived"
+    spark.stop()
+    tell("warm: done")
+    for turn in range(repeats):
+        names = list(cases)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "benchmarks.spark", "--case", name, "--directory", str(folder)]
+            subprocess.run(command, check=True, capture_output=True, cwd=ROOT)  # noqa: S603
+            results.setdefault(f"whole; {name}", []).append(time.perf_counter() - began)
+        tell(f"whole processes: {turn + 1} of {repeats}")
+    return results
+
+
+def session() -> SparkSession:
+    settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def table(results: dict[str, Any]) -> str:
+    """Of each case how long it took, and how many times as long as the typed read with as many commits as it has files."""
+    samples: Results = results["samples"]
+    rows = []
+    for name in hand_overs(Path()):
+        row = [f"**{name}**" if "typed" in name else name]
+        commits = next((count for count in COMMITS if re.search(rf"(?<![\d,]){count:,} ", name)), COMMITS[-1])
+        for how in "warm", "whole":
+            seconds, ours = samples[f"{how}; {name}"], samples[f"{how}; queue, {commits:,} commits, typed read"]
+            ratio = statistics.median(theirs / mine for theirs, mine in zip(seconds, ours, strict=True))
+            row += [f"{statistics.median(seconds):.1f} s", "1" if seconds is ours else f"{ratio:.2f}"]
+        rows.append(row)
+    from benchmarks import report  # late: what a case runs in a process of its own does not need it
+
+    return report.table(["", "warm session", "beside ours", "whole process", "beside ours"], rows)
+
+
+def told(results: dict[str, Any]) -> str:
+    machine, plan = results["machine"], results["plan"]
+    return (
+        f"{table(results)}\n\nMeasured on {results['date']}: {plan['records']:,} records, {plan['repeats']} turns, `local[2]` on "
+        f"{machine['processor']}, {machine['memory']}; Spark {machine['pyspark']}, pyarrow {machine['pyarrow']}, "
+        f"Python {machine['Python']}."
+    )
 
 
 def show(results: Results, repeats: int) -> None:
@@ -160,33 +229,53 @@ def show(results: Results, repeats: int) -> None:
         ours = [name for name in cases if name.startswith("q")]
         print(f"{group}; median of {repeats}, and how many times longer it took than ours")
         for name, value in cases.items():
-            ratios = ", ".join(f"{value / cases[one]:5.2f} × {one}" for one in ours if one != name)
+            ratios = ", ".join(f"{value / cases[mine]:5.2f} × {mine}" for mine in ours if mine != name)
             print(f"  {name:36} {value:7.3f} s   {'' if name in ours else ratios}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print every sample as JSON")
-    parser.add_argument("--directory", default=None, help="where to write (default: the system's directory for temporary files)")
+    parser.add_argument("--json", type=Path, help="where to keep the samples; the document is left as it is then")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: the table of the samples that are kept")
+    parser.add_argument("--directory", help="where to write (default: the system's directory for temporary files)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--mebibytes", type=int, default=128, help="of JSON for each size of record")
     parser.add_argument("--records", type=int, default=1_000_000, help="that are handed over")
+    parser.add_argument("--reading", action="store_true", help="measure reads alone, and keep nothing")
+    parser.add_argument("--mebibytes", type=int, default=128, help="of JSON for each size of record, with --reading")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else the workers take python3 from PATH
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
-    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    results: Results = {}
-    timer = Timer(results, arguments.repeats)
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        reading(spark, Path(folder), arguments.mebibytes, timer)
-        hand_over(spark, Path(folder), arguments.records, timer)
-    spark.stop()
-    if arguments.json:
-        print(json.dumps(results))
-    else:
-        show(results, arguments.repeats)
+    if arguments.case:
+        spark = session()
+        hand_overs(Path(arguments.directory))[arguments.case](spark)
+        spark.stop()
+        return
+    kept: Path = arguments.json or KEPT
+    if not arguments.draw:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+            # The modules of a package that pip has installed are compiled; those of a checkout shall be, too.
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+            os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"
+            if arguments.reading:
+                results: Results = {}
+                reading(session(), Path(folder), arguments.mebibytes, Timer(results, arguments.repeats))
+                show(results, arguments.repeats)
+                return
+            from benchmarks.machine import describe
+
+            machine = describe(folder) | {name: version(name) for name in ("pyspark", "pyarrow")}
+            samples = measure(Path(folder), arguments.records, arguments.repeats, partial(print, file=sys.stderr, flush=True))
+        plan = {"records": arguments.records, "repeats": arguments.repeats}
+        samples = {name: [round(seconds, 3) for seconds in found] for name, found in samples.items()}
+        found = {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "plan": plan, "samples": samples}
+        kept.write_text(json.dumps(found, indent=1) + "\n")
+    stored = json.loads(kept.read_text())
+    print(told(stored))
+    if kept == KEPT:
+        from benchmarks import report
+
+        report.insert(ROOT / "docs/benchmarks.md", {PART: told(stored)}, KEPT.name)
 
 
 if __name__ == "__main__":

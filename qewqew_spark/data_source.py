@@ -26,7 +26,7 @@ from qewqew_core.batch import manifest, store
 from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.queue import paths
 from qewqew_spark.options import Options, local_path
-from qewqew_spark.source import batches, queues
+from qewqew_spark.source import batches
 from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class QewqewDataSource(DataSource):
             case "batch", paths:
                 return batches.schema(paths, options)
             case "queue", [path]:
+                from qewqew_spark.source import queues
+
                 return queues.schema(path, options)
             case _:  # its options are those of a read or those of a stream, as will turn out
                 return schema_of(TOPIC_SCHEMA, options)
@@ -85,6 +87,8 @@ class QewqewDataSource(DataSource):
             case "batch", paths:
                 return batches.reader(paths, options, schema)
             case "queue", [path]:
+                from qewqew_spark.source import queues
+
                 return queues.reader(path, options, schema)
             case _, paths:
                 from qewqew_spark.source import topics

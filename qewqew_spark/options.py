@@ -15,6 +15,11 @@ _TIME = re.compile(f"([0-9]+)({'|'.join(_UNITS)})?", re.ASCII)
 _SIZE = re.compile("([0-9]+)(?:b|([kmgtp])b?)?", re.ASCII)
 
 
+# The options of every read that say what its rows are, and those of them that one codec alone has.
+OPTIONS_OF_CODECS: dict[str, tuple[str, ...]] = {"json": ("strict", "timeZone"), "avro": ("avroSchema",), "msgpack": ()}
+ROW_OPTIONS = {"codec", "mode", "columnNameOfCorruptRecord", *(name for names in OPTIONS_OF_CODECS.values() for name in names)}
+
+
 class Options:
     """Typed access to options; each method raises `BadArgument`, which names option, value and what it must be."""
 

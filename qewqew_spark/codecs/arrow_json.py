@@ -18,6 +18,7 @@ from qewqew_spark.codecs.moments import Mask, dates, timestamps
 FEW = 64  # records that are not worth another call of Arrow's reader
 STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
+PART = 4096  # records; of more, all are read in parts of about so many if it fails
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
 
@@ -30,7 +31,7 @@ class Runs:
         self.numbers: list[npt.NDArray[np.int64]] = []  # of the records in each piece
         left = np.ones(len(values), bool)
         runs = [] if reader is None else [np.flatnonzero(~(odd | reader.unfit(values)))]
-        patience = TRIES * len(values)
+        patience = (1 + TRIES) * len(values)
         while runs and reader is not None:
             records = runs.pop()
             if not records.size or patience <= 0:
@@ -43,7 +44,7 @@ class Runs:
                 left[records[certain]] = False
             elif records.size > FEW:
                 patience -= records.size
-                runs += reversed(np.array_split(records, 2))
+                runs += reversed(np.array_split(records, max(2, records.size // PART)))
         self.left = np.flatnonzero(left)
 
 

@@ -35,7 +35,7 @@ def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     """The Arrow type in which Spark takes a column; ``where`` names the field. Raises `BadArgument` if nothing decodes to it."""
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    if isinstance(kind, types.DecimalType):
+    if isinstance(kind, types.DecimalType) and kind.precision:
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, types.ArrayType):
         return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{where}[]"), kind.containsNull))

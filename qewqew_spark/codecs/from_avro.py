@@ -19,8 +19,6 @@ try:
 except ImportError:
     fastavro = None  # type: ignore[assignment]
 
-OPTIONS = frozenset(["avroSchema"])
-
 Avro = Any  # a schema as JSON: a name, a list (a union), or an object
 
 _WHOLE = (types.ByteType, types.ShortType, types.IntegerType, types.LongType, types.DoubleType, types.DecimalType)

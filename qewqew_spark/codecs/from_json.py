@@ -31,7 +31,6 @@ from qewqew_spark.codecs.many import Many, many_of
 from qewqew_spark.codecs.objects import Column, Fit, Misfit, Object, Unreadable, columns_of, fit_one, shown
 from qewqew_spark.options import Options
 
-OPTIONS = frozenset(["timeZone", "strict"])
 SPACE = b" \t\r\n"
 TOGETHER = 512  # records that are decoded as one array
 

@@ -72,7 +72,7 @@ def _moments(chars: Chars, zone_width: int, zone: tzinfo | None) -> tuple[Longs,
     def require(condition: Mask) -> None:
         np.logical_and(right, condition, out=right)
 
-    if length != _DATE and length != _SECONDS and not _SECONDS + 1 < length <= _SECONDS + 10:
+    if not (length == _SECONDS or _SECONDS + 1 < length <= _SECONDS + 10 or (length == _DATE and not zone_width)):
         return np.zeros(rows, np.int64), np.zeros(rows, bool)
     year, month, day = number(0, 4), number(5, 7), number(8, 10)
     require((chars[4] == ord("-")) & (chars[7] == ord("-")) & (month >= 1) & (month <= 12) & (day >= 1))

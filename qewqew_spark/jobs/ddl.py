@@ -25,6 +25,7 @@ _SIMPLE = {
     *("DECIMAL", "DEC", "NUMERIC", "STRING", "CHAR", "CHARACTER", "VARCHAR", "BINARY", "DATE", "TIME", "TIMESTAMP"),
     *("TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "VARIANT", "VOID", "GEOMETRY", "GEOGRAPHY"),
 }
+_DECIMAL, _MAX_PRECISION = ("DECIMAL", "DEC", "NUMERIC"), 38
 _UNITS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")
 
 
@@ -96,7 +97,7 @@ class _Reader:
                 if self._take("TO") and not (self._peek() in _UNITS and self._next("word")):
                     self._refuse("after TO comes a unit of time")
         elif name in _SIMPLE:
-            self._length()
+            self._length(name)
             if self._take("COLLATE"):
                 self._name()
             elif name in ("TIME", "TIMESTAMP") and (self._take("WITH") or self._take("WITHOUT")):
@@ -107,12 +108,20 @@ class _Reader:
             self._at -= 1
             self._refuse("Spark has no such type")
 
-    def _length(self) -> None:
-        if self._take("("):
-            while not self._take(")"):
-                if not self._next("word"):
-                    self._refuse("here is to be a number, or )")
-                self._take(",")
+    def _length(self, name: str) -> None:
+        if not self._take("("):
+            return
+        numbers: list[int] = []
+        while not self._take(")"):
+            number = self._peek()
+            if not self._next("word"):
+                self._refuse("here is to be a number, or )")
+            most = numbers[0] if numbers else _MAX_PRECISION
+            if name in _DECIMAL and number.isdecimal() and int(number) > most:
+                self._at -= 1
+                self._refuse(f"the {'scale' if numbers else 'precision'} of a {name} is {most} at most")
+            numbers.append(int(number) if number.isdecimal() else most)
+            self._take(",")
 
     def _peek(self) -> str:
         """The word or sign that comes, in capitals; empty at the end, and for what is in quotes."""

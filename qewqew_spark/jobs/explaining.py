@@ -7,17 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    IllegalArgumentException,
+    PySparkException,
+)
 
 from qewqew_core.errors import BadArgument, QewQewError
+
+# Classes of SQL's states: a feature that is not supported, data that is none, an error of syntax or analysis.
+_WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
+_OF_SOURCE = "SQLSTATE: 38"  # raised by a data source in Python, for its own reasons
+_MISTAKES = AnalysisException, ArithmeticException, DateTimeException, IllegalArgumentException, ValueError
 
 
 @contextmanager
 def blamed(what: str) -> Iterator[None]:
-    """What does not pass Spark's parser or analysis within is the fault of ``what``: raise `BadArgument`."""
+    """What Spark cannot parse, analyse or take for a value within is the fault of ``what``: raise `BadArgument`."""
     try:
         yield
-    except AnalysisException as error:
+    except QewQewError:
+        raise
+    except (PySparkException, Py4JJavaError, ValueError) as error:
+        mistaken = isinstance(error, _MISTAKES) or _WRONG.search(explain(error))
+        if not mistaken or _OF_SOURCE in str(error):
+            raise
         raise BadArgument(f"{what}: {explain(error)}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from qewqew_core.errors import BadArgument
 from qewqew_spark.jobs.explaining import explain
 from qewqew_spark.tables.session import quoted
 
-MISFIT = "a value does not fit the schema"
+MALFORMED, MISFIT = "malformed JSON", "a value does not fit the schema"
 SHOWN = 80  # characters of a value in a reason
 
 
@@ -28,6 +29,7 @@ class Parser(Protocol):
 
     parsed: Column  # a struct with all that is below
     reason: Column  # why the record is bad; null if it is not
+    located: Column | None  # of bad records with their `reason`: this, with where in the record, if that is still to be found
 
     def bad(self, parsed: str) -> Column:
         """Does the record not decode, whose `parsed` is the column of this name?"""
@@ -38,6 +40,8 @@ class Parser(Protocol):
 
 class Csv:
     """See `Parser`. A line feed at the end of a record is none of its last field."""
+
+    located: Column | None = None
 
     def __init__(self, spark: SparkSession, fields: StructType, corrupt: str, options: Mapping[str, str]) -> None:
         self._kinds = {field.name: field.dataType.simpleString() for field in fields}
@@ -99,6 +103,8 @@ class Json:
     something behind it: a text that no record knows.
     """
 
+    located: Column | None
+
     def __init__(self, spark: SparkSession, fields: StructType, options: Mapping[str, str]) -> None:
         self._options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
         self._end = uuid.uuid4().hex
@@ -109,6 +115,8 @@ class Json:
         self.parsed = F.when(self._utf8, self._from_json(self._wrapped, fields))
         _check(spark, self._from_json(F.lit("{}"), fields), "from_json")
         self.reason = self._reason(text, fields)
+        known = F.col("reason")
+        self.located = F.when(known == MALFORMED, F.udf(_malformed, "string", useArrow=False)(text)).otherwise(known)
 
     def bad(self, parsed: str) -> Column:
         return ~self._good(F.col(parsed))
@@ -124,8 +132,8 @@ class Json:
 
     def _good(self, parsed: Column) -> Column:
         """Is there exactly one object, to its end, and does it fit?"""
-        one = (F.size(parsed["record"]) == 1) & parsed["record"][0].isNotNull()
-        return F.coalesce(parsed["corrupt"].isNull() & one & (parsed["end"] == self._end), F.lit(False))
+        single = (F.size(parsed["record"]) == 1) & parsed["record"][0].isNotNull()
+        return F.coalesce(parsed["corrupt"].isNull() & single & (parsed["end"] == self._end), F.lit(False))
 
     def _reason(self, text: Column, fields: StructType) -> Column:
         """Which field does not fit is found by reading each alone, and its text by reading all as texts."""
@@ -146,9 +154,20 @@ class Json:
             .when(~self._utf8, "not valid UTF-8")
             .when(self._good(self._from_json(self._wrapped, fields)), F.lit(None))
             .when(self._good(texts), F.coalesce(*misfits, F.lit(MISFIT)))
-            .when(text.rlike(r"^[ \t\r\n]*\{"), "malformed JSON")
+            .when(text.rlike(r"^[ \t\r\n]*\{"), MALFORMED)
             .otherwise("not a JSON object")
         )
+
+
+def _malformed(text: str) -> str:
+    """The reason, with where Python's reader stops. It takes less than Spark's: what that has passed over may be named."""
+    try:
+        json.loads(text, parse_int=str, parse_float=str)
+    except json.JSONDecodeError as error:
+        return f"{MALFORMED}: at byte {len(text[: error.pos].encode())}: {error.msg.removesuffix(' at')}"
+    except RecursionError:
+        return f"{MALFORMED}: nested too deep"
+    return MALFORMED
 
 
 def _check(spark: SparkSession, parsed: Column, parser: str) -> None:

@@ -42,6 +42,7 @@ class Records:
     bad: Column  # of `rows`: does the record not decode?
     columns: list[Column]  # of `rows`: what the view has
     judge: Callable[[], DataFrame]  # all, with the source's columns and `reason`, which is null where a record decodes
+    located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
 
     def good(self, seen: Observation) -> DataFrame | None:
         """Those that decode. Whoever reads them reports to ``seen`` how many records there are (`read`), and how many `bad`."""
@@ -57,7 +58,10 @@ class Records:
         """
         seen = Observation()
         judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
-        judged.where(F.col("reason").isNotNull()).write.mode("overwrite").parquet(quarantine)
+        bad = judged.where(F.col("reason").isNotNull())
+        if self.located is not None:
+            bad = bad.withColumn("reason", self.located)
+        bad.write.mode("overwrite").parquet(quarantine)
         read = observed(seen).get("read")
         if read != self.description.records:
             raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
@@ -102,15 +106,13 @@ def read(
         batch_reader(batch, wanted, columns, description)
         return spark.read.format("qewqew").options(**wanted).schema(columns).load(batch)
 
-    def judged(rows: DataFrame, reason: Column) -> Callable[[], DataFrame]:
-        return lambda: rows.select("*", reason.alias("reason"))
-
     value = F.col("value").cast("string")
     if codec in WHOLE:
         rows = load(place)
         bad = F.lit(False) if codec == "bytes" else ~F.is_valid_utf8(value)
         columns = [F.col(name) for name in place.names] if codec == "bytes" else [value.alias("value")]
-        return Records(batch, description, rows, bad, columns, judged(rows, F.when(bad, "not valid UTF-8")))
+        why = F.when(bad, "not valid UTF-8").alias("reason")
+        return Records(batch, description, rows, bad, columns, lambda: rows.select("*", why))
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
     record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema.toNullable()
@@ -131,7 +133,7 @@ def read(
         def judge() -> DataFrame:
             return load(place).select("*", parser.reason.alias("reason"))
 
-        return Records(batch, description, rows, parser.bad("parsed"), columns, judge)
+        return Records(batch, description, rows, parser.bad("parsed"), columns, judge, parser.located)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))
@@ -139,9 +141,9 @@ def read(
     if codec == "json" and not {name.lower() for name in of_values} <= {"timezone"}:
         return by_spark(Json(spark, fields, of_values))
 
-    typed = {"codec": codec, "strict": "true", "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
+    typed = {"codec": codec, "columnNameOfCorruptRecord": corrupt, "mode": "PERMISSIVE"}
     if codec == "json":
-        typed |= {"timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
+        typed |= {"strict": "true", "timeZone": str(spark.conf.get("spark.sql.session.timeZone")), **of_values}
     reason = StructField(REASON, StringType())
     more = StructField(corrupt, BinaryType()), reason, StructField(METADATA, StructType([*place][1:]))
 
@@ -185,7 +187,7 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
     objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(wrapped)
     # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
     reader = spark.read.options(**{**options, "mode": "DROPMALFORMED"})
-    with setting(spark, "spark.sql.caseSensitive", "true"):
+    with setting(spark, "spark.sql.caseSensitive", "true"), blamed("a read option"):
         try:
             inferred = reader.json(objects).schema
         except PySparkTypeError:  # before Spark 4.2 it takes no DataFrame

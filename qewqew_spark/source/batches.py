@@ -15,8 +15,8 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.store import Store, local_path, store_of
 from qewqew_core.errors import BadArgument, BadManifest
-from qewqew_spark.options import Options
-from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.options import ROW_OPTIONS, Options
+from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, Rows, schema_of
 from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much less are not found as fast (see `frames`)
 
 
-OPTIONS = {"path", "paths", *SPLIT_OPTIONS}
+OPTIONS = {"path", "paths", *SPLIT_OPTIONS, *ROW_OPTIONS}
 
 
 def matching(path: str, options: Options) -> list[str]:
@@ -57,14 +57,14 @@ def _alternatives(pattern: str) -> list[str]:
 
 def schema(paths: Sequence[str], options: Options) -> StructType:
     """The columns of some batches. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
-    options.check("a batch", {*OPTIONS, *row_options()}, ["fs."])
+    options.check("a batch", OPTIONS, ["fs."])
     Split.of(options)
     return schema_of(_columns(paths, _manifests(paths, options)), options)
 
 
 def reader(paths: Sequence[str], options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
     """``batch``: the manifest, if there is one path and it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
-    options.check("a batch", {*OPTIONS, *row_options()}, ["fs."])
+    options.check("a batch", OPTIONS, ["fs."])
     batches = [batch] if batch else _manifests(paths, options)
     stores = [store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs.")) for path in paths]
     rows = Rows(_columns(paths, batches), schema, options)
@@ -123,9 +123,10 @@ class BatchReader(DataSourceReader):
                 whole.append(BatchPart(store, without, segment, first))
                 first += segment.records
         segments = [part.segment for part in whole]
+        pieces = [Piece(number, segment.start, segment.end, segment.cuts) for number, segment in enumerate(segments)]
         result: list[Bundle[BatchPart]] = []
         first = 0
-        for task in self.split([Piece(number, one.start, one.end, one.cuts) for number, one in enumerate(segments)]):
+        for task in self.split(pieces):
             parts: list[BatchPart] = []
             for number, start, end, _ in task:
                 if start == segments[number].start:
@@ -137,7 +138,7 @@ class BatchReader(DataSourceReader):
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, which names file and offset."""
+        """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, which names file and offset."""
         if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: a batch without segments
             for part in partition.parts:
                 yield from self._read(part)
@@ -166,7 +167,7 @@ def records(
     skip: Sequence[tuple[int, int]] = (),
     stop: int | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch, Callable[[int], int]]]:
-    """The records of a segment in batches of about 1 MiB, with their columns ``needs``.
+    """The records of a segment in batches of about 4 MiB, with their columns ``needs``.
 
     With each batch come the number of the record behind it, and what tells where in the file its i-th record begins.
     ``number`` is that of the first record; those in the regions ``skip`` of the file have none and are left out, as are those
@@ -175,8 +176,9 @@ def records(
     import numpy as np  # late, as Arrow: the driver plans reads without them
     import pyarrow as pa
 
-    from qewqew_spark.source.frames import payloads
+    from qewqew_spark.source.frames import payloads, spare_collector
 
+    spare_collector()
     path = store.locate(segment.file)
     at, before = segment.start, 0
     for count, run in segments.read_segment(store, segment, RUN_BYTES):

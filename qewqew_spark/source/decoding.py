@@ -14,21 +14,13 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument, Corrupt
-from qewqew_spark.codecs import Codec, Decoded, from_avro, from_json, from_msgpack
+from qewqew_spark.codecs import Codec, Decoded
 from qewqew_spark.codecs.columns import arrow_type, use_spark
 from qewqew_spark.codecs.texts import java_text
-from qewqew_spark.options import Options
+from qewqew_spark.options import OPTIONS_OF_CODECS, Options
 from qewqew_spark.source.not_null import kept, promises
 
-# Of each codec its class, and the options that only it has.
-CODECS: dict[str, tuple[type[Any], frozenset[str]]] = {
-    "json": (from_json.JsonCodec, from_json.OPTIONS),
-    "avro": (from_avro.AvroCodec, from_avro.OPTIONS),
-    "msgpack": (from_msgpack.MsgpackCodec, frozenset()),
-}
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-COMMON = frozenset(["codec", "mode", "columnNameOfCorruptRecord"])
-OPTIONS = COMMON.union(*(own for _, own in CODECS.values()))
 REASON, METADATA = "_corrupt_reason", "_metadata"
 # The types that the columns beside the fields may have.
 _CORRUPT: list[type[types.DataType]] = [types.StringType, types.BinaryType]
@@ -45,16 +37,15 @@ class Decoding:
         self._given = schema, options
         if (options.text("codec") or "").lower() == "csv":
             raise BadArgument(f"the typed read has no codec csv; {use_spark('from_csv')}")
-        codec = options.choice("codec", CODECS, "json")
+        codec = options.choice("codec", OPTIONS_OF_CODECS, "json")
         self._mode = options.choice("mode", MODES, "PERMISSIVE")
         self._record = options.text("columnNameOfCorruptRecord") or "_corrupt_record"
         beside = {self._record, REASON, METADATA}
         fields = [field for field in schema if field.name not in beside]
-        made, own = CODECS[codec]
-        for name in sorted(OPTIONS - COMMON - own):
-            if name in options:
-                raise BadArgument(f"the codec {codec} has no option {name!r}")
-        self._codec: Codec = made(types.StructType(fields).toNullable(), options)
+        for other, own in OPTIONS_OF_CODECS.items():
+            if other != codec and (wrong := [name for name in own if name in options]):
+                raise BadArgument(f"the codec {codec} has no option {wrong[0]!r}")
+        self._codec = _codec(codec, types.StructType(fields).toNullable(), options)
         self._columns, self.schema = _arrow_schema(schema.toNullable()), _arrow_schema(schema)
         self._promises = any(promises(field) for field in self.schema)
         if len(set(schema.names)) < len(schema.names):
@@ -113,6 +104,21 @@ class Decoding:
             data = values[row if decoded.records is None else int(decoded.records[row])].as_py()
             found[row] = data if pa.types.is_binary(kind) else java_text(data)
         return _sparse(found, _rows(decoded, len(values)), kind)
+
+
+def _codec(name: str, fields: types.StructType, options: Options) -> Codec:
+    """Each is imported where it is used: Spark plans each read in a new process, where imports take longer than all else."""
+    if name == "json":
+        from qewqew_spark.codecs.from_json import JsonCodec
+
+        return JsonCodec(fields, options)
+    if name == "avro":
+        from qewqew_spark.codecs.from_avro import AvroCodec
+
+        return AvroCodec(fields, options)
+    from qewqew_spark.codecs.from_msgpack import MsgpackCodec
+
+    return MsgpackCodec(fields, options)
 
 
 def _arrow_schema(schema: types.StructType) -> pa.Schema:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -18,11 +20,17 @@ from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk import LENGTH, MAX_RECORD
 
-BATCH_BYTES = 1 << 20  # of frames in one array, unless a single record is larger
-BATCH_RECORDS = 16_384
+BATCH_BYTES = 4 << 20  # of frames in one array, unless a single record is larger
+BATCH_RECORDS = 32_768
 WORTH_IT = 48  # one step of numpy's costs as much as so many of the plain walk
 
 Places = NDArray[np.int32]
+
+
+@cache
+def spare_collector() -> None:
+    """Let the garbage collector pass over what is loaded by now. Spark's workers run it after each task, else for 40 ms."""
+    gc.freeze()
 
 
 def frame_positions(run: bytes) -> Places:

@@ -25,16 +25,16 @@ from qewqew_core.formats.chunk import chunk_path
 from qewqew_core.formats.chunk_state import Chunk, Region
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.queue import inspection
-from qewqew_spark.options import Options
+from qewqew_spark.options import ROW_OPTIONS, Options
 from qewqew_spark.source import batches
 from qewqew_spark.source.batches import Bundle
-from qewqew_spark.source.rows import SCHEMA, Rows, row_options, schema_of
+from qewqew_spark.source.rows import SCHEMA, Rows, schema_of
 from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OPTIONS = {"path", "maxRecords", "failOnDataLoss", *SPLIT_OPTIONS}
+OPTIONS = {"path", "maxRecords", "failOnDataLoss", *SPLIT_OPTIONS, *ROW_OPTIONS}
 
 
 def schema(path: str, options: Options) -> StructType:
@@ -46,7 +46,7 @@ def schema(path: str, options: Options) -> StructType:
 
 def reader(path: str, options: Options, schema: StructType) -> QueueReader:
     """Raises `BadArgument`."""
-    options.check("a queue", {*OPTIONS, *row_options()})
+    options.check("a queue", OPTIONS)
     return QueueReader(path, options, Rows(SCHEMA, schema, options))
 
 
@@ -123,7 +123,7 @@ class QueueReader(DataSourceReader):
         return result
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, of about 1 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
+        """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
         if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: an empty queue
             for part in partition.parts:
                 yield from self._read(part)
@@ -153,17 +153,17 @@ class QueueReader(DataSourceReader):
 
     def _is_there(self, part: QueuePart) -> bool:
         """Whether the chunk still is what it was: then nobody has written to its file."""
-        chunks = {os.path.basename(chunk_path(self.path, one.id)): one for one in inspection.snapshot(self.path).chunks}
+        chunks = {os.path.basename(chunk_path(self.path, chunk.id)): chunk for chunk in inspection.snapshot(self.path).chunks}
         return part.segment.file in chunks and part.sign in chunks[part.segment.file].pieces
 
 
-def _segment(path: str, one: Chunk) -> Segment:
+def _segment(path: str, chunk: Chunk) -> Segment:
     """The chunk, from the boundary in front of its head."""
-    first, *inside = one.pieces[one.piece_of(one.head) :]
-    seed, *inner, last = checksums([first.crc, *(piece.crc for piece in inside), one.crc])
+    first, *inside = chunk.pieces[chunk.piece_of(chunk.head) :]
+    seed, *inner, last = checksums([first.crc, *(piece.crc for piece in inside), chunk.crc])
     boundaries = tuple((piece.offset, piece.records - first.records) for piece in inside)
-    name = os.path.basename(chunk_path(path, one.id))
-    return Segment(name, first.offset, one.tail, one.total - first.records, last, boundaries, tuple(inner), seed)
+    name = os.path.basename(chunk_path(path, chunk.id))
+    return Segment(name, first.offset, chunk.tail, chunk.total - first.records, last, boundaries, tuple(inner), seed)
 
 
 def _front(segment: Segment, records: int) -> Segment:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from qewqew_core.errors import BadArgument
+from qewqew_spark.options import ROW_OPTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,13 +38,6 @@ TOPIC_SCHEMA = StructType(
 )
 
 
-def row_options() -> set[str]:
-    """The options of every read that say what its rows are."""
-    from qewqew_spark.source import decoding  # late: it needs Arrow
-
-    return set(decoding.OPTIONS)
-
-
 class Rows:
     """What a read delivers of the columns of a source; travels from the driver to the executors.
 
@@ -63,7 +57,7 @@ class Rows:
             self.decoding = Decoding(schema, options)
             self.needs = frozenset(["value", *wanted.names])
         else:
-            if lost := sorted(name for name in row_options() if name in options):
+            if lost := sorted(name for name in ROW_OPTIONS if name in options):
                 raise BadArgument(f"the option {lost[0]!r} goes with the option 'codec', which says what the records are")
             _check(schema, source, "without the option 'codec', a read has")
             if not schema.names:

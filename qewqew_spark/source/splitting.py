@@ -12,7 +12,7 @@ from typing import NamedTuple
 from qewqew_spark.options import Options
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 32 << 20  # starting a task of Python's costs as much as decoding several MiB
+LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 64 << 20  # starting a task of Python's costs as much as decoding several MiB
 
 
 class Piece(NamedTuple):
@@ -41,8 +41,12 @@ class Split:
 
         Spark does not tell a Python source how many processors there are, so those of the driver's host are counted.
         """
-        size = self.size or min(LARGEST_PARTITION, max(LEAST_PARTITION, -(-total // (os.cpu_count() or 1))))
-        return max(self.least, -(-total // size))
+        processors = os.cpu_count() or 1
+        size = self.size or min(LARGEST_PARTITION, max(LEAST_PARTITION, -(-total // processors)))
+        count = -(-total // size)
+        if self.size is None and count > processors:  # else most processors wait at the end for a last few tasks
+            count = -(-count // processors) * processors
+        return max(self.least, count)
 
     def __call__(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """The pieces, or parts of them, that each task reads, in their order.

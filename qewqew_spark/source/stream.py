@@ -29,7 +29,7 @@ from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.view import Position, View
 from qewqew_spark.options import local_path
-from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows, row_options
+from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows
 from qewqew_spark.source.topics import STARTING, Bound, TopicPartition, TopicRead, marks, read_partition, steady
 
 try:
@@ -266,6 +266,6 @@ def _within(view: View, begin: Position, most: int) -> Position:
 
 def stream_reader(options: Options, schema: StructType) -> TopicStream:
     """Raises `BadArgument`, `BadPath`."""
-    options.check("a stream of a topic", OPTIONS | row_options())
+    options.check("a stream of a topic", OPTIONS)
     path = local_path(options.text("path") or "")
     return TopicStream(TopicRead.of(path, options), options, Rows(TOPIC_SCHEMA, schema, options))

@@ -27,7 +27,8 @@ from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic.block_sums import damaged, pieces_of
 from qewqew_core.topic.view import SCAN, Found, Position, View
-from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows, row_options
+from qewqew_spark.options import ROW_OPTIONS
+from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows
 from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from qewqew_spark.options import Options
 
 T = TypeVar("T")
-STARTING = {"path", "startingOffsets", "startingTimestamp", "filter", "failOnDataLoss", *SPLIT_OPTIONS}
+STARTING = {"path", "startingOffsets", "startingTimestamp", "filter", "failOnDataLoss", *SPLIT_OPTIONS, *ROW_OPTIONS}
 OPTIONS = STARTING | {"endingOffsets", "endingTimestamp", "maxRecords"}
 
 
@@ -190,7 +191,7 @@ class TopicRead:
             if begin < end:
                 number = view.begin(start).number if begin else view.number_of(entry)
                 ranges.append(TopicRange(block, entry.base, begin, end, number))
-        total = sum(one.end - one.start for one in ranges)
+        total = sum(part.end - part.start for part in ranges)
         small = total // self.split.count(total) // 8  # such a block is not divided, and its checksums are not looked at
         pieces: list[Piece] = []
         for at, (block, _, begin, end, _) in enumerate(ranges):
@@ -227,56 +228,57 @@ def steady(view: View, act: Callable[[], T]) -> T:
 
 def read_partition(part: TopicPartition, rows: Rows) -> Iterator[pa.RecordBatch]:
     """Arrow batches of at most 1 MiB or one message; raises `Corrupt`, `MessagesLost`, which name file and offset."""
-    from qewqew_spark.source.frames import messages  # late: the driver plans reads without Arrow
+    from qewqew_spark.source.frames import messages, spare_collector  # late: the driver plans reads without Arrow
 
+    spare_collector()
     topic = part.topic
     with closing(topic.view()) as view:
-        for one in part.ranges:
-            path = view.block_path(one.base)
-            for run in _runs(topic, view, one):
+        for wanted in part.ranges:
+            path = view.block_path(wanted.base)
+            for run in _runs(topic, view, wanted):
                 raw = messages(run, topic.dialect, os.path.basename(topic.path), rows.needs)
-                yield rows.batch(raw, path, partial(_place, run, one.base))
+                yield rows.batch(raw, path, partial(_place, run, wanted.base))
 
 
 def _place(run: RawMessages, base: int, row: int) -> int:
     return run.offset - base + run.bounds[2 * row]
 
 
-def _runs(topic: TopicRead, view: View, one: TopicRange) -> Iterator[RawMessages]:
+def _runs(topic: TopicRead, view: View, wanted: TopicRange) -> Iterator[RawMessages]:
     try:
-        view.read(one.base, one.start, 0)  # from now on the file is open, and removing it does no harm
-        pieces = pieces_of(Files(), view.directory, one.base)
-        there = one.block >= view.index().start  # else its checksums may have been removed before that look at them
+        view.read(wanted.base, wanted.start, 0)  # from now on the file is open, and removing it does no harm
+        pieces = pieces_of(Files(), view.directory, wanted.base)
+        there = wanted.block >= view.index().start  # else its checksums may have been removed before that look at them
     except Corrupt:
-        if one.block >= view.index().start:
+        if wanted.block >= view.index().start:
             raise
         there = False
     if there:
-        chosen = Filter(topic.filter)
-        yield from view.runs(one.base, one.start, one.number, _verified(view, one, pieces), chosen if chosen else None)
+        chosen = Filter(topic.filter) or None
+        yield from view.runs(wanted.base, wanted.start, wanted.number, _verified(view, wanted, pieces), chosen)
     else:
-        what = f"the messages of this block up to {one.end} have been removed from the topic"
-        topic.lost(what, view.block_path(one.base), one.start)
+        what = f"the messages of this block up to {wanted.end} have been removed from the topic"
+        topic.lost(what, view.block_path(wanted.base), wanted.start)
 
 
-def _verified(view: View, one: TopicRange, pieces: list[IndexEntry]) -> Iterator[int]:
+def _verified(view: View, wanted: TopicRange, pieces: list[IndexEntry]) -> Iterator[int]:
     """Up to where the bytes of a range are what was committed, each time that this is 1 MiB further at least.
 
     Raises `Corrupt`. The bytes are read again afterwards: a piece may be as large as a block.
     """
-    end = one.start
+    end = wanted.start
     for piece, following in pairwise(pieces):
-        if following.offset <= one.start or piece.offset >= one.end:
+        if following.offset <= wanted.start or piece.offset >= wanted.end:
             continue
         crc = piece.crc
         for at in range(piece.offset, following.offset, SCAN):
-            crc = crc32(view.read(one.base, at, min(SCAN, following.offset - at)), crc)
+            crc = crc32(view.read(wanted.base, at, min(SCAN, following.offset - at)), crc)
         if crc != following.crc:
-            raise damaged(view.block_path(one.base), piece, following)
-        if following.offset - end >= SCAN and following.offset < one.end:
+            raise damaged(view.block_path(wanted.base), piece, following)
+        if following.offset - end >= SCAN and following.offset < wanted.end:
             end = following.offset
             yield end
-    yield one.end
+    yield wanted.end
 
 
 # The batch read
@@ -315,7 +317,7 @@ class TopicReader(DataSourceReader):
         if not chosen:
             found = view.by_number(start.number + most, partial(marks, view))
             return stop if found is None else min(found, stop)
-        matching = (one for one in view.messages(start, stop, chosen, SCAN) if isinstance(one, Found))
+        matching = (found for found in view.messages(start, stop, chosen, SCAN) if isinstance(found, Found))
         last = next(islice(matching, most - 1, None), None)
         return stop if last is None else last.after
 
@@ -327,5 +329,5 @@ class TopicReader(DataSourceReader):
 
 def reader(path: str, options: Options, schema: StructType) -> TopicReader:
     """Raises `BadArgument`, `BadPath`."""
-    options.check("a read of a topic", OPTIONS | row_options())
+    options.check("a read of a topic", OPTIONS)
     return TopicReader(TopicRead.of(path, options), options, Rows(TOPIC_SCHEMA, schema, options))

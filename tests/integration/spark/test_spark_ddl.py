@@ -21,6 +21,7 @@ a struct<x:int,y:array<string>>
 a STRUCT<x: INT COMMENT 'c', y INT NOT NULL>
 a STRUCT<>
 a DECIMAL(10,2), b DEC(3), c NUMERIC
+a DECIMAL(38,38), b DECIMAL(1,0), c ARRAY<DEC(38)>
 m MAP<STRING, ARRAY<INT>>
 m MAP<STRING,STRUCT<b:INT>>, n ARRAY<ARRAY<DATE>>
 `odd name` INT COMMENT 'it\\'s', `a``b` INT, `a.b` INT
@@ -58,6 +59,12 @@ a INT COMMENT
 a INT COMMENT b
 a-b INT
 a INTERVAL DAY TO
+a DECIMAL(99)
+a DECIMAL(39, 2)
+a DECIMAL(5, 6)
+a DEC(0, 1)
+a NUMERIC(99999999999)
+a ARRAY<STRUCT<x: DECIMAL(39)>>
 struct<a:int>,b INT
 STRING
 """
@@ -118,5 +125,9 @@ def test_it_says_where(spark):
         check_schema("a STRING NOT A TYPE")
     with pytest.raises(BadArgument, match="at 'STRNG, b INT', Spark has no such type"):
         check_schema("a STRNG, b INT")
+    with pytest.raises(BadArgument, match=r"at '99\)', the precision of a DECIMAL is 38 at most\. Write it like"):
+        check_schema("a DECIMAL(99)")
+    with pytest.raises(BadArgument, match=r"at '6\), b INT', the scale of a DEC is 5 at most\. Write it like"):
+        check_schema("a DEC(5, 6), b INT")
     with pytest.raises(BadArgument, match="at the end, here is to be a type"):
         check_schema("a")

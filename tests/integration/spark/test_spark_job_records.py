@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -53,6 +54,28 @@ def test_the_codec_bytes_has_the_columns_of_the_source_and_nothing_is_bad(spark,
     ]
 
 
+@pytest.mark.parametrize("codec", ["avro", "msgpack"])
+def test_records_that_are_no_texts(spark, tmp_path, codec):
+    package = pytest.importorskip("fastavro" if codec == "avro" else "msgpack")
+    written = {"type": "record", "name": "order", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
+
+    def encoded(record: dict[str, object]) -> bytes:
+        if codec == "msgpack":
+            return bytes(package.packb(record))
+        stream = io.BytesIO()
+        package.schemaless_writer(stream, written, record)
+        return stream.getvalue()
+
+    batch = make_batch(tmp_path / "b", [encoded({"id": 7, "name": "ü"}), b"\xc1", encoded({"id": 8, "name": ""})])
+    options = {"avroSchema": json.dumps(written)} if codec == "avro" else {}
+    outputs = [Output(str(tmp_path / "out"))]
+    result = run(spark, str(batch), outputs, codec=codec, schema="id BIGINT, name STRING", read_options=options)
+    assert (result["good"], result["bad"], list(result["reasons"].values())) == (2, 1, [1])
+    assert sorted(tuple(row)[:2] for row in spark.read.parquet(str(tmp_path / "out")).collect()) == [(7, "ü"), (8, "")]
+    [bad] = spark.read.parquet(result["quarantine"]).collect()
+    assert (bytes(bad.value), bad.offset) == (b"\xc1", 1)
+
+
 def test_columns_of_the_source_are_in_the_view_where_the_schema_asks_for_them(spark, tmp_path):
     make_topic_batch(tmp_path / "b", [Message(b'{"id":7}', "eu", number=0), Message(b"x", "us", number=1)])
     schema = "id INT, _metadata STRUCT<tag: STRING, number: BIGINT>"
@@ -68,6 +91,13 @@ def test_columns_of_the_source_are_in_the_view_where_the_schema_asks_for_them(sp
     [
         ({"schema": "id INT, _corrupt_reason STRING"}, "the records have a field '_corrupt_reason', a name of the job's own"),
         ({"schema": "id INT", "read_options": {"colour": "red"}}, "no option 'colour'"),
+        ({"schema": "id DECIMAL(99)"}, "the precision of a DECIMAL is 38 at most"),
+        ({"schema": "id CHAR(99999999999)"}, 'the schema: For input string: "99999999999"'),
+        ({"schema": "id STRING COLLATE NONSENSE"}, "the schema: "),
+        ({"read_options": {"samplingRatio": "x"}}, 'a read option: For input string: "x"'),
+        ({"read_options": {"allowComments": "perhaps"}}, 'a read option: For input string: "perhaps"'),
+        ({"read_options": {"timeZone": "Nowhere/X"}}, "a read option: "),
+        ({"read_options": {"timestampFormat": "bbbb"}}, "a read option: "),
     ],
 )
 def test_what_the_source_refuses_is_refused_before_anything_is_written(spark, tmp_path, arguments, message):
@@ -262,8 +292,10 @@ def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
         b'{"id":"x"}': "a value does not fit the schema: id: 'x' is no INT",
         b'{"id":1,"day":"2026-12-24"}': "a value does not fit the schema: day: '2026-12-24' is no DATE",
         b'{"parts":[{"day":5}]}': "a value does not fit the schema: parts: '[{\"day\":5}]' is no ARRAY",
-        b'{"id":': "malformed JSON",
-        b'{"id":1} {"id":2}': "malformed JSON",
+        b'{"id":': "malformed JSON: at byte 6: Expecting value",
+        b'{"id":1} {"id":2}': "malformed JSON: at byte 9: Extra data",
+        '{"id":"äöü" 1}'.encode(): "malformed JSON: at byte 15: Expecting ',' delimiter",
+        b'{"parts":' + b"[" * 5000: "malformed JSON: nested too deep",
         b'{"id":"\xff"}': "not valid UTF-8",
         b"": "empty record",
         b"  ": "not a JSON object",
@@ -279,7 +311,7 @@ def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
     assert found == why
     assert (result["good"], result["reasons"]["malformed JSON"], result["reasons"]["a value does not fit the schema"]) == (
         3,
-        2,
+        4,
         3,
     )
 

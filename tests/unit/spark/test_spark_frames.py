@@ -58,7 +58,7 @@ def test_another_number_of_records_than_announced_is_refused():
 def test_arrays_are_bounded_in_records_and_in_bytes():
     many = [b""] * (2 * BATCH_RECORDS + 1)
     assert list(map(len, read(frame(many), len(many)))) == [BATCH_RECORDS, BATCH_RECORDS, 1]
-    large = [b"x" * MAX_RECORD] * 40
+    large = [b"x" * MAX_RECORD] * (BATCH_BYTES // MAX_RECORD * 5 // 2)
     arrays = read(frame(large), len(large))
     assert list(chain.from_iterable(arrays)) == large
     assert all(len(frame(array)) <= BATCH_BYTES for array in arrays)

@@ -10,13 +10,12 @@ import pytest
 from qewqew_core.errors import BadArgument
 from qewqew_spark.options import Options
 from qewqew_spark.source import batches, queues, stream, topics
-from qewqew_spark.source.rows import row_options
 
 READS = {
-    "a batch": batches.OPTIONS | row_options(),
-    "a queue": queues.OPTIONS | row_options(),
-    "a read of a topic": topics.OPTIONS | row_options(),
-    "a stream of a topic": stream.OPTIONS | row_options(),
+    "a batch": batches.OPTIONS,
+    "a queue": queues.OPTIONS,
+    "a read of a topic": topics.OPTIONS,
+    "a stream of a topic": stream.OPTIONS,
 }
 
 
