@@ -19,6 +19,7 @@ from typing import Any
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import AirflowSkipException
+from fsspec.core import url_to_fs
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
@@ -45,11 +46,14 @@ def publish(host: str, **context: Any) -> str | None:
 
 @task
 def acknowledge(host: str, url: str | None) -> None:
-    """The batch is in the table."""
+    """The batch is in the table; the copy that was published has done its work."""
     if url is None:
         raise AirflowSkipException(f"the queue of {host} was empty")
     with QewQewHook(f"qewqew_{host}").queue("orders") as queue:
         queue.batch(url.rpartition("/")[2]).ack()
+    store, path = url_to_fs(url)
+    if store.exists(path):  # else an earlier try has removed it
+        store.rm(path, recursive=True)
 
 
 @task(trigger_rule="all_done")

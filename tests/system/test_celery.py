@@ -165,6 +165,7 @@ def test_each_host_has_its_queue_and_one_spark_job_makes_one_table(airflow: Cele
         table = output / "orders" / f"batch={batch_id}"
         assert rows(table, "id", "host", "amount") == Counter((n, host, n / 4) for n in range(1000))
     assert len(rows(output / "orders", "batch", "id")) == 2000
+    assert list((output / "batches").iterdir()) == [], "what was published goes when it is in the table"
 
 
 def test_the_other_host_goes_on_where_one_was_killed_in_staging_and_then_in_spark(

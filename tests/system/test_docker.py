@@ -85,8 +85,10 @@ def test_no_secret_is_in_a_file_but_the_one_that_is_made_with_random_values(tmp_
     assert one.keys() == two.keys() == needed
     assert len({*one.values(), *two.values()}) == 2 * len(needed)
     assert all(re.fullmatch(r"[\w=-]{44,64}", value) for value in one.values())
-    again = subprocess.run([tmp_path / "one" / "secrets"], capture_output=True, check=False)
-    assert again.returncode
+    again = subprocess.run([tmp_path / "one" / "secrets"], capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert f"{tmp_path / 'one' / '.env'} is there already" in again.stderr
+    assert "docker compose down --volumes" in again.stderr
     assert (tmp_path / "one" / ".env").read_text() == "".join(f"{name}={value}\n" for name, value in one.items())
     if shutil.which("git"):
         ignored = subprocess.run(["git", "check-ignore", "-q", "docker/.env"], cwd=ROOT, check=False)
