@@ -168,6 +168,31 @@ def test_each_host_has_its_queue_and_one_spark_job_makes_one_table(airflow: Cele
     assert list((output / "batches").iterdir()) == [], "what was published goes when it is in the table"
 
 
+@pytest.mark.soak  # two minutes
+def test_a_host_that_does_not_answer_holds_up_nobody_and_its_batch_joins_later(
+    airflow: CeleryAirflow, queues: Path, output: Path
+) -> None:
+    shutil.rmtree(output / "orders", ignore_errors=True)
+    airflow.kill_host("w2")
+    try:
+        first = airflow.trigger("lanes", {"deadline": 30})
+        until(lambda: airflow.instance(first, "acknowledge_w1")["state"] == "success", "the other host's batch is in the table")
+        assert "no answer from w2: the others go on without" in airflow.task_log(first, "gather")
+        assert {host for _, host in rows(output / "orders", "id", "host")} == {"w1"}
+        second = airflow.trigger("lanes", {"deadline": 30})
+        until(lambda: airflow.instance(second, "acknowledge_w1")["state"] == "success", "the next run is not held up")
+        assert rows(output / "orders", "host") == Counter({("w1",): 2000})
+    finally:
+        airflow.start_again("w2")
+    for run in (first, second):
+        airflow.wait(run)
+        assert airflow.instance(run, "acknowledge_w2")["state"] == "skipped", "the job of the run has not written it"
+    assert counts(queues / "w2" / "orders") == (2000, 0, 0, 0)
+    airflow.succeeded(airflow.trigger("lanes"))
+    assert rows(output / "orders", "host") == Counter({("w1",): 3000, ("w2",): 3000})
+    assert list((output / "batches").iterdir()) == []
+
+
 def test_the_other_host_goes_on_where_one_was_killed_in_staging_and_then_in_spark(
     airflow: CeleryAirflow, queues: Path, output: Path
 ) -> None:
