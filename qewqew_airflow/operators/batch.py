@@ -176,7 +176,7 @@ class LeasedBatch:
             batch.ack()
         self._log.info("Acknowledged batch %s", batch.id)
         if before != "acked":
-            metrics.count("acknowledged", batch.records, connection=self._hook.qewqew_conn_id, **self._source.names())
+            metrics.ended(batch, connection=self._hook.qewqew_conn_id, **self._source.names())
         metrics.gauge(self._hook, self._source)
 
     def _find(self, opened: Queue | Reader) -> Batch:

@@ -156,13 +156,11 @@ class _EndLeaseOperator(BaseOperator):
         except (BatchConflict, BatchExpired, BatchNotFound) as error:
             raise fails_at_once(error, "Trying again cannot help; clear the lease task to lease what is there now") from error
         if changed:
-            metrics.count(self._counted, batch.records, connection=self.qewqew_conn_id, **source.names())
+            metrics.ended(batch, connection=self.qewqew_conn_id, **source.names())
         metrics.gauge(hook, source)
         result = {**source.names(), **numbers(batch), "state": batch.state}
         write_counts(context, self.outlets, result)
         return result
-
-    _counted: Any
 
     def _end(self, batch: Batch) -> bool:
         """End the lease of this batch, which is ours; False if that was done before."""
@@ -215,8 +213,6 @@ class QewQewAckOperator(_EndLeaseOperator):
     :param qewqew_conn_id: the connection (templated)
     """
 
-    _counted = "acknowledged"
-
     def _end(self, batch: Batch) -> bool:
         before = batch.state
         batch.ack()
@@ -238,7 +234,6 @@ class QewQewNackOperator(_EndLeaseOperator):
     """
 
     template_fields: Sequence[str] = (*_EndLeaseOperator.template_fields, "reason")
-    _counted = "nacked"
 
     def __init__(
         self,

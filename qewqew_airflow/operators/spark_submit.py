@@ -224,6 +224,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             raise
         self._result = {**numbers(batch), **leased.oldest, **report}
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
+        if self._ready_made:
+            metrics.count("bad", report.get("bad", 0), connection=hook.qewqew_conn_id, **self._source().names())
         outputs = report.get("outputs", ()) if self._ready_made else ()
         if snapshots := {output["table"] or output["path"]: output["snapshot"] for output in outputs if output.get("snapshot")}:
             figures["snapshots"] = snapshots
@@ -406,7 +408,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                 for batch in queue.batches():
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
-                        metrics.count("nacked", batch.records, connection=hook.qewqew_conn_id, **source.names())
+                        metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
                         self.log.info("Last try failed: returned batch %s, the next lease of %s gets it", batch.id, source)
         except Exception as failure:  # it must not hide why the task failed
             self.log.warning("The lease under %s could not be returned (%s): clear this task to process it", key, failure)

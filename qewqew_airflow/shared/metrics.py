@@ -1,8 +1,8 @@
 """What Airflow's metrics get to know; they go wherever Airflow sends its own (StatsD, OpenTelemetry).
 
-Counters, in records: ``qewqew.staged``, ``qewqew.leased``, ``qewqew.acknowledged`` and ``qewqew.nacked``. Gauges of what
-waits: ``qewqew.depth`` (records), ``qewqew.oldest_age`` (seconds) and ``qewqew.dead`` (batches in the dead letters). Their
-tags are ``connection`` and ``queue``, or ``connection``, ``topic`` and ``reader``.
+Counters, in records: ``qewqew.staged``, ``qewqew.leased``, ``qewqew.acknowledged``, ``qewqew.nacked`` and ``qewqew.bad``.
+A timer: ``qewqew.batch_duration``. Gauges of what waits: ``qewqew.depth`` (records), ``qewqew.oldest_age`` (seconds) and
+``qewqew.dead`` (batches in the dead letters). Their tags are ``connection`` and ``queue``, or ``connection``, ``topic`` and ``reader``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ from airflow.providers.common.compat.sdk import Stats as stats
 
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared.source import Source
-from qewqew_core import QueueStats
+from qewqew_core import Batch, QueueStats
 
 _logger = logging.getLogger(__name__)
 
 
-def count(what: Literal["staged", "leased", "acknowledged", "nacked"], records: int, **tags: str | None) -> None:
+def count(what: Literal["staged", "leased", "acknowledged", "nacked", "bad"], records: int, **tags: str | None) -> None:
     """``tags``: connection, and queue or topic (and reader)."""
     stats.incr(f"qewqew.{what}", records, tags={name: value for name, value in tags.items() if value is not None})
+
+
+def ended(batch: Batch, **tags: str | None) -> None:
+    """A batch was acknowledged, or returned; ``tags`` as of `count`."""
+    count("acknowledged" if batch.state == "acked" else "nacked", batch.records, **tags)
+    if batch.state == "acked":
+        lasted = datetime.now(UTC) - batch.created
+        stats.timing("qewqew.batch_duration", lasted, tags={name: value for name, value in tags.items() if value is not None})
 
 
 def gauge(hook: QewQewHook, source: Source, seen: QueueStats | None = None) -> None:

@@ -107,6 +107,9 @@ def test_metrics_and_lineage_tell_what_became_of_the_records(observed: tuple[lis
     assert told("acknowledged", queue="two") == []
     assert told("leased", **news) == ["2|c", "2|c"]
     assert (told("nacked", **news), told("acknowledged", **news)) == (["2|c"], ["2|c"])
+    (lasted,) = told("batch_duration", queue="one")
+    assert 0 < float(lasted.removesuffix("|ms")) < 600_000
+    assert told("batch_duration", queue="two") == []
     assert told("depth", queue="one") == ["2|g", "0|g", "0|g"]
     assert told("dead", queue="one") == ["0|g"] * 3
     assert len(told("oldest_age", queue="one")) == 3
