@@ -27,6 +27,7 @@ class Limits:
     log_frames_at_close: int = 64  # … and applies them
     log_bytes_at_handover: int = 1 << 20  # the same where another process waits: cutting the log back costs it more …
     log_frames_at_handover: int = 128  # … than to read so much
+    log_changes: int = 128  # leases, acknowledgements and the like behind the snapshot: who looks at an open queue reads them
     reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
     reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
     look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody

@@ -43,6 +43,7 @@ class Chain:
         self.files = files
         self.path = path
         self.chunk_size = chunk_size
+        self._rotate_at_changes = 0
         self.unsynced: set[int] = set()  # chunks whose files have frames that are in the log, and perhaps not on disk
         self.descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self.min_free_bytes = min_free_bytes
@@ -88,7 +89,7 @@ class Chain:
                 self.forget(chunk_id)
             dropped.clear()
             self.own_ends()
-        if engine.log.end > engine.rotate_at:
+        if engine.log.end > engine.rotate_at or engine.state.changes > self._rotate_at_changes:
             self.rotate()
         elif engine.log.spare < journal.RESERVE // 2:
             try:
@@ -97,8 +98,13 @@ class Chain:
                 engine.log.release_reserve()
                 self.rotate()
 
+    def expect_changes(self) -> None:
+        """Count the changes of batches from now on, as of which the log is to be cut back."""
+        self._rotate_at_changes = self._engine.state.changes + LIMITS.log_changes
+
     def rotate(self) -> None:
         """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        self.expect_changes()
         expired = self._engine.state.prune_keys(now_ms())
         if self._engine.rotate(self._checkpoint):
             places.remove_expired(self.files, self.path, self.path, expired)

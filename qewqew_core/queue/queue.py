@@ -153,6 +153,7 @@ class Queue(HasBatches):
         for note in found.notes:
             _logger.warning("%s", note)
         self._opened_at, self._changes_at_opening = self._engine.log.position, self._engine.state.changes
+        self._chain.expect_changes()
         self._engine.open()
         _open_queues.add(self)
 

@@ -150,7 +150,7 @@ COSTS = {
             "bytes": 36,
             "close": 1,
             "exists": 2,
-            "functions": 199,
+            "functions": 200,
             "identity": 2,
             "is_directory": 2,
             "kinds": 1,
@@ -172,7 +172,7 @@ COSTS = {
             "bytes": 408164,
             "close": 2,
             "exists": 2,
-            "functions": 325,
+            "functions": 326,
             "identity": 4,
             "is_directory": 3,
             "kinds": 1,
@@ -297,6 +297,19 @@ def test_opening_and_looking_cost_the_same_however_many_acknowledged_batches_are
     functions = [counts.pop("functions") for counts in found]
     assert functions[1] - functions[0] < 20, "some for each 32 KiB of them"
     assert found[0] == found[1]
+
+
+def test_looking_at_an_open_queue_costs_no_more_however_many_batches_its_owner_has_processed(tmp_path: Path) -> None:
+    found = []
+    with Queue(tmp_path / "q", sync="never", _files=NoSync()) as q:
+        for number in range(1_000):
+            q.put(RECORD)
+            q.lease(f"run {number}").ack()  # type: ignore[union-attr]
+            if number % 50 == 0:
+                with counted(Counted()) as counts:
+                    inspect(tmp_path / "q")
+                found.append(counts["functions"])
+    assert max(found) < 5 * found[1]
 
 
 def test_opening_looks_into_as_many_files_however_many_chunks_there_are(tmp_path: Path) -> None:
