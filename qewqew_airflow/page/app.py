@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_of
 from qewqew_airflow.page import preview
-from qewqew_airflow.page.batches import batches_of, results_of
+from qewqew_airflow.page.batches import add_stagers, batches_of, results_of
 from qewqew_airflow.page.contents import Contents, RecentContents, add_owners, connections, find_batch, hook_of, places_to_sample
 from qewqew_airflow.page.owners import alone, check_abandoned
 from qewqew_airflow.page.samples import Sampler, Samples
@@ -255,6 +255,8 @@ def batches(connection_id: str, asked: Annotated[Place, Query()], user: GetUserD
     may_see = functools.cache(functools.partial(_may_see_xcoms, user))
     for row, result in results_of([row for row in rows if row["task"] is not None and may_see(row["task"]["dag"])]):
         row["result"] = result
+    if asked.queue is not None:
+        add_stagers(rows, path, may_see)
     if not _may("GET", connection, user):
         rows = list(map(_owner_hider(user), rows))
     return {"batches": rows, "more": more}

@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import select, tuple_
 
-from qewqew_airflow.keys import task_of
+from qewqew_airflow.keys import make_key, task_of
 from qewqew_airflow.page.contents import batch_row, state_of
 from qewqew_airflow.page.owners import Identity, identity
 from qewqew_core import BadManifest
 from qewqew_core.batch import manifest, places
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import now_ms
+from qewqew_core.queue import inspection
 
 SHOWN = 100  # batches
 ORDER = "dead", "leased", "returned", "acked"
+NAMED = 20  # tasks that have staged into a batch
+MOST_TASKS = 10_000  # of Airflow that are compared with the keys of a queue
 LARGEST_MANIFEST = 16 << 20  # bytes; nobody waits for the page to read more
 # Of a task's result: what became of the batch. Anything else in it is the task's own.
 TOLD = ("read", "good", "bad", "reasons", "outputs", "quarantine", "note", "seconds", "oldest")
@@ -84,3 +90,39 @@ def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dic
             for row in wanted[dag, run, task, index]:
                 if isinstance(result, dict) and result.get("batch_id") == row["id"]:
                     yield row, {name: result[name] for name in TOLD if name in result}
+
+
+def add_stagers(rows: list[dict[str, Any]], path: str, may_see: Callable[[str], bool]) -> None:
+    """Say of each batch of a queue which tasks have staged into it, as ``staged_by``: up to `NAMED`, and the count of all.
+
+    The queue remembers the hash of the key of each commit, and when that was; the key is made of the task. A commit belongs to a
+    batch if it lies between its oldest record (if nobody has noted that: the lease before) and its lease.
+    """
+    puts = inspection.inspect_state(path)[1].idempotency_keys
+    leased = sorted(((_ms(row["leased"]), row) for row in rows if row["leased"] is not None), key=itemgetter(0))
+    if not puts or not leased:
+        return
+    spans = []
+    for (end, row), before in zip(leased, [0, *(end for end, _ in leased)], strict=False):
+        spans.append((_ms((row.get("result") or {}).get("oldest")) or before, end, row))
+    first = datetime.fromtimestamp(min(begin for begin, _, _ in spans) / 1000, UTC)
+    columns = XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index
+    until = datetime.fromtimestamp(leased[-1][0] / 1000, UTC) + timedelta(hours=1)  # a task may go on after its commit
+    asked = select(*columns).where(XComModel.key == XCOM_RETURN_KEY, XComModel.timestamp.between(first, until))
+    with create_session() as session:
+        tasks = session.execute(asked.order_by(XComModel.timestamp.desc()).limit(MOST_TASKS)).all()
+    for dag, run, task, index in tasks:
+        put = puts.get(key_hash(make_key(dag, run, task, index)))
+        if put is None or not may_see(dag):
+            continue
+        time, records = put
+        for begin, end, row in spans:
+            if begin <= time <= end:
+                staged_by = row.setdefault("staged_by", {"tasks": [], "count": 0})
+                staged_by["count"] += 1
+                if len(staged_by["tasks"]) < NAMED:
+                    staged_by["tasks"].append({"dag": dag, "run": run, "task": task, "index": index, "records": records})
+
+
+def _ms(moment: str | None) -> int:
+    return 0 if moment is None else int(datetime.fromisoformat(moment).timestamp() * 1000)

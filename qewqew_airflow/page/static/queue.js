@@ -94,20 +94,34 @@ function batchRow(route, connection, batch) {
   return { key: `${batch.reader ?? ""} ${batch.id}`, classes: isSought(route, batch) ? ".sought" : "", cells: [
     h("td", {}, h(`span.badge.${batch.state}`, { title }, state), stuck && h("span.badge.dead", { title: batch.owner.why }, "stuck")),
     h("td", {}, owner(batch), batch.reader && h("div.quiet.small", {}, `reader ${batch.reader}`), h("code.small", {}, batch.id),
-      batch.reason && h("div.reason", {}, batch.reason), stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`)),
+      stagers(batch), batch.reason && h("div.reason", {}, batch.reason), stuck && h("div.reason", {}, `Nobody works on it: ${batch.owner.why}.`)),
     h("td", { title: `${plural(batch.records, "record")}, ${plural(batch.bytes, "byte")}` }, short(batch.records)),
     numberCell(batch.attempt, ["lease"]), h("td", {}, result(batch)), h("td", {}, times(batch)), h("td", {}, acts)] };
 }
 
-// The lease key of our operators names a task instance: a link to Airflow's page of it.
+// The lease key of our operators names a task instance.
 function owner({ key, task }) {
   if (key === null) return h("span.zero", {}, "of a DAG that you may not see");
   if (!task) return h("div.owner", {}, h("code", {}, key));
+  return [taskLink(task, key), h("div.quiet.small", {}, task.run)];
+}
+
+// To Airflow's page of a task instance
+function taskLink(task, title) {
   const part = encodeURIComponent;
   const href = `../dags/${part(task.dag)}/runs/${part(task.run)}/tasks/${part(task.task)}` +
     (task.index < 0 ? "" : `/mapped/${task.index}`);
-  return [h("a", { href, target: "_top", do: "leave", title: key }, `${task.dag} / ${task.task}${task.index < 0 ? "" : ` [${task.index}]`}`),
-    h("div.quiet.small", {}, task.run)];
+  return h("a", { href, target: "_top", do: "leave", title }, `${task.dag} / ${task.task}${task.index < 0 ? "" : ` [${task.index}]`}`);
+}
+
+const NAMED = 3; // of the tasks that have staged into a batch
+
+function stagers({ staged_by: by }) {
+  if (!by) return null;
+  const named = by.tasks.slice(0, NAMED).map(task => h("div", {}, taskLink(task, `${plural(task.records, "record")} in run ${task.run}`)));
+  const rest = by.tasks.slice(NAMED).map(task => `${task.dag} / ${task.task} [${task.index}], ${task.run}`).join("\n");
+  return h("div.small", {}, h("span.quiet", {}, "staged by"), named,
+    by.count > NAMED && h("span.quiet", { title: rest }, `and ${plural(by.count - NAMED, "more task")}`));
 }
 
 // What the task that worked on it said of it, as Airflow keeps it

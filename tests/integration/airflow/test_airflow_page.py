@@ -591,19 +591,22 @@ def test_batches_are_told_with_the_results_of_their_tasks_and_after_their_record
 
     from airflow.sdk import DAG, task
 
+    from qewqew_airflow.operators.stage import QewQewStageOperator
+
     reported = {"good": 2, "bad": 1, "reasons": {"malformed": 1}, "outputs": [{"table": "db.t", "snapshot": "7"}], "secret": 1}
     with DAG("page_results", schedule=None) as dag:
 
         @task
         def load(ti: Any = None) -> dict[str, Any]:
             with Queue(directory / "orders", retention=timedelta(0)) as queue:
-                queue.put_many([b"x"] * 3)
+                queue.put(b"x")
                 batch = queue.lease(f"page_results|{ti.run_id}|load|-1")
                 assert batch is not None
                 batch.ack()
-            return {"batch_id": batch.id, "oldest": "2026-01-01T00:00:00Z", **reported}
+            return {"batch_id": batch.id, "oldest": "2026-01-01T00:00:00Z", **reported}  # so long ago that all may be in it
 
-        load()
+        stage = [QewQewStageOperator(task_id=name, queue_name="orders", records=[b"1"]) for name in ("one", "other")]
+        stage >> load()
     run(dag)
 
     def batches(role: str) -> list[dict[str, Any]]:
@@ -613,6 +616,9 @@ def test_batches_are_told_with_the_results_of_their_tasks_and_after_their_record
 
     (batch,) = batches("op")
     assert (batch["state"], batch["records"], batch["task"]["dag"]) in {("gone", 3, "page_results"), ("acked", 3, "page_results")}
+    named = {(by["dag"], by["task"], by["index"], by["records"]) for by in batch["staged_by"]["tasks"]}
+    assert named == {("page_results", "one", -1, 1), ("page_results", "other", -1, 1)}
+    assert batch["staged_by"]["count"] == 2
     assert batch["result"] == {
         **{name: reported[name] for name in reported if name != "secret"},
         "oldest": "2026-01-01T00:00:00Z",
