@@ -223,7 +223,7 @@ class Work:
         return self.store
 
     def lease(self, drawn: Drawn) -> None:
-        limits = [{}, {"max_records": drawn.count}, {"max_bytes": 20 * drawn.count, "lease_timeout": 1000}][drawn.number % 3]
+        limits = [{}, {"max_records": drawn.count}, {"max_bytes": 20 * drawn.count, "lease_timeout": 1e6}][drawn.number % 3]
         self.leasing(drawn.number // 8).lease(f"run{self.serial}", **limits)
 
     def end(self, drawn: Drawn) -> None:
