@@ -86,6 +86,7 @@ def test_clearing_a_stage_task_stages_nothing_more(airflow: LocalAirflow, finish
     nothing_left(queues / "flights", airflow.xcom(finished, "to_parquet")["batch_id"])
 
 
+@pytest.mark.soak  # a minute; test_topic_processes.py has the writers, test_events.py the runs
 def test_a_topic_is_staged_by_three_tasks_at_once_and_consumed_by_two_dags_at_once(
     airflow: LocalAirflow, queues: Path, output: Path
 ) -> None:

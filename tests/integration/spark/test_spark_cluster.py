@@ -50,6 +50,7 @@ def submit(cluster: Cluster, tmp_path: Path, *words: str, meanwhile: Callable[[P
     return log.read_text()
 
 
+@pytest.mark.soak  # a minute; test_celery.py has the hosts, the next test a cluster
 def test_batches_of_several_hosts_become_one_table_and_a_repeated_run_leaves_one_result(cluster, spark, tmp_path):
     example = runpy.run_path(FAN_IN)
     publish, write, acknowledge = (example[step] for step in ("publish", "write", "acknowledge"))
