@@ -354,7 +354,6 @@ def test_a_driver_does_not_outlive_the_supervisor_of_its_task(airflow: KillableA
     all_numbers(output, "fatherless")
 
 
-@pytest.mark.soak  # a minute; test_events.py kills the scheduler too
 def test_a_killed_scheduler_leaves_one_result(airflow: KillableAirflow, queues: Path, output: Path) -> None:
     path = queues / "unscheduled"
     run = airflow.trigger("small", {"name": "unscheduled", "sql": SLOWLY.format(30)})
