@@ -18,13 +18,13 @@ def check_key(key: object) -> str:
     if not isinstance(key, str):
         raise BadKey(f"a key is a str, not {type(key).__name__}")
     if not key.strip():
-        raise BadKey("a key must not be empty: it is what makes a retry get the same batch")
+        raise BadKey("a key must not be empty: a retry finds its batch by it")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
         raise BadKey(f"the key {key!r:.100} is not valid text: {error.reason}") from error
     if size > 512 or not key.isprintable() or set(key) & set("/\\") or key in (".", ".."):
-        raise BadKey(f"the key {key!r:.100} is hostile: at most 512 bytes, no control characters, no slashes")
+        raise BadKey(f"the key {key!r:.100} cannot be used: at most 512 bytes, no control characters, no slashes")
     return key
 
 
@@ -44,11 +44,11 @@ def check_timeout(name: str, value: object) -> float:
 
 
 def deadline(timeout: float | None) -> float | None:
-    """Until when to wait, by the monotonic clock; None: for ever. Raises `BadArgument`."""
+    """Until when to wait, by the monotonic clock; None: forever. Raises `BadArgument`."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
-        raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
+        raise BadArgument(f"timeout must be a number of seconds, or None to wait forever, not {timeout!r:.60}")
     return None if timeout > threading.TIMEOUT_MAX / 2 else time.monotonic() + timeout
 
 

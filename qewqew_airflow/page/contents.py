@@ -223,7 +223,7 @@ def state_of(path: str, reader: str | None) -> LeaseState:
 def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
     """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
     if (found := state_of(path, reader).find(batch_id)) is None:
-        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was put back, dropped, or acknowledged long ago")
+        raise BatchNotFound(f"batch {batch_id!r:.120} is gone: it was put back, dropped, or acknowledged long ago")
     return found
 
 

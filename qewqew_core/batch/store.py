@@ -286,7 +286,7 @@ def local_path(path: str) -> str | None:
         host, slash, rest = rest[2:].partition("/")
         rest = slash + rest
         if host not in ("", "localhost") or not rest:
-            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, as file:///PATH")
+            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, such as file:///PATH")
     # Hadoop takes what follows file: literally, a proper URI escapes it.
     return rest if DISK.exists(rest) else unquote(rest)
 
@@ -307,10 +307,10 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     if re.search(r"//[^/@]*:[^/]*@", path):
         scheme = path.partition(":")[0]
         raise BadArgument(
-            f"the {scheme} URL has a password in it, which logs would show; give it as an option, or in the environment"
+            f"the {scheme} URL contains a password, which logs would show; pass it as an option or in the environment"
         )
     if "?" in path or "#" in path:
-        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; options are given beside it")
+        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; pass options separately")
     return Remote(path.rstrip("/"), {name: _value(name, value) for name, value in (options or {}).items()})
 
 
@@ -319,5 +319,5 @@ def _value(name: str, value: Any) -> Any:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise BadArgument(f"option {name!r} of the store begins like JSON, and is none: {type(error).__name__}") from None
+            raise BadArgument(f"option {name!r} of the store begins like JSON but is not valid: {type(error).__name__}") from None
     return value

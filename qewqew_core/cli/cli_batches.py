@@ -56,7 +56,7 @@ app.add_typer(dead_app, name="dead", rich_help_panel="Batches")
 @app.command("batches", rich_help_panel="Batches")
 def batches_command(
     path: Path,
-    acked: Annotated[bool, typer.Option("--acked", help="Those that are acknowledged, and whose records are kept.")] = False,
+    acked: Annotated[bool, typer.Option("--acked", help="List acknowledged batches whose records are still kept.")] = False,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
@@ -82,7 +82,7 @@ def replay(
     """
     repeated: dict[str, bool] = {}
     with existing_queue(
-        path, "nothing is taken from a topic; `qewqew topic readers seek` moves a reader back", lock_timeout, **_KEEP
+        path, "messages stay in a topic; move a reader back with `qewqew topic readers seek`", lock_timeout, **_KEEP
     ) as queue:
 
         def put_again(batch: Batch) -> None:
@@ -118,7 +118,7 @@ def nack(
     path: Path,
     batch_ids: BatchIds,
     reason: Annotated[str, typer.Option(help="Why it failed; it is shown with the batch.")] = "",
-    max_attempts: Annotated[int, typer.Option(min=1, help="After so many leases it goes to the dead letters.")] = 5,
+    max_attempts: Annotated[int, typer.Option(min=1, help="After this many leases the batch becomes a dead letter.")] = 5,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
@@ -140,7 +140,7 @@ def publish(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the store. Others see it in the list of processes: no secrets."),
+        typer.Option(metavar="NAME=VALUE", help="An option for the store. Others can see it in the process list, so no secrets."),
     ] = None,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
@@ -162,7 +162,7 @@ def publish(
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise typer.BadParameter("an option is NAME=VALUE")
+        raise typer.BadParameter("an option must be NAME=VALUE")
     return name, value
 
 
@@ -182,7 +182,7 @@ def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout =
 def dead_show(
     path: Path,
     batch_id: BatchId,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many records.")] = 10,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print at most this many records.")] = 10,
     null: Null = False,
     as_json: JsonLines = False,
     reader: ReaderName = None,

@@ -152,7 +152,7 @@ def _in(path: str) -> list[str]:
         return [path]
     found = listing.find(path, MOST)
     if not found.complete:
-        say(f"there are more below {path} than are shown")
+        say(f"not everything below {path} is shown")
     return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
 
 
@@ -177,7 +177,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
         rows[name] = f"{found[name]} ({age(datetime.fromisoformat(found[name]))})" if found[name] else "none"
     rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
-    rows["locked by"] = f"process {owner}" if owner else "no process that can be seen"
+    rows["locked by"] = f"process {owner}" if owner else "no process that you can see"
     print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
@@ -185,8 +185,8 @@ def stat_command(path: Path, as_json: Json = False) -> None:
 
 @app.command(rich_help_panel="Looking")
 def top(
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Looked through with all below it.")] = ".",
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="From one look to the next.")] = 2.0,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Look through this directory and below.")] = ".",
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each look.")] = False,
 ) -> None:
@@ -222,4 +222,4 @@ def top(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if not found.complete:
-        say(f"there are more below {directory} than are shown")
+        say(f"not everything below {directory} is shown")

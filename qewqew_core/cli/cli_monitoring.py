@@ -28,16 +28,16 @@ def duration(text: str) -> timedelta:
     """``90``, ``90s``, ``5m``, ``2h`` or ``1.5d``."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no time: write it as 90s, 5m, 2h or 1d")
+        raise typer.BadParameter(f"{text!r} is not a time: write it as 90s, 5m, 2h or 1d")
     return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
 
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PATH", help="Directories, looked through with all below them; queues; topics.", show_default="."),
+    typer.Argument(metavar="PATH", help="Queues, topics, and directories with everything below them.", show_default="."),
 ]
-Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="So long may the oldest record wait.")]
-Count = Annotated[int | None, typer.Option(min=0, help="So many records may wait.")]
+Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest record may wait.")]
+Count = Annotated[int | None, typer.Option(min=0, help="How many records may wait.")]
 
 
 @app.command(rich_help_panel="Looking")
@@ -48,9 +48,9 @@ def check(
     max_records: Count = None,
     warn_records: Count = None,
     max_lease_age: Annotated[
-        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="The oldest lease may have lasted so long.")
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest lease may have lasted.")
     ] = None,
-    max_dead: Annotated[int, typer.Option(min=0, help="So many batches may be dead.")] = 0,
+    max_dead: Annotated[int, typer.Option(min=0, help="How many batches may be dead.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Say whether anything is late, stuck, dead or broken, for Nagios, Icinga, Sensu and others.
@@ -113,10 +113,8 @@ def _told(value: timedelta | int) -> str:
 @app.command(rich_help_panel="Looking")
 def metrics(
     paths: Paths = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write there, whole or not at all, and not to standard output.")
-    ] = None,
-    every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Again and again, until Ctrl-C.")] = None,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Replace this file as a whole instead of printing.")] = None,
+    every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Repeat at this interval until Ctrl-C.")] = None,
 ) -> None:
     """Tell Prometheus what waits, is leased, returned or dead, also while no DAG runs.
 

@@ -35,7 +35,7 @@ from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import inspect_topic
 
-app = typer.Typer(no_args_is_help=True, help="What only topics have: named readers, and old messages that are removed.")
+app = typer.Typer(no_args_is_help=True, help="For topics only: named readers, and the removal of old messages.")
 readers_app = typer.Typer(no_args_is_help=True, help="The readers of a topic: list, add, copy, move and delete them.")
 app.add_typer(readers_app, name="readers")
 
@@ -54,14 +54,14 @@ Start = Annotated[
 @app.command()
 def read(
     path: TopicPath,
-    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is not there.", show_default=False)],
+    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is missing.", show_default=False)],
     number: Annotated[
-        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Up to so many messages; 1 by default.")
+        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="At most this many messages; 1 by default.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All messages.")] = False,
     text: FilterText = None,
     start: Start = "oldest",
-    commit: Annotated[bool, typer.Option(help="Pass the messages once they are printed, or leave them to the reader.")] = True,
+    commit: Annotated[bool, typer.Option(help="Commit the messages once they are printed, or give them back.")] = True,
     timeout: Timeout = 0,
     null: Null = False,
     as_json: JsonLines = False,
@@ -113,21 +113,21 @@ def time_of(text: str, otherwise: str) -> datetime:
 @app.command()
 def trim(
     path: TopicPath,
-    max_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Remove blocks that are older.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Remove the oldest blocks while more bytes than these are left.")] = None,
-    max_records: Annotated[int | None, typer.Option(help="Remove the oldest blocks while more messages are left.")] = None,
+    max_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Remove blocks that are older than this.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Keep the newest blocks with about this many bytes.")] = None,
+    max_records: Annotated[int | None, typer.Option(help="Keep the newest blocks with about this many messages.")] = None,
     delete_committed: Annotated[
-        bool, typer.Option("--delete-committed", help="Remove blocks of which every reader has committed all.")
+        bool, typer.Option("--delete-committed", help="Remove blocks that every reader has committed.")
     ] = False,
     slow_readers: Annotated[
-        SlowReaders, typer.Option(help="Keep what a reader has not committed, or move it on and count what it lost.")
+        SlowReaders, typer.Option(help="Keep what a reader has not committed, or move the reader on and count what it lost.")
     ] = SlowReaders.hold,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
     """Remove the oldest blocks of a topic, as far as these options allow, and never the last one."""
     if max_age is None and max_bytes is None and max_records is None and not delete_committed:
-        raise typer.BadParameter("say what may go: --max-age, --max-bytes, --max-records or --delete-committed")
+        raise typer.BadParameter("say what to remove: --max-age, --max-bytes, --max-records or --delete-committed")
     if max_age is not None and not 0 < max_age < 1e9:
         raise typer.BadParameter("--max-age is a number of seconds above 0")
     with existing_topic(
@@ -193,8 +193,8 @@ def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = Fa
 def readers_seek(
     path: TopicPath,
     name: Name,
-    number: Annotated[int | None, typer.Option("--number", min=0, help="Of the message to go on at.")] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="In the topic, of the message to go on at.")] = None,
+    number: Annotated[int | None, typer.Option("--number", min=0, help="The number of the next message.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="The offset of the next message in the topic.")] = None,
     time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Go on at the first message since; UTC.")] = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="Go on at the oldest message.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
@@ -217,7 +217,7 @@ def readers_seek(
 def readers_filter(
     path: TopicPath,
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, as 'order.*;invoice.#'; '' for all messages.")],
+    text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, such as 'order.*;invoice.#'; '' for all messages.")],
     as_json: Json = False,
 ) -> None:
     """Have a reader deliver only messages whose tags match, from the next one on."""
@@ -235,7 +235,7 @@ def readers_delete(path: TopicPath, name: Name, yes: Yes = False, as_json: Json 
             stats = None if yes else reader.stats()
         if stats is not None:
             batches = counted(stats.leased + stats.returned + stats.dead, "batch", "batches")
-            ask(f"Delete reader {name}, for which {counted(stats.records, 'message')} wait, and {batches}?")
+            ask(f"Delete reader {name}, with {counted(stats.records, 'waiting message')} and {batches}?")
         with uninterrupted():
             topic.delete_reader(name)
     answer(as_json, {"reader": name}, f"{name} is deleted")

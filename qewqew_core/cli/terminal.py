@@ -64,12 +64,12 @@ class Commands(typer.core.TyperGroup):
             drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
         except KeyboardInterrupt:
-            say("interrupted; what was not committed has not happened")
+            say("interrupted; what was not committed has no effect")
             raise typer.Exit(INTERRUPTED) from None
         except QewQewError as error:
             say(visible(f"{type(error).__name__}: {error}"))
             if isinstance(error, (Corrupt, BadManifest)) and "qewqew repair" not in str(error):
-                say("`qewqew verify` looks for all damage, `qewqew repair` rescues what is whole")
+                say("`qewqew verify` lists all damage, `qewqew repair` rescues what can be read")
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -122,7 +122,7 @@ def uninterrupted() -> Iterator[None]:
 
 def ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on: say --yes, or run it in one")
+        raise typer.BadParameter("there is no terminal to ask on: add --yes, or run it in a terminal")
     typer.confirm(question, abort=True, err=True)
 
 

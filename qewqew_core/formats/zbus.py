@@ -306,7 +306,7 @@ def check_head(data: bytes, start: int, at: int, end: int, number: int | None, d
     (or, where a zbus server was killed, the same) and, in dialect C, its checksum.
     """
     if at - start + HEAD > len(data):
-        raise Corrupt("the block ends in the head of a message", path=path, offset=at)
+        raise Corrupt("the block ends inside the head of a message", path=path, offset=at)
     found, _, length = keys_at(data, at - start + NUMBER_AT)
     after = at + HEAD + length
     if length < 0 or after > end or not (number is None or number - 1 <= found <= number):

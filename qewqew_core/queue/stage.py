@@ -52,7 +52,7 @@ class Stage(Transaction):
         try:
             chosen = inspect.signature(Queue).bind(path, **settings)
         except TypeError as error:
-            raise BadArgument(f"no setting of a queue: {error}") from None
+            raise BadArgument(f"not an argument of Queue: {error}") from None
         chosen.apply_defaults()
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole(
@@ -163,7 +163,7 @@ class Stage(Transaction):
             with naming_full_disk(self.path):
                 yield
         except FileNotFoundError as error:
-            what = "what was staged is gone: it was removed by somebody else. Nothing was stored; stage it again in another Stage"
+            what = "the staged files are gone: somebody else removed them. Nothing was stored; stage them again in a new Stage"
             raise Broken(what, path=error.filename) from error
 
     def _begin(self) -> None:
@@ -190,7 +190,7 @@ class Stage(Transaction):
     def _check_open(self) -> None:
         if self._closed or self._process != os.getpid():
             why = "the stage is closed" if self._closed else "the stage was made before this process was forked"
-            raise Closed(f"{why}; make another one", path=self.path)
+            raise Closed(f"{why}; make a new one", path=self.path)
 
     def __del__(self) -> None:
         if not self._closed and self._process == os.getpid():

@@ -62,18 +62,18 @@ def unpack(data: bytes) -> int:
 
 
 def check(files: Files, queue: str, changes: int) -> None:
-    """Raise `Corrupt` if the batches have changed more often than the log, which says ``changes``, knows of."""
+    """Raise `Corrupt` if the batches have changed more often than the ``changes`` that the log has."""
     found = read(files, queue)
     if found > changes:
         raise Corrupt(
-            f"the log is older than the batches: it knows of {changes:,} changes of batches, of {found:,}. Was an old copy put "
-            "back? Nothing was changed; bring back the latest log, or all files as they were at one time",
+            f"the log is older than the batches: it has {changes:,} of {found:,} changes of batches. Was an old copy "
+            "restored? Nothing was changed; restore the latest log, or all files from the same time",
             path=queue + paths.LOG,
         )
 
 
 def remove(files: Files, queue: str) -> None:
-    """The log begins to count anew. Durable."""
+    """The log starts to count again. Durable."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path_of(queue))
         files.sync_directory(os.path.dirname(queue))

@@ -304,7 +304,7 @@ def _sums(source: Source) -> Iterator[Line]:
 
 def _stamp(source: Source) -> Iterator[Line]:
     changes = stamp.unpack(source.whole())
-    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read: it says nothing")
+    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read")
 
 
 _FORMATS: dict[FileKind, Callable[[Source], Iterable[Line]]] = {

@@ -175,17 +175,17 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
 def _of_json(line: bytes) -> Message:
     found = json.loads(line)
     if not isinstance(found, dict) or ("record" in found) == ("base64" in found):
-        raise ValueError('this is no JSON object with either "record" or "base64"; `qewqew put -f` takes any lines as they are')
+        raise ValueError('this is not a JSON object with "record" or "base64"; use `qewqew put -f` for plain lines')
     body: Any = found.pop("record", None)
     coded: Any = found.pop("base64", None)
     if not isinstance(coded if body is None else body, str):
-        raise ValueError("the record is no text")
+        raise ValueError("the record is not text")
     try:
         record = body.encode() if coded is None else base64.b64decode(coded, validate=True)
     except binascii.Error as error:
         raise ValueError(f"this is not base64: {error}") from error
     if unknown := found.keys() - {*_MESSAGE, *_GIVEN}:
-        raise ValueError(f"{min(unknown)!r} is not known of a record; what is: {', '.join(_MESSAGE)}")
+        raise ValueError(f"{min(unknown)!r} is not a member of a record; these are: {', '.join(_MESSAGE)}")
     time = found.get("timestamp")
     if isinstance(time, str):
         moment = datetime.fromisoformat(time)

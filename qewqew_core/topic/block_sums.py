@@ -44,7 +44,7 @@ def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
 
 def damaged(path: str, piece: IndexEntry, following: IndexEntry) -> Corrupt:
     return Corrupt(
-        f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
+        f"the messages up to {following.offset} do not match their checksum: the file was "
         "damaged, or another program wrote to it",
         path=path,
         offset=piece.offset,

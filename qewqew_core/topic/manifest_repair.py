@@ -47,10 +47,10 @@ def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, 
             places.write_manifest(files, directory, body)
         except (QewQewError, OSError) as error:
             report.notes.append(
-                f"batch {batch.id} cannot be read, and stays as it is: {problem}. No other manifest helps: {error}"
+                f"batch {batch.id} cannot be read, and is left as it is: {problem}. Its manifest cannot be rebuilt: {error}"
             )
         else:
-            what = "the manifest is missing or not that of the batch; it is written anew"
+            what = "the manifest is missing or not that of the batch; it was written again"
             report.damage.append(Damage(os.path.join(directory, MANIFEST), 0, None, 0, what))
 
 

@@ -83,16 +83,16 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
 
 def missing_rdx(path: str) -> Corrupt:
     return Corrupt(
-        "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
-        "`qewqew repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
+        "the file is missing, but the reader's log is there. Restore it, or let `qewqew repair` (repair_topic) write it again "
+        "from the log. If a zbus server deleted the reader, delete_reader deletes the rest",
         path=path,
     )
 
 
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
-        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew "
-        "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes; no zbus server leaves that. Restore it, or let `qewqew "
+        "repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,
     )
@@ -145,8 +145,8 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
         return view.latest()
     if not 0 <= block < behind:
         raise Corrupt(
-            f"the reader stands in block {block:,}, and the last block is {behind - 1:,}. Bring the file back; or `qewqew "
-            "repair` (repair_topic) puts the reader where its log says, or at the beginning",
+            f"the reader stands in block {block:,}, but the last block is {behind - 1:,}. Restore the file, or let "
+            "`qewqew repair` (repair_topic) put the reader where its log says, or at the beginning",
             path=path,
             offset=0,
         )
@@ -157,8 +157,8 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
     place = view.by_offset(entry.base + offset) if 0 <= offset < entry.end else None
     if place is None:
         raise Corrupt(
-            f"no message begins at {offset} of block {block}, where the reader stands. Bring the file back; or `qewqew "
-            "repair` (repair_topic) puts the reader where its log says, or before a message",
+            f"no message begins at {offset} of block {block}, where the reader stands. Restore the file, or let `qewqew "
+            "repair` (repair_topic) put the reader where its log says, or before a message",
             path=path,
             offset=0,
         )

@@ -138,7 +138,7 @@ def unpack(body: bytes) -> Operation:
     if kind is Change:
         change, time, fields = values
         if type(time) is not int:
-            raise ValueError(f"this is no time: {time!r:.120}")
+            raise ValueError(f"this is not a time: {time!r:.120}")
         return Change(batch_operation(change, fields), time)
     if kind is Lease:
         values[0] = checked(BatchState(**values[0]))
@@ -182,7 +182,7 @@ def _load(body: bytes) -> ReaderState:
 def _block(fields: Sequence[Any]) -> Block:
     count, records, size, on_disk, lines = fields
     if any(type(number) is not int for number in (count, records, size, on_disk)):
-        raise ValueError(f"these are no sums: {fields[:4]!r:.120}")
+        raise ValueError(f"these are not checksums: {fields[:4]!r:.120}")
     return Block(count, records, size, on_disk, lines.encode())
 
 
@@ -219,7 +219,7 @@ def replay(data: bytes, path: str) -> Replayed:
     try:
         state.check()
     except journal.NONSENSE as error:
-        raise Corrupt(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
+        raise Corrupt(f"the log contradicts itself: {error!r}", path=path, offset=end) from error
     return Replayed(state, generation, snapshot_end, end)
 
 
@@ -258,11 +258,11 @@ def unpack_seal(data: bytes) -> Seal | None:
     return Seal(generation, end) if crc == crc32(data[: SEAL - 4]) else None
 
 
-_WAY_OUT = "or `qewqew repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
+_WAY_OUT = "or let `qewqew repair` (repair_topic) put the reader where its .rdx says: at the first uncommitted message"
 
 
 def missing(path: str) -> Corrupt:
-    return Corrupt(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
+    return Corrupt(f"the log of the reader is missing. Restore it, {_WAY_OUT}", path=path)
 
 
 def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
@@ -274,17 +274,17 @@ def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None,
     reached = found.state.reached()
     if seal is not None:
         if found.generation != seal.generation:
-            raise Corrupt(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
+            raise Corrupt(f"this is not the latest log of the reader. Restore that, {_WAY_OUT}", path=path, offset=0)
         if found.end < seal.end:
             raise Corrupt(
-                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Bring it back; {_WAY_OUT}",
+                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Restore it, {_WAY_OUT}",
                 path=path,
                 offset=found.end,
             )
     elif not found.state.clean and rdx is not None and (rdx[0] > reached[0] or (rdx > reached and rdx[0] == found.state.began)):
         raise Corrupt(
-            f"the end of the reader's log is missing: by its .rdx all before offset {rdx[1]} of block {rdx[0]} is committed, and "
-            f"not by the log. Bring it back; {_WAY_OUT}",
+            f"the end of the reader's log is missing: its .rdx says that everything before offset {rdx[1]} of block {rdx[0]} is "
+            f"committed, but the log does not. Restore the log, {_WAY_OUT}",
             path=path,
             offset=found.end,
         )

@@ -340,9 +340,9 @@ class ReaderState(LeaseState):
         ends = [end for ranges in (self.pending, *self.ranges.values()) for part in ranges for end in part if end is not None]
         places = ends + [flight.at for flight in self.in_flight.values()]
         if any(type(number) is not int for numbers in (*places, self.in_flight, (self.lost,), self.passed) for number in numbers):
-            raise ValueError("a place is no number")
+            raise ValueError("a position is not a number")
         if any(type(text) is not str for text in (*self.batches, "" if self.filter is None else self.filter)):
-            raise ValueError("the filter, or the id of a batch, is no text")
+            raise ValueError("the filter, or the id of a batch, is not text")
         self.committed_position()
 
 

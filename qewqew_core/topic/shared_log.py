@@ -125,8 +125,8 @@ class SharedLog(Gate):
             self._lock_fd, self._lock_timeout, self._take_lock, length=1
         ):
             raise Locked(
-                f"another process is in a call of the reader; gave up after {self._lock_timeout:g} s. It was stopped, or "
-                "leases very much: look there, or wait longer with the topic's lock_timeout",
+                f"another process is using the reader; gave up after {self._lock_timeout:g} s. It may be "
+                "stopped, or lease a lot: check it, or wait longer with the topic's lock_timeout",
                 path=self._rdx,
             )
         if not engine.has_log:

@@ -187,7 +187,7 @@ def replay(data: bytes, path: str) -> Replayed:
     try:
         result.state.check()
     except ValueError as error:
-        raise Corrupt(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
+        raise Corrupt(f"the log contradicts itself: {error}", path=path, offset=at) from error
     result.end = at
     return result
 

@@ -26,9 +26,9 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     if not DISK.exists(full):
         return full
     if not DISK.is_directory(full, follow=True):
-        raise BadPath("is no directory; a topic is one", path=full)
+        raise BadPath("is not a directory, but a topic is one", path=full)
     if not DISK.exists(os.path.join(full, name + ".idx")) and _others(full):
-        raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
+        raise BadPath(f"is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
 
 

@@ -123,7 +123,7 @@ class _Repair:
         image = self.read(index_path)
         bases = self._bases()
         if not bases:
-            raise Corrupt("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
+            raise Corrupt("there are no blocks: nothing can be repaired", path=os.path.join(self.path, "data"))
         index, entries = self._index(image, index_path, bases)
         place = len(entries) - 1
         last = entries[place]
@@ -134,7 +134,7 @@ class _Repair:
         end, number = self._last(last, index.number)
         if end < last.end:
             where = os.path.join(self.path, "data", zbus.block_name(last.base))
-            self.report.damage.append(Damage(where, end, last.end - end, None, "what is here are no whole messages"))
+            self.report.damage.append(Damage(where, end, last.end - end, None, "there are no whole messages here"))
             self._cut(where, end)
         entries[place] = last._replace(end=end)
         new = bytearray(image if image is not None else zbus.new_index(now_ms()))
@@ -200,8 +200,8 @@ class _Repair:
             self.damaged(error, 0)
         if bases[0] != 0 and not self.log and start == 0:
             raise Corrupt(
-                f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
-                "back. Nothing was changed there",
+                f"the first block begins at {bases[0]}, but neither index nor log says with which message number; restore the "
+                "index. Nothing was changed",
                 path=path,
             )
         entries = []
@@ -339,7 +339,7 @@ def repair_topic(
     log_path = os.path.join(full, os.path.basename(full) + ".log")
     try:
         if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
-            raise Corrupt("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
+            raise Corrupt("an earlier repair was stopped after it set the log aside and before it wrote a new one", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
@@ -360,5 +360,5 @@ def repair_topic(
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
     except Corrupt as error:  # messages in the middle that cannot be read stay
-        repair.report.notes.append(f"what is there cannot be counted: {error}")
+        repair.report.notes.append(f"the messages cannot be counted: {error}")
     return repair.report

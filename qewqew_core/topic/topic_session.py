@@ -80,7 +80,7 @@ class TopicSession(Transaction):
     def _check(self, reader: Reader) -> None:
         self._usable()
         if getattr(reader, "topic", None) is not self._topic:
-            raise BadArgument("a session reads by readers of its own Topic object: two topics have no commit in common")
+            raise BadArgument("a session uses only readers of its own Topic object: two topics cannot commit together")
         if reader.auto_commit:
             raise BadArgument("the reader has auto_commit: what it delivers is committed already")
 

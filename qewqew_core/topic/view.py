@@ -202,7 +202,7 @@ class View:
         """The number of the message that begins at a place of a block: the first, if the block is not empty."""
         head = self.read(entry.base, at, min(HEAD, entry.end - at))
         if len(head) < HEAD:
-            raise Corrupt("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
+            raise Corrupt("the block ends inside the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
     def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
@@ -360,7 +360,7 @@ class View:
                 raise
             base, loaded = entry.base, min(start + len(data), end)
             if at + HEAD > loaded:
-                raise Corrupt("the block ends in the head of a message", path=self.block_path(base), offset=at)
+                raise Corrupt("the block ends inside the head of a message", path=self.block_path(base), offset=at)
             if begins:
                 number, begins = self.first_number(number, data, start, base, at, end), False
             places: list[int] = []

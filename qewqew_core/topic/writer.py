@@ -100,7 +100,7 @@ class Writer:
                 if begins:
                     if state.count + len(made) >= zbus.RING:
                         raise Full(
-                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
+                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; remove old messages "
                             f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
                             path=engine.path,
                         )
@@ -191,8 +191,8 @@ class Writer:
     def _check_free(self, size: int) -> None:
         if self.min_free_bytes and (free := self._blocks.files.free(self.engine.path)) - size < self.min_free_bytes:
             raise DiskFull(
-                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
-                "was stored; make room, or let old messages go",
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} must stay free. Nothing "
+                "was stored; make room, or remove old messages",
                 path=self.engine.path,
             )
 

@@ -150,7 +150,7 @@ def test_frames_that_contradict_the_manifest_fail_although_the_checksum_is_right
         (lambda body: body.pop("segments"), "'segments' must be list"),
         (lambda body: body["segments"][0].update(file="../x"), "not a plain name"),
         (lambda body: body["segments"][0].update(file="\ud800"), "cannot be read"),
-        (lambda body: body["segments"][0].update(end=9), "are no range"),
+        (lambda body: body["segments"][0].update(end=9), "are not a range"),
         (lambda body: body["segments"][0].update(boundaries=[[9, 1]]), "boundaries must"),
         (lambda body: body["segments"][0].update(crc32="0"), "not eight hex digits"),
     ],
