@@ -20,7 +20,7 @@ from qewqew_core.formats.zbus import Message
 
 
 class Endings(Protocol):
-    """What happens to a batch at the wish of whoever has it: `Leases`."""
+    """What the owner of a batch can do with it: `Leases`."""
 
     def end(self, batch: Batch, to: str, reason: str) -> None: ...
 
@@ -34,7 +34,7 @@ class Endings(Protocol):
 
 
 class Batch:
-    """A batch as it was when it was looked up. Its records are read from its own files, whoever has the queue.
+    """A batch as it was when it was looked up. Its records are in its own files, so reading them needs no lock.
 
     ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
     end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
@@ -104,7 +104,7 @@ class Batch:
         return f"<Batch {self.id} {self.state}, attempt {self.attempt}, {self.records:,} records>"
 
     def ack(self) -> None:
-        """The work on the batch is done: it will not be leased again. Acknowledging it twice is no error.
+        """The work on the batch is done: it will not be leased again. You may acknowledge it twice.
 
         Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
         """
@@ -134,7 +134,7 @@ class Batch:
         self._leases.revive(self)
 
     def put_back(self) -> None:
-        """The records go back to the front of what they were leased from, in their order, and the batch is no more.
+        """Put the records back to the front of the queue or reader, in their order, and end the batch.
 
         Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
         id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
@@ -143,5 +143,5 @@ class Batch:
         self._leases.put_back(self)
 
     def drop(self) -> None:
-        """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
+        """Delete a dead batch and its records permanently. Raises `BatchConflict` if it is not dead."""
         self._leases.drop(self)

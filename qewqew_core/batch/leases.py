@@ -58,7 +58,7 @@ class Source(ABC):
 
     @abstractmethod
     def put_back(self, batch: BatchState) -> None:
-        """Put the records of a batch back to the front; the batch is no more. Durable when it returns."""
+        """Put the records of a batch back to the front, and end the batch. Durable when it returns."""
 
     @abstractmethod
     def commit(self, operation: BatchOperation) -> None:
@@ -322,7 +322,7 @@ class HasBatches:
         """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
         The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
-        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
+        not, you may acknowledge it again). Otherwise a returned batch comes first, whole, whatever the limits;
         otherwise a new one is cut off the front of what waits: up to ``max_records`` records of together up to
         ``max_bytes`` payload bytes, at least one. In a queue, the cost depends on the number of chunk files, not of records
         (a chunk that holds records of open sessions is copied).

@@ -212,11 +212,11 @@ def dead_drop(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Delete a dead batch and its records for ever."""
+    """Permanently delete a dead batch and its records."""
     if not yes:
         with leasing(path, reader, lock_timeout) as queue:
             batch = _dead(queue, batch_id)
-        ask(f"Delete {counted(batch.records, 'record')} of batch {batch.id} for ever?")
+        ask(f"Permanently delete {counted(batch.records, 'record')} of batch {batch.id}?")
     with leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
         with uninterrupted():

@@ -1,4 +1,4 @@
-"""The commands that find and mend damage: verify, repair, orphans, dump. See docs/cli.md."""
+"""The commands that find and repair damage: verify, repair, orphans, dump. See docs/cli.md."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def repair(
     """Make a damaged queue or topic one that opens, with every record that can be read and none that is wrong.
 
     What was damaged is moved aside, never deleted. Where nothing is wrong, nothing is changed. The exit code is 5 if there
-    was damage, also when it is mended now.
+    was damage, even if it is repaired now.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)

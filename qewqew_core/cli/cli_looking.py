@@ -147,7 +147,7 @@ def ls(
 
 
 def _in(path: str) -> list[str]:
-    """The queues and topics in a directory and below it; a path that is none for itself."""
+    """The queues and topics in a directory and below it; any other path as it is."""
     if not os.path.isdir(path) or listing.kind_of(path) is not None:
         return [path]
     found = listing.find(path, MOST)

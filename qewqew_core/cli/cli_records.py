@@ -179,7 +179,7 @@ def get(
     deadline = time.monotonic() + timeout
     taken = 0
     while not taken:
-        # The queue has one owner at a time: whoever waits for records must leave it to those who put them.
+        # The queue has one owner at a time: a waiting reader must leave it to those who put records.
         while not inspect(path).records:
             if not time.monotonic() < deadline:
                 raise _empty(path)

@@ -181,7 +181,7 @@ def print_line(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    # What is no valid text (in a path) becomes \udcXX, which is JSON.
+    # Invalid text (in a path) becomes \udcXX, which is JSON.
     write(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 

@@ -76,7 +76,7 @@ _tuple = tuple.__new__
 class Message(NamedTuple):
     """One message of a topic, as it was read or is to be appended.
 
-    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one is none. ``timestamp``: milliseconds since the
+    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one counts as missing. ``timestamp``: milliseconds since the
     epoch; None, when it is appended: now. ``corr_offset`` is the application's (not in dialect C). ``number`` (from 0) and
     ``offset`` are given by the topic, ``attempt`` says how often a reader has been given the message.
     """
@@ -300,7 +300,7 @@ def crc_is_right(data: bytes, at: int) -> bool:
 
 
 def check_head(data: bytes, start: int, at: int, end: int, number: int | None, dialect: str, path: str) -> tuple[int, int]:
-    """The end and number of the message at ``at`` of the block ``path``, of which ``data`` are the bytes from ``start`` on.
+    """The end and number of the message at ``at`` of the block ``path``; ``data`` are its bytes from ``start`` on.
 
     Raises `Corrupt` unless it fits in front of ``end`` and has ``number`` (None: any), that after the one of its forerunner
     (or, where a zbus server was killed, the same) and, in dialect C, its checksum.

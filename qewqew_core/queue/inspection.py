@@ -77,7 +77,7 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, Body]]) -> bytes:
-    """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
+    """Bytes ``start`` to ``end`` of a chunk file whose ``data`` was read, with what only the log has."""
     over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
     if not over:
         return data

@@ -1,7 +1,7 @@
 """Chunk files beside a queue that hold records and that nothing refers to: never delivered, never overwritten, but offered.
 
 The original leaves them when it is killed in the middle of `clear`, or puts after it in one session; a repair leaves those
-of which nobody can say what they were. They cannot be told from files whose records were taken long ago: a person decides.
+and nobody can say what they were. They cannot be told from files whose records were taken long ago: a person decides.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Orphan:
 
 
 def find(files: Files, path: str, state: State) -> list[Orphan]:
-    """The orphans beside the queue at ``path``; files without records are none."""
+    """The orphans beside the queue at ``path``; files without records do not count."""
     found = []
     for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         chunk_path = chunk.chunk_path(path, chunk_id)
@@ -95,7 +95,7 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
     """The records of a chunk file as far as they go, and what is wrong with it. Raises OSError.
 
     Where the pointers cannot be right, reading begins at the first record that the file ever had (they may come again),
-    and zeros at the end are no records.
+    and zeros at the end are not records.
     """
     size, head, tail, following = read_pointers(files, path)
     problem = None

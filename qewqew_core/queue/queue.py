@@ -202,7 +202,7 @@ class Queue(HasBatches):
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
-            stamp.remove(files, self.path)  # the next log counts anew
+            stamp.remove(files, self.path)  # the next log starts to count again
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
@@ -273,7 +273,7 @@ class Queue(HasBatches):
     def put(self, record: Record, timeout: float | None = 0) -> None:
         """Append one record, as one commit.
 
-        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
+        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: forever). Raises `BadRecord`,
         `RecordTooLarge`, `Full`, `DiskFull`: nothing was stored.
         """
         if type(record) is not bytes or len(record) > self.largest_record:
@@ -309,7 +309,7 @@ class Queue(HasBatches):
     # Taking
 
     def peek(self, timeout: float | None = 0) -> bytes:
-        """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """The first record, which stays. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
         Raises `Corrupt` if the record is not what was committed.
         """

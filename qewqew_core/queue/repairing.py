@@ -4,12 +4,12 @@
    damage in the log hold; where there is no whole log, the chunk files tell. Payload in whole commits behind the damage
    is acknowledged data: it is appended at the end (and may have been taken before: at least once, rather than never).
 2. Read everything piece by piece (about 64 KiB, each with a checksum). Chunks and segments with bad pieces are written
-   anew, without these, under ids that nothing refers to.
+   again, without these, under ids that nothing refers to.
 3. One new log says what the queue is from now on: that is the commit. It ends with a commit "repair", which says what
    is still to be moved, and carries the report; until the checkpoint behind it, opening refuses the queue.
 4. Pointers, header and manifests follow, and what was replaced is moved to NAME.damaged/N. Then the checkpoint.
 
-Interrupted before 3 it begins anew, and what was written is a leftover; after 3 the next repair finishes 4. Nothing is
+Interrupted before 3, it starts again, and what was written is a leftover; after 3 the next repair finishes 4. Nothing is
 deleted but such leftovers.
 """
 

@@ -79,7 +79,7 @@ class Session(Transaction):
         self._put_bytes = 0
 
     def get(self, timeout: float | None = 0) -> bytes:
-        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
         It is gone for good once the session commits. Raises `Corrupt` if it is not what was committed.
         """
@@ -112,7 +112,7 @@ class Session(Transaction):
 
         Durable when it returns, as `Queue.put_many` is. With a ``key`` that was committed before (within thirty days, and
         among the last 65,536), nothing happens: the session is rolled back, and what the first commit returned is
-        returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever).
+        returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: forever).
 
         Raises `Full`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
         """

@@ -5,7 +5,7 @@ at once as there are. The commit opens the queue, moves the files into its chain
 takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
 
 Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
-locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Whoever opens the queue removes the files of
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. The next opening of the queue removes the files of
 claims that nobody has locked: their process has died.
 """
 
@@ -103,7 +103,7 @@ class Stage(Transaction):
 
         Waits for the queue up to its ``lock_timeout``. With a ``key`` that was used before (within thirty days, and among the
         last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
-        waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
+        waits for room up to ``timeout`` seconds (None: forever); nobody can take records meanwhile, unless it is this process.
 
         Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: what was
         staged was removed by somebody else.

@@ -13,7 +13,7 @@ By Oren Eini, Iain Ballard and Stephen Shephard. All integers are little-endian:
                 │                │  u8   │  i32  │  i32   │  i32   │      wherever the log says that they are
                 └────────────────┴───────┴───────┴────────┴────────┘
 
-Nothing has a checksum. What is no whole transaction at the end of the log has not happened. While the program replaces the
+Nothing has a checksum. An incomplete transaction at the end of the log has not happened. While the program replaces the
 log, what it had before is ``transaction.log.old_copy``, and is whole.
 """
 

@@ -1,6 +1,6 @@
 """Records and messages as JSON lines: what ``qewqew export`` writes, and ``qewqew import`` reads.
 
-A record is any bytes: ``{"record": "text"}`` or, where it is no UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
+A record is any bytes: ``{"record": "text"}`` or, if it is not UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
 id, timestamp and (unless it is 0) corr_offset beside it.
 """
 
@@ -31,7 +31,7 @@ GROUP_RECORDS, GROUP_BYTES = 1000, 1 << 20  # that are held in memory, or taken 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
-_GIVEN = ("number", "offset", "attempt")  # what the topic gives it anew
+_GIVEN = ("number", "offset", "attempt")  # what the topic assigns again
 
 Progress = Callable[[int, int], None]
 

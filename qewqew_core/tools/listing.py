@@ -27,7 +27,7 @@ class Kind(enum.StrEnum):
 
 
 def kind_of(path: str) -> Kind | None:
-    """What is at a path, whole or damaged; None if it is neither: nothing, or a directory that is no topic.
+    """What is at a path, whole or damaged; None if it is neither: nothing, or a directory that is not a topic.
 
     Any other file counts as a queue: who opens it is told what is wrong with it. Raises OSError if one may not look.
     """

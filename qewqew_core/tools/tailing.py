@@ -25,7 +25,7 @@ POLL_SECONDS = 0.1
 
 
 def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callable[[int], None]) -> Iterator[list[Message]]:
-    """The newest so many messages of a topic that match and, with ``follow``, those that come, for ever.
+    """The newest messages of a topic that match and, with ``follow``, new ones, forever.
 
     ``lost`` is told the number of the next message when that was removed before it could be read. Raises `BadPath`, `Corrupt`.
     """
@@ -67,7 +67,7 @@ def _newest(view: View, number: int, chosen: Filter) -> Position:
 
 
 def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
-    """The newest so many records of a queue and, with ``follow``, those that come, for ever.
+    """The newest records of a queue and, with ``follow``, new ones, forever.
 
     What is put and taken again between two looks is not seen. Raises `BadPath`, `Corrupt`.
     """

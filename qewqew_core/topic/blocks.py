@@ -58,7 +58,7 @@ class Blocks:
         self.files.truncate(self.descriptor(last.base), last.end)
 
     def remove(self, entries: list[Entry]) -> None:
-        """These blocks, and their checksums, are no more."""
+        """These blocks, and their checksums, are gone."""
         for entry in entries:
             for name in (zbus.block_name(entry.base), topic_log.sums_name(entry.base)):
                 with contextlib.suppress(FileNotFoundError):

@@ -77,7 +77,7 @@ def size_of(messages: Collection[Outgoing]) -> int:
 
 
 def portions(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tuple[bool, list[Outgoing]]]:
-    """Messages in portions of about 64 KiB, each of which begins a piece of the checksums; and whether it begins a block.
+    """Messages in portions of about 64 KiB; each begins a piece of the checksums, and may begin a block.
 
     ``at``: where the last block ends. All go to one block, as in the original, unless that would pass 2 GiB.
     """

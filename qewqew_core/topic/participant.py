@@ -1,7 +1,7 @@
 """`Participant`: a reader's part in a session of its topic, which commits in two phases. The log of the topic decides.
 
 The reader notes which messages a session is about, durably (`prepare`); then the topic's log says that it was committed; then
-the reader notes that (`resolve`). Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+the reader notes that (`resolve`). If a process died after the first note, the next one looks into the topic's log.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Participant:
             self._consumer.due = 0
 
     def resolve_all(self, committed: set[str]) -> None:
-        """Of those who died while they committed; whoever calls it has the lock of the topic's writer."""
+        """Of processes that died while they committed; the caller has the lock of the topic's writer."""
         with self.engine.exclusive():
             for session in {flight.session for flight in self.engine.state.in_flight.values() if flight.session is not None}:
                 self._shared.commit(Resolve(session, session in committed, now_ms()))

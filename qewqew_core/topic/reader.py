@@ -195,7 +195,7 @@ class Reader(HasBatches):
     # Reading
 
     def read(self, timeout: float | None = 0) -> Message:
-        """The next message. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """The next message. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
         It is in flight until it is committed. Raises `Full` if ``window`` messages are, and `Corrupt`.
         """
@@ -252,7 +252,7 @@ class Reader(HasBatches):
     def commit(self, *messages: Message) -> int:
         """These messages are done with; without any: all that this object has delivered. Returns how many.
 
-        Durable when it returns, as `Queue.put` is. Committing a message twice is no error. Raises `CommitConflict` if a message
+        Durable when it returns, as `Queue.put` is. You may commit a message twice. Raises `CommitConflict` if a message
         is with somebody else, because its time was over, or is yet to be delivered; then none was committed.
         """
         position, count = self._engine.run(self._deliveries.commit, messages)
@@ -398,7 +398,7 @@ class Reader(HasBatches):
     # The end
 
     def delete(self) -> None:
-        """Delete the reader, its batches and dead letters included; whoever has it open gets `Closed`."""
+        """Delete the reader, its batches and dead letters included; other processes that have it open get `Closed`."""
         with self._engine.exclusive():
             reader_files.delete(self._files, self.topic.path, self.name)
 

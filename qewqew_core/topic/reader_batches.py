@@ -72,7 +72,7 @@ class ReaderBatches(Source):
     def manifest_of(self, batch: BatchState) -> Manifest:
         return reader_files.manifest_of(self.stem, batch)
 
-    # Room on the disk: where the files are is found out anew by every call after one that could not move them
+    # Room on the disk: where the files are is found out again by every call after one that could not move them
 
     def keep_room(self, names: int, size: int = 0) -> None:
         pass

@@ -47,7 +47,7 @@ def open_lock(files: Files, fds: list[int], stem: str) -> None:
 
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
-    """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
+    """False if the reader was deleted, with its lock file, since that was opened: the lock of another file does not count."""
     try:
         return files.status(stem + ".lock").st_ino == files.status(fd).st_ino
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
         fds = Descriptors()
         try:
             open_lock(files, fds, stem)
-            # Whoever makes or deletes the reader has this byte.
+            # A process that makes or deletes the reader has this byte.
             if lock.take(fds[0], 0, 1) and is_lock_of(files, fds[0], stem):
                 for path in (rdx + ".tmp", stem + ".log.tmp"):
                     remove_if_there(files, path)

@@ -26,7 +26,7 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
     """
     stem = stem_of(directory, name)
     for attempt in range(5):
-        seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
+        seal = seal_of(files, stem)  # first: the owner of the reader goes on meanwhile
         try:
             found = journal.replay_live(files, stem + ".log", reader_log.replay)
             reader_log.check_whole(found, seal, rdx, stem + ".log")
@@ -99,7 +99,7 @@ def short_rdx(path: str) -> Corrupt:
 
 
 def without_rdx(files: Files, directory: str) -> list[str]:
-    """Readers of which the .rdx is missing, and that were not deleted."""
+    """Readers whose .rdx is missing, and that were not deleted."""
     names = sorted(name.removesuffix(".log") for name in files.list(os.path.join(directory, "state")) if name.endswith(".log"))
     return [
         name

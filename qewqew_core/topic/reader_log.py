@@ -10,7 +10,7 @@ has another generation, or ends before that, was cut, put back or exchanged::
 
      0            4         8       12
     ┌────────────┬─────────┬───────┐
-    │ generation │ end u32 │ crc32 │   anything else is no seal, and vouches for nothing
+    │ generation │ end u32 │ crc32 │   anything else is not a seal, and vouches for nothing
     └────────────┴─────────┴───────┘
 """
 

@@ -82,7 +82,7 @@ class Move(NamedTuple):
 
 
 class Lose(NamedTuple):
-    """Messages are no more: the oldest ones, or those that a power cut took."""
+    """Messages are gone: the oldest ones, or those that a power cut took."""
 
     pending: list[Range]
     offsets: Sequence[int]

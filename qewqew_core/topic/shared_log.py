@@ -120,7 +120,7 @@ class SharedLog(Gate):
         if self._depth > 1:
             return
         self._calls += 1
-        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not for ever.
+        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not forever.
         if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
             self._lock_fd, self._lock_timeout, self._take_lock, length=1
         ):

@@ -56,8 +56,8 @@ class Topic:
     appends leave free on the file system. ``log_bytes``: as of a `Queue`; the log of a reader has 1 MiB.
 
     ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
-    are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
-    every reader (there must be one) has committed all. ``slow_readers``: with "hold" (default) no block is removed that a reader
+    are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks that
+    every reader (at least one) has committed. ``slow_readers``: with "hold" (default) no block is removed that a reader
     has not committed; with "move" the reader is moved on, and counts what it lost. Blocks of batches that are leased or
     returned are never removed, nor is the last block.
 
@@ -420,7 +420,7 @@ class Topic:
                 _logger.warning("old messages could not be removed: %s", error)
 
     def _remove_temporary(self) -> None:
-        """Temporary readers whose consumers have died must not hold blocks back for ever."""
+        """Temporary readers whose consumers have died must not hold blocks back forever."""
         for name in names_of_readers(self.files, self.path):
             try:
                 data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
@@ -465,7 +465,7 @@ class Topic:
     def _forked(self) -> None:
         """In a forked child: the topic stays the parent's."""
         self._closed = True
-        self._lock = threading.RLock()  # whoever held it does not exist here
+        self._lock = threading.RLock()  # its holder does not exist here
         if self._writer is not None:
             self._writer.forked()
 

@@ -96,7 +96,7 @@ def names_of_readers(files: Files, directory: str) -> list[str]:
 
 
 def all_readers(files: Files, directory: str) -> list[str]:
-    """Also those whose .rdx is missing: whoever opens one is told."""
+    """Also those whose .rdx is missing: opening one says so."""
     return sorted({*names_of_readers(files, directory), *reader_inspection.without_rdx(files, directory)})
 
 

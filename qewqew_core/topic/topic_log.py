@@ -55,7 +55,7 @@ _OF_ONE_SIZE: dict[bytes, tuple[type[Operation], struct.Struct]] = {
     b"X": (Extent, struct.Struct(">cIII?")),
     b"B": (NewBlock, struct.Struct(">cQ")),  # created: a new last block
     b"K": (PutKey, struct.Struct(">c16sQ")),  # hash of the key, messages appended under it
-    b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are no more
+    b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are gone
 }
 _LETTERS = {kind: (letter, form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 

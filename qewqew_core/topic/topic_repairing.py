@@ -1,12 +1,12 @@
-"""`repair_topic`: make a topic that refuses to open, or of which the end is torn, one that opens with all that can be read.
+"""`repair_topic`: make a topic usable again that refuses to open or has a torn end, with everything that can be read.
 
-1. A log of the topic or of a reader that cannot be read, or of which the end is missing, is set aside, with the batches and
+1. A log of the topic or of a reader that cannot be read, or whose end is missing, is set aside, with the batches and
    dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
-   or short is made anew by the log. Keys of appends are kept as far as the log can be read.
+   or short is made again from the log. Keys of appends are kept as far as the log can be read.
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
-5. The manifest of a batch that is missing or damaged is made anew by the reader's log and the blocks.
+5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -320,7 +320,7 @@ def repair_topic(
     lock_timeout: float = 10.0,
     _files: Files | None = None,
 ) -> RepairReport:
-    """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
+    """Repair a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
     ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
     `Locked`, and `Corrupt` where nothing can be done.

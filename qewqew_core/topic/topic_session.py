@@ -2,7 +2,7 @@
 
 What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers note
 which messages it is about, durably; then the topic's log has the appends and the session's id: that is the commit; then the
-readers note that it has happened. Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+readers note that it has happened. If a process died after the first note, the next one looks into the topic's log.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PutKey(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """The oldest blocks are no more."""
+    """The oldest blocks are gone."""
 
     blocks: int
 

@@ -179,7 +179,7 @@ class View:
         """Where the next message will be."""
         index = self.index()
         last = index.start + index.blocks - 1
-        # In this order: both are behind what the index said, or the number is too low and is mended by who reads on.
+        # In this order: both are behind what the index said, or the number is too low and is corrected by reading on.
         return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
 
     def first_of(self, block: int, index: Index) -> Position:

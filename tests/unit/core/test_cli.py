@@ -308,7 +308,7 @@ def test_repair_says_what_it_did(path, what):
     damaged, aside, mended = result.stdout.splitlines()
     assert damaged.startswith(f"damage: {path}.{'30001' if what == 'chunk' else 'log'}, offset ")
     assert aside == f"set aside: {path}.damaged/1"
-    assert mended.startswith("mended: the queue holds ")
+    assert mended.startswith("repaired: the queue holds ")
     assert (path.parent / "orders.qew.damaged" / "1" / "report.json").is_file()
     assert b"nothing to repair: the queue holds " in done("repair", path, "-y")
     done("verify", path)

@@ -392,7 +392,7 @@ def test_two_logs_that_say_different_things_are_refused(tmp_path, net):
     done("import", tmp_path / "same", net.directory)
     assert content(tmp_path / "same") == WAITING
     net.commit((1, net.store(1, b"d")))
-    refused(5, "import", tmp_path / "q", net.directory, match="they do not say the same: 4 items there, 5 here")
+    refused(5, "import", tmp_path / "q", net.directory, match="they differ: 4 items there, 5 here")
 
 
 def test_a_missing_or_short_data_file_is_named_with_the_item(tmp_path, net):

@@ -142,7 +142,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     assert done("verify", path) == b"no problems: 3 records are correct (1 file, 0 batches, 11 B)\n"
     found = {"path": str(path), "kind": kind, "ok": True, "records": 3, "bytes": 11, "files": 1, "batches": 0}
     assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": []}
-    whole = f"the {kind} holds 3 records, and 0 batches"
+    whole = f"the {kind} holds 3 records and 0 batches"
     assert done("repair", path, "--yes").decode() == f"nothing to repair: {whole}\n"
     log = path.parent / "it.log" if kind == "queue" else path / "it.log"
     flip(log, 40)
@@ -153,7 +153,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     damage, aside, mended = [line for line in result.stdout.splitlines() if not line.startswith("note: ")]
     assert damage.startswith(f"damage: {log}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
-    assert mended.startswith(f"mended: the {kind} holds ")
+    assert mended.startswith(f"repaired: the {kind} holds ")
     again = json.loads(done("repair", path, "--yes", "--json"))
     assert list(again) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside"]
     assert (again["kind"], again["records"], again["ok"]) == (kind, len(content(path, kind)), True)

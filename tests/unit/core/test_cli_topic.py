@@ -336,9 +336,9 @@ def test_repair_mends_what_verify_found_and_asks_first(path):
     damaged, aside, mended = result.stdout.splitlines()
     assert damaged.startswith(f"damage: {path / 'events.log'}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
-    assert mended == "mended: the topic holds 2 records, and 0 batches"
+    assert mended == "repaired: the topic holds 2 records and 0 batches"
     assert content(path) == [b"one", b"two"]
-    assert done("repair", path, "-y") == b"nothing to repair: the topic holds 2 records, and 0 batches\n"
+    assert done("repair", path, "-y") == b"nothing to repair: the topic holds 2 records and 0 batches\n"
     assert json.loads(done("repair", path, "-y", "--json"))["ok"] is True
 
 
@@ -413,9 +413,9 @@ def test_an_index_that_ends_in_the_head_of_a_message_is_damage_and_nobody_reads_
             block.write(bytes(10))
         found = iter(t)
         assert [next(found).body, next(found).body] == [b"one", b"two"]
-        with pytest.raises(Corrupt, match="ends in the head of a message"):
+        with pytest.raises(Corrupt, match="ends inside the head of a message"):
             next(found)
-        with t.reader("a", filter="x") as r, pytest.raises(Corrupt, match="ends in the head of a message"):
+        with t.reader("a", filter="x") as r, pytest.raises(Corrupt, match="ends inside the head of a message"):
             r.read()
 
 

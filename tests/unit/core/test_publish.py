@@ -176,7 +176,7 @@ def test_a_manifest_whose_checksums_lie_is_never_published(batch, url, lie):
     else:
         segment["checksums"][3] = "00000000"
     Path(batch.manifest_path).write_text(json.dumps(body))
-    with pytest.raises(Corrupt, match="recorded was 00000000"):
+    with pytest.raises(Corrupt, match="but 00000000 was recorded"):
         batch.publish(url)
 
 
