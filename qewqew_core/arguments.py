@@ -1,4 +1,4 @@
-"""Checks of what callers give: each returns the value as it is used, or raises an error that says what would do."""
+"""Checks of what callers pass: each returns the value as it is used, or raises an error that says what is allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_key(key: object) -> str:
-    """The key, or `BadKey`: it stands in manifests, logs and messages, and callers make paths of it."""
+    """The key, or `BadKey`: it appears in manifests, logs and messages, and callers make paths of it."""
     if not isinstance(key, str):
         raise BadKey(f"a key is a str, not {type(key).__name__}")
     if not key.strip():
@@ -60,7 +60,7 @@ def check_whole(name: str, value: object, low: int, high: int) -> int:
 
 
 def check_bound(name: str, value: int | None) -> int | None:
-    """The most that there may be of something, or None: any number."""
+    """An upper limit, or None for no limit."""
     return None if value is None else check_whole(name, value, 1, sys.maxsize)
 
 

@@ -36,9 +36,8 @@ class Endings(Protocol):
 class Batch:
     """A batch as it was when it was looked up. Its records are in its own files, so reading them needs no lock.
 
-    ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
-    end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
-    whatever ``sync`` is.
+    ``state`` is "leased", "returned" (it waits as a whole for the next lease), "dead" or "acked". The methods that end it need
+    the queue, or the topic's reader, to be open. They are durable when they return, whatever ``sync`` is.
     """
 
     def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str) -> None:
@@ -69,7 +68,7 @@ class Batch:
             yield record.body if isinstance(record, Message) else record
 
     def messages(self) -> Iterator[Message]:
-        """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
+        """The messages of a topic's batch, where iterating gives only bodies. Raises `BadArgument` for a queue's batch."""
         for record in self._records():
             if not isinstance(record, Message):
                 raise BadArgument(f"batch {self.id} belongs to a queue: it has records, not messages; iterate over it")
@@ -91,9 +90,9 @@ class Batch:
     def publish(
         self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
     ) -> str:
-        """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
+        """Copy the batch to ``url``/ID for readers on other machines; returns that path or URL. See `publishing.publish`.
 
-        The batch stays where it is, in its state: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
+        The batch keeps its state; acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         return publish(self._directory(), url, options=options, progress=progress)
 
@@ -106,39 +105,38 @@ class Batch:
     def ack(self) -> None:
         """The work on the batch is done: it will not be leased again. You may acknowledge it twice.
 
-        Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
+        Raises `BatchConflict` if it is not leased any more, or leased by somebody else; and `BatchNotFound`.
         """
         self._leases.end(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
-        """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
+        """The work failed: the whole batch waits, and the next lease gets it first, as one more attempt.
 
-        After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
+        After ``max_attempts`` leases it becomes a dead letter instead. Raises as `ack`.
         """
         self._leases.end(self, "returned", reason)
 
     def extend(self, lease_timeout: float | None = None) -> None:
-        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
+        """The work goes on: the lease lasts ``lease_timeout`` seconds from now on (None: as long as at first).
 
-        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
-        if it was leased without a time-out and none is given.
+        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument` if
+        it was leased without a time-out and you give none.
         """
         self._leases.extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
-        """Set the batch aside, to be looked at by a person. Raises as `ack`."""
+        """Make the batch a dead letter, for a person to look at. Raises as `ack`."""
         self._leases.end(self, "dead", reason)
 
     def return_to_queue(self) -> None:
-        """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
+        """Return a dead batch: the next lease gets it first, as a whole. Raises `BatchConflict` if it is not dead."""
         self._leases.revive(self)
 
     def put_back(self) -> None:
         """Put the records back to the front of the queue or reader, in their order, and end the batch.
 
-        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
-        id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
-        raises as `ack`.
+        Only for a consumer that knows that it wrote nothing: the records will come in another batch with another id, so nothing
+        can find and replace what this one wrote. For a leased, returned or dead batch; raises as `ack`.
         """
         self._leases.put_back(self)
 

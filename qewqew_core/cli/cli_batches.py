@@ -76,9 +76,9 @@ def replay(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put the records of acknowledged batches into the queue again, at its end, as long as they are kept.
+    """Put the records of acknowledged batches into the queue again, at its end, while they are kept.
 
-    Each batch is one commit, and happens once: after an interruption, do it again. Of a topic, move or copy a reader instead.
+    Each batch is one commit and happens once: after an interruption, repeat it. For a topic, move or copy a reader instead.
     """
     repeated: dict[str, bool] = {}
     with existing_queue(
@@ -107,7 +107,7 @@ def ack(
 ) -> None:
     """Acknowledge leased batches: the work on them is done.
 
-    Their records are kept; those of older ones are dropped only when the program that owns the queue next acknowledges one.
+    Their records are kept. Older ones are removed when the program that owns the queue next acknowledges a batch.
     """
     with leasing(path, reader, lock_timeout, **_KEEP) as queue:
         _end(queue, batch_ids, Batch.ack, as_json)
@@ -125,7 +125,7 @@ def nack(
 ) -> None:
     """Return leased batches: the work on them failed, and the next lease gets them first.
 
-    Only when nobody works on them any more: otherwise two jobs would.
+    Do this only when nobody works on them any more, or two jobs will.
     """
     with leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
@@ -146,9 +146,9 @@ def publish(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Copy a batch to URL/ID, where Spark on other machines reads it; again after an interruption, and it goes on.
+    """Copy a batch to URL/ID, where Spark on other machines can read it. Repeat it after an interruption: it goes on.
 
-    The batch stays, in its state. The queue is not locked meanwhile: nobody else may end the batch.
+    The batch keeps its state. The queue is not locked while files are copied, so nobody else may end the batch.
     """
     options = dict(_option(text) for text in option or ())
     with leasing(path, reader, lock_timeout) as queue:
@@ -198,7 +198,7 @@ def dead_show(
 def dead_return(
     path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
-    """Return dead batches, whole: the next lease gets them first."""
+    """Return dead batches: the next lease gets them first, with all their records."""
     with leasing(path, reader, lock_timeout) as queue:
         _end(queue, batch_ids, Batch.return_to_queue, as_json)
 

@@ -77,7 +77,7 @@ _LINES = 1000  # that are written at once
 def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """Read everything that a queue or topic and its batches hold, and compare it with its checksums. Changes nothing.
 
-    A queue is locked meanwhile. The exit code is 5 if there are problems.
+    A queue is locked while this runs. The exit code is 5 if there are problems.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
@@ -116,10 +116,10 @@ def _open(path: str, kind: Kind, dialect: Dialect | None, lock_timeout: float) -
 def repair(
     path: Path, yes: Yes = False, dialect: WhichDialect = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
-    """Make a damaged queue or topic one that opens, with every record that can be read and none that is wrong.
+    """Make a damaged queue or topic usable again, with every record that can be read and no wrong one.
 
-    What was damaged is moved aside, never deleted. Where nothing is wrong, nothing is changed. The exit code is 5 if there
-    was damage, even if it is repaired now.
+    Damaged files are moved aside, never deleted. If nothing is wrong, nothing changes. The exit code is 5 if there was damage,
+    even if it is repaired now.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
@@ -152,9 +152,9 @@ def _lost(damage: Damage) -> str:
 
 @orphans_app.command("list")
 def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
-    """List the chunk files that hold records, and that nothing refers to.
+    """List chunk files that have records and that nothing refers to.
 
-    They are never delivered. Nobody can say whether their records were taken long ago: look at them.
+    They are never delivered. Nobody can say whether their records were taken long ago, so look at them.
     """
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
         found = queue.orphans()
@@ -232,7 +232,7 @@ def dump(
 ) -> None:
     """Show what a header, chunk, transaction log, block, index … says: each record, message and frame, with its offset.
 
-    Nothing is locked or changed. The exit code is 5 if what is shown is damaged; then the place is marked.
+    Locks and changes nothing. Damaged places are marked, and the exit code is 5.
     """
     if os.path.isdir(path):
         raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)

@@ -30,9 +30,9 @@ def export(
     to: Annotated[str | None, typer.Option(metavar="FILE", help="A new file; standard output by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON; needs --to.")] = False,
 ) -> None:
-    """Write the records that wait in a queue, or the messages of a topic, to a file, as JSON lines. They stay.
+    """Write the records that wait in a queue, or the messages of a topic, to a file as JSON lines. They stay.
 
-    As of now, without a lock; records of batches are not written. The file is there when it is complete and on disk.
+    As of now, without a lock; records in batches are not written. The file appears when it is complete and on disk.
     """
     if as_json and to is None:
         raise typer.BadParameter("--json needs --to: the records go to standard output")
@@ -85,9 +85,9 @@ def import_command(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put the records of a file into a queue or topic: all of them, in one commit, or none. It is locked for the commit alone.
+    """Put the records of a file into a queue or topic, all in one commit or none. It is locked only for the commit.
 
-    The same records are imported once: after an interruption, do it again.
+    The same records are imported once, so repeat it after an interruption.
     """
     _no_parquet(source, 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)')
     kind = to_fill(path, as_topic)

@@ -136,9 +136,9 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the queues and topics in directories and below them, without locking them.
+    """List the queues and topics in directories and below, without locking them.
 
-    What cannot be read has its error in the list, and the exit code is that of the error.
+    Something that cannot be read has its error in the list, which sets the exit code.
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
     none = "no queues or topics here (an empty closed queue leaves no files)"
@@ -158,7 +158,7 @@ def _in(path: str) -> list[str]:
 
 @app.command("stat", rich_help_panel="Looking")
 def stat_command(path: Path, as_json: Json = False) -> None:
-    """Show what a queue or topic holds, and how far the readers of a topic are, without locking it."""
+    """Show what a queue or topic holds, and the readers of a topic, without locking it."""
     kind = existing(path)
     found = _look(path, kind)
     full = os.path.abspath(path)
@@ -190,9 +190,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each look.")] = False,
 ) -> None:
-    """Watch the queues and topics below a directory, until Ctrl-C, without locking them.
+    """Watch the queues and topics below a directory until Ctrl-C, without locking them.
 
-    "per second" is how much the records of a queue have become more or less, and how many messages were appended to a topic.
+    "per second" is how fast the records of a queue grow or shrink, and how many messages are appended to a topic.
     """
     before: dict[str, int] = {}
     began = 0.0

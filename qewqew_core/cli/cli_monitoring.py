@@ -55,8 +55,8 @@ def check(
 ) -> None:
     """Say whether anything is late, stuck, dead or broken, for Nagios, Icinga, Sensu and others.
 
-    Exit codes are theirs: 0 all is well, 1 a warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (what cannot be read).
-    Times are 90s, 5m, 2h or 1d. Without a lock.
+    It uses their exit codes: 0 OK, 1 warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (something cannot be read).
+    Times are 90s, 5m, 2h or 1d. Nothing is locked.
     """
     try:
         found = list(watch(paths or ["."]))
@@ -116,10 +116,10 @@ def metrics(
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Replace this file as a whole instead of printing.")] = None,
     every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Repeat at this interval until Ctrl-C.")] = None,
 ) -> None:
-    """Tell Prometheus what waits, is leased, returned or dead, also while no DAG runs.
+    """Tell Prometheus what waits and what is leased, returned or dead, even while no DAG runs.
 
-    --output is for the textfile collector of its node_exporter: a file in its directory, with a name that ends in .prom. Without
-    a lock.
+    --output is for the textfile collector of its node_exporter: a file in its directory whose name ends in .prom. Nothing is
+    locked.
     """
     while True:
         began = time.monotonic()

@@ -82,9 +82,9 @@ def put(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put records into a queue or topic. If nothing is there, a queue is made, or with --topic a topic.
+    """Put records into a queue or topic. If nothing is there, it makes a queue, or with --topic a topic.
 
-    When it returns, they are durable. Input is read as it comes, and what it goes into is locked for each commit alone.
+    The records are durable when it returns. It reads its input as it comes, and locks the queue or topic only for each commit.
     """
     if lines + null + whole > 1:
         raise typer.BadParameter("--lines, --null and --whole exclude each other")
@@ -166,10 +166,10 @@ def get(
     as_json: JsonLines = False,
     lock_timeout: LockTimeout = 10.0,
 ) -> None:
-    """Take records off the front of a queue and print them. (Of a topic: `qewqew topic read`.)
+    """Take records off the front of a queue and print them. (For a topic: `qewqew topic read`.)
 
-    They are taken after they were written: when the output cannot be written, or get is killed, they stay. What it had
-    printed of the last commit (up to 1,000 records) is then printed again by the next get.
+    Records are taken after they are written, so they stay if the output fails or get is killed. The next get then prints the
+    records of the last commit (up to 1,000) again.
     """
     if everything and number is not None:
         raise typer.BadParameter("--all and --number exclude each other")
@@ -206,7 +206,7 @@ def peek(
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the oldest records of a queue or topic. They stay, nothing is locked, no reader is moved."""
+    """Print the oldest records of a queue or topic. They stay; nothing is locked, and no reader moves."""
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, filter=text)
     chosen = Filter(text)
@@ -231,9 +231,10 @@ def tail(
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the newest records of a queue or topic, and go on. They stay, nothing is locked, no reader is moved.
+    """Print the newest records of a queue or topic, and with --follow new ones. They stay; nothing is locked, and no reader
+    moves.
 
-    Of a queue, what is put and taken again within a tenth of a second may not be seen.
+    Records of a queue that are put and taken within a tenth of a second may be missed.
     """
     kind = Kind.QUEUE if follow and kind_of(path) is None and not os.path.isdir(path) else existing(path)
     only_for(Kind.TOPIC, kind, path, filter=text)

@@ -1,4 +1,4 @@
-"""``qewqew topic``: what only topics have: named readers, and old messages that are removed. See docs/cli.md."""
+"""``qewqew topic``: what only topics have: named readers, and the removal of old messages. See docs/cli.md."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def read(
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the messages that a reader is to get next, and pass them.
+    """Print the next messages of a reader, and commit them.
 
-    They are committed after they were written: when the output cannot be written, or read is killed, the reader gets them
-    again. --filter sets the filter of the reader, for good.
+    They are committed after they are written: if the output fails or read is killed, the reader gets them again. --filter sets
+    the filter of the reader permanently.
     """
     if everything and number is not None:
         raise typer.BadParameter("--all and --number exclude each other")
@@ -125,7 +125,7 @@ def trim(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Remove the oldest blocks of a topic, as far as these options allow, and never the last one."""
+    """Remove the oldest blocks of a topic, as far as these options allow, but never the last one."""
     if max_age is None and max_bytes is None and max_records is None and not delete_committed:
         raise typer.BadParameter("say what to remove: --max-age, --max-bytes, --max-records or --delete-committed")
     if max_age is not None and not 0 < max_age < 1e9:
@@ -150,7 +150,7 @@ def trim(
 
 @readers_app.command("list")
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
-    """List the readers of a topic, and how many messages lie behind what each has committed."""
+    """List the readers of a topic, and how many messages each has not committed."""
     existing(path, Kind.TOPIC, NO_READERS)
     answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
 
@@ -164,7 +164,7 @@ def readers_add(
     dialect: WhichDialect = None,
     as_json: Json = False,
 ) -> None:
-    """Make a reader; the topic too if it is not there."""
+    """Make a reader, and the topic if it is missing."""
     begin = place_to_start(start)
     to_fill(path, as_topic=True)
     with Topic(path, dialect=cast(Any, dialect)) as topic:
@@ -181,7 +181,7 @@ def _print_place(reader: Reader, verb: str, as_json: bool) -> None:
 
 @readers_app.command("copy")
 def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = False) -> None:
-    """Make a reader that stands where another one does; one that is there is moved. Filter and batches are not copied."""
+    """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
     with existing_topic(path) as topic:
         existing_reader(topic, source).close()
         topic.copy_reader(source, target)
@@ -200,7 +200,7 @@ def readers_seek(
     latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move a reader. What was delivered to anybody and is not committed is forgotten."""
+    """Move a reader. Deliveries that are not committed are forgotten."""
     if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
         raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
     since = None if time is None else time_of(time, "--time must be a time (2025-01-31T12:00:00)")
@@ -220,7 +220,7 @@ def readers_filter(
     text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, such as 'order.*;invoice.#'; '' for all messages.")],
     as_json: Json = False,
 ) -> None:
-    """Have a reader deliver only messages whose tags match, from the next one on."""
+    """Deliver only messages whose tags match, from the next one on."""
     with existing_topic(path) as topic, existing_reader(topic, name) as reader:
         reader.set_filter(text)
         chosen = f"messages that match {reader.filter}" if reader.filter else "all messages"

@@ -74,11 +74,11 @@ _tuple = tuple.__new__
 
 
 class Message(NamedTuple):
-    """One message of a topic, as it was read or is to be appended.
+    """One message of a topic, as it was read or will be appended.
 
-    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one counts as missing. ``timestamp``: milliseconds since the
-    epoch; None, when it is appended: now. ``corr_offset`` is the application's (not in dialect C). ``number`` (from 0) and
-    ``offset`` are given by the topic, ``attempt`` says how often a reader has been given the message.
+    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one counts as missing. ``timestamp``: milliseconds since
+    the epoch; None in an append: now. ``corr_offset`` is for the application (not in dialect C). The topic assigns ``number``
+    (from 0) and ``offset``; ``attempt`` says how often a reader has delivered the message.
     """
 
     body: bytes

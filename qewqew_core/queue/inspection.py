@@ -26,9 +26,9 @@ _T = TypeVar("_T")
 def inspect(path: str | os.PathLike[str]) -> QueueStats:
     """Counts and sizes of a queue as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
-    Zeros for a queue that does not exist (an empty closed queue leaves no files), if its directory does. Reads the
-    transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
-    queue must the records be counted. Raises `BadPath`, `Corrupt`.
+    Zeros for a queue that does not exist (an empty closed queue leaves no files) if its directory does. Reads the log, and the
+    pointers of the chunks if the queue is closed; it counts records only if a Java program has used the queue. Raises
+    `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))

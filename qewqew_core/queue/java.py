@@ -121,7 +121,7 @@ def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool
 def believed(files: Files, found: Found) -> Believed:
     """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
-    again = may_be_made_again(files, found)
+    again = may_be_made_anew(files, found)
     if again and not all_as_committed(files, found.path, found.log.state):
         return _made_anew(files, found)
     return _Successor(files, found, found.log).believed()

@@ -40,11 +40,11 @@ from qewqew_core.queue.state import State
 
 
 def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:
-    """Make a damaged queue one that opens, with every record that can be read and none that is wrong.
+    """Make a damaged queue usable again, with every record that can be read and no wrong one.
 
-    Where nothing is wrong it changes nothing (a queue that crashed is recovered, as opening would). Damaged files are
-    moved to NAME.damaged/N, never deleted. Killed at any point, the next repair finishes; opening in between works as
-    before, or raises `Corrupt`. Durable when it returns.
+    If nothing is wrong, it changes nothing (it recovers a queue that crashed, as opening does). Damaged files are moved to
+    NAME.damaged/N, never deleted. If it is killed, the next repair finishes; opening the queue before that works as before, or
+    raises `Corrupt`. Durable when it returns.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """

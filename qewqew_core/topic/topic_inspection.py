@@ -101,10 +101,10 @@ def all_readers(files: Files, directory: str) -> list[str]:
 
 
 def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
-    """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
+    """What waits for a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
-    Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
-    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `Corrupt`.
+    Zeros for a topic that does not exist, if its parent directory does; everything in the topic for a reader that does not
+    exist yet. With a filter, it must read the messages to count them. Raises `BadPath`, `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     topic_paths.check_reader_name(name)
