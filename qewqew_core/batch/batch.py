@@ -20,7 +20,7 @@ from qewqew_core.formats.zbus import Message
 
 
 class Endings(Protocol):
-    """What the owner of a batch can do with it: `Leases`."""
+    """What happens to a batch at the wish of whoever has it: `Leases`."""
 
     def end(self, batch: Batch, to: str, reason: str) -> None: ...
 
@@ -34,10 +34,11 @@ class Endings(Protocol):
 
 
 class Batch:
-    """A batch as it was when it was looked up. Its records are in its own files, so reading them needs no lock.
+    """A batch as it was when it was looked up. Its records are read from its own files, whoever has the queue.
 
-    ``state`` is "leased", "returned" (it waits as a whole for the next lease), "dead" or "acked". The methods that end it need
-    the queue, or the topic's reader, to be open. They are durable when they return, whatever ``sync`` is.
+    ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
+    end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
+    whatever ``sync`` is.
     """
 
     def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str) -> None:
@@ -68,7 +69,7 @@ class Batch:
             yield record.body if isinstance(record, Message) else record
 
     def messages(self) -> Iterator[Message]:
-        """The messages of a topic's batch, where iterating gives only bodies. Raises `BadArgument` for a queue's batch."""
+        """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
         for record in self._records():
             if not isinstance(record, Message):
                 raise BadArgument(f"batch {self.id} belongs to a queue: it has records, not messages; iterate over it")
@@ -90,9 +91,9 @@ class Batch:
     def publish(
         self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
     ) -> str:
-        """Copy the batch to ``url``/ID for readers on other machines; returns that path or URL. See `publishing.publish`.
+        """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
 
-        The batch keeps its state; acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
+        The batch stays where it is, in its state: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         return publish(self._directory(), url, options=options, progress=progress)
 
@@ -103,43 +104,44 @@ class Batch:
         return f"<Batch {self.id} {self.state}, attempt {self.attempt}, {self.records:,} records>"
 
     def ack(self) -> None:
-        """The work on the batch is done: it will not be leased again. You may acknowledge it twice.
+        """The work on the batch is done: it will not be leased again. Acknowledging it twice is no error.
 
-        Raises `BatchConflict` if it is not leased any more, or leased by somebody else; and `BatchNotFound`.
+        Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
         """
         self._leases.end(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
-        """The work failed: the whole batch waits, and the next lease gets it first, as one more attempt.
+        """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
 
-        After ``max_attempts`` leases it becomes a dead letter instead. Raises as `ack`.
+        After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
         """
         self._leases.end(self, "returned", reason)
 
     def extend(self, lease_timeout: float | None = None) -> None:
-        """The work goes on: the lease lasts ``lease_timeout`` seconds from now on (None: as long as at first).
+        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
 
-        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument` if
-        it was leased without a time-out and you give none.
+        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
+        if it was leased without a time-out and none is given.
         """
         self._leases.extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
-        """Make the batch a dead letter, for a person to look at. Raises as `ack`."""
+        """Set the batch aside, to be looked at by a person. Raises as `ack`."""
         self._leases.end(self, "dead", reason)
 
     def return_to_queue(self) -> None:
-        """Return a dead batch: the next lease gets it first, as a whole. Raises `BatchConflict` if it is not dead."""
+        """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
         self._leases.revive(self)
 
     def put_back(self) -> None:
-        """Put the records back to the front of the queue or reader, in their order, and end the batch.
+        """The records go back to the front of what they were leased from, in their order, and the batch is no more.
 
-        Only for a consumer that knows that it wrote nothing: the records will come in another batch with another id, so nothing
-        can find and replace what this one wrote. For a leased, returned or dead batch; raises as `ack`.
+        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
+        id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
+        raises as `ack`.
         """
         self._leases.put_back(self)
 
     def drop(self) -> None:
-        """Delete a dead batch and its records permanently. Raises `BatchConflict` if it is not dead."""
+        """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
         self._leases.drop(self)

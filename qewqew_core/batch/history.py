@@ -120,7 +120,7 @@ class History:
         raise KeyError(batch_id)
 
     def drop_nonsense(self) -> int:
-        """Forget the blocks that have a wrong line or sum; returns how many batches they should have had."""
+        """Forget the blocks of which a line, or a sum, is wrong; returns how many batches they were to have."""
         wrong = [block for block in self.blocks if not _makes_sense(block)]
         self.blocks = deque(block for block in self.blocks if block not in wrong)
         return sum(block.count for block in wrong)

@@ -58,7 +58,7 @@ class Source(ABC):
 
     @abstractmethod
     def put_back(self, batch: BatchState) -> None:
-        """Put the records of a batch back to the front, and end the batch. Durable when it returns."""
+        """Put the records of a batch back to the front; the batch is no more. Durable when it returns."""
 
     @abstractmethod
     def commit(self, operation: BatchOperation) -> None:
@@ -300,12 +300,12 @@ class HasBatches:
 
     @property
     def max_attempts(self) -> int:
-        """How often a batch may be leased before `Batch.nack` makes it a dead letter."""
+        """How often a batch may be leased before `Batch.nack` sends it to the dead letters."""
         return self._leases.max_attempts
 
     @property
     def retention(self) -> timedelta:
-        """How long the records of acknowledged batches are kept, up to `retention_bytes` in total."""
+        """How long the records of acknowledged batches are kept, up to `retention_bytes` together."""
         return self._leases.retention
 
     @property
@@ -319,27 +319,27 @@ class HasBatches:
         max_bytes: int | None = None,
         lease_timeout: float | None = None,
     ) -> Batch | None:
-        """Lease a batch under ``key``; None if nothing waits. Durable when it returns.
+        """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
-        The same key gives the same batch again, even after it was acknowledged (see ``state``; you may process and acknowledge
-        it again). Otherwise a returned batch comes first, as a whole, whatever the limits. Otherwise a new batch is cut off the
-        front: up to ``max_records`` records with a total of up to ``max_bytes`` bytes, at least one. In a queue, the cost
-        depends on the number of chunk files, not of records (a chunk in which open sessions hold records is copied).
+        The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
+        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
+        otherwise a new one is cut off the front of what waits: up to ``max_records`` records of together up to
+        ``max_bytes`` payload bytes, at least one. In a queue, the cost depends on the number of chunk files, not of records
+        (a chunk that holds records of open sessions is copied).
 
         ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
-        (`Batch.extend`); None: never. The next `lease` under another key returns batches whose time is over.
+        (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
 
-        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept), `BatchConflict`
-        (somebody else has this key's batch now, or it is dead), `Corrupt`, `DiskFull`.
+        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
+        `BatchConflict` (somebody else has this key's batch now, or it is dead), `Corrupt`, `DiskFull`.
         """
         with self._leases.engine.exclusive():
             state = self._leases.lease(key, max_records, max_bytes, lease_timeout)
             return self._present(state) if state else None
 
     def return_expired(self) -> list[Batch]:
-        """Return the batches whose lease time is over because their owners have not extended them (or, after
-        ``max_attempts``, make them dead letters). Anyone may call it. A lease without ``lease_timeout`` never ends this
-        way.
+        """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
+        send them to the dead letters). Anyone may; a lease without ``lease_timeout`` never ends so.
         """
         with self._leases.engine.exclusive():
             return [self._present(state) for state in self._leases.return_expired()]
@@ -366,8 +366,8 @@ class HasBatches:
             return self._present(self._leases.of_id(batch_id))
 
     def find_batch(self, key: str) -> Batch:
-        """The batch with this id, or leased under this key. Raises as `batch`, and `BatchConflict` if somebody else has the
-        key's batch now, or it is dead.
+        """The batch with this id, or that was leased under this key. Raises as `batch`, and `BatchConflict` if somebody else has
+        the key's batch now, or it is dead.
         """
         with self._leases.engine.exclusive():
             try:

@@ -1,7 +1,7 @@
 """The manifest of a batch: the JSON file that hands leased records over to Spark or any other engine.
 
 A batch is a directory: `manifest.json` and the segment files it names, each a chunk file of a queue (see
-`chunk`) or a block of a topic (see `zbus`); the bytes from ``start`` to ``end`` are this batch's
+`chunk`) or a block of a topic (see `zbus`) of which the bytes from ``start`` to ``end`` are this batch's
 records; of a topic's, with a filter, those that match. Paths are relative to the manifest, so the
 directory can be copied as it is, manifest last (`publishing` does that), and read where it lies: in any `store`.
 """
@@ -55,7 +55,7 @@ class Segment:
         return [offset for offset, _ in self.boundaries]
 
     def part(self, start: int, end: int) -> Segment:
-        """The records between two offsets; each must be one of its `cuts` or one of its ends."""
+        """The records between two offsets, each of which is one of its `cuts` or an end of it."""
         first, last = bisect_left(self.boundaries, (start, 0)), bisect_left(self.boundaries, (end, 0))
         before, seed, records, crc32 = 0, self.seed, self.records, self.crc32
         if end < self.end:
@@ -278,7 +278,7 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
 
 
 def _check_files(store: Store, manifest: Manifest, path: str) -> None:
-    """Raise `BadManifest` if a segment's file is missing, not a plain file, or too short."""
+    """Raise `BadManifest` if a segment's file is not there, is no plain file, or is too short."""
     ends = manifest.files()
     sizes = store.sizes(list(ends))
     for name, end in ends.items():

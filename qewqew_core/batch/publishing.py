@@ -69,7 +69,7 @@ def publish(
 
 
 def _check(target: Store, body: Manifest) -> None:
-    """Raise `BadPath` if another batch lies there; an invalid manifest was torn by a store that does not write in one step."""
+    """Raise `BadPath` if another batch lies there; what is no manifest was torn by a store that does not write in one."""
     path = target.locate(MANIFEST)
     try:
         text = target.read(MANIFEST)

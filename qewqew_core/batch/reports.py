@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """What `verify` has read, and the problems it found, each with path and offset."""
+    """What `verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
 
     records: int = 0  # of a topic: messages
     bytes: int = 0  # payload, read and found right
@@ -38,7 +38,7 @@ class Damage:
 
 @dataclass
 class RepairReport:
-    """What `repair` or `repair_topic` found, and what the queue or topic holds now."""
+    """What `repair` or `repair_topic` has found, and what the queue or topic holds afterwards."""
 
     records: int = 0  # that will be delivered; of a topic: messages
     batches: int = 0  # of a topic: those of all readers

@@ -298,7 +298,7 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     false, and what begins with { or [, are taken as JSON. Secrets are better left to the environment, where each store's
     client looks for them: options travel with the tasks of a job.
 
-    Raises `BadArgument`, here or when the store is first used: for a URL that carries a password, for an option that is not
+    Raises `BadArgument`, here or when the store is first used: for a URL that carries a password, for an option that is no
     JSON, and if the package for the store is not installed.
     """
     local = local_path(path)

@@ -1,7 +1,7 @@
 """`Engine`: what makes a store transactional, written once for queues, topics and readers: a log, a state, and a lock.
 
 A commit becomes true in `Engine.commit`: one frame is appended to the log, and then the state in memory follows. `durable`
-waits until it is on disk. The files that follow the log belong to the owner of the engine: it brings them up to
+waits until it is on disk. The files that follow the log are the business of whoever has the engine: it brings them up to
 where the log is before that is cut back (`rotate`).
 
 A call that fails in the middle of a change leaves the disk unknown. Then the engine is poisoned: every further call raises
@@ -215,7 +215,7 @@ class Engine(Generic[S]):
         self.closed_reason = Closed(
             f"the {self._what} was opened before this process was forked; open it again here", path=self.path
         )
-        self.lock = threading.RLock()  # its holder does not exist here
+        self.lock = threading.RLock()  # whoever held it does not exist here
         self._changed = threading.Condition(self.lock)
         if self.has_log:
             self.log.forked()
@@ -282,7 +282,7 @@ class Engine(Generic[S]):
                 path=error.filename or self.path,
             )
         )
-        with self.lock:  # the caller is a thread that waited for the disk, or a repair that has nobody beside it
+        with self.lock:  # whoever calls: a thread that waited for the disk, or a repair that has nobody beside it
             if not self.is_closed:  # else it happened in `close`, which goes on to release everything
                 self.closed_reason = broken
             self._changed.notify_all()

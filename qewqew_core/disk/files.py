@@ -59,7 +59,7 @@ class Files:
         return status.st_ino, status.st_size
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Inode, and time of the last change in nanoseconds: they differ when another program has replaced the file."""
+        """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns
 
@@ -72,11 +72,11 @@ class Files:
         return os.path.lexists(path)
 
     def is_directory(self, path: str, *, follow: bool = False) -> bool:
-        """Whether a directory is there; a link to one counts only with ``follow``."""
+        """Whether a directory is there; a link to one is none unless ``follow``."""
         return os.path.isdir(path) and (follow or not os.path.islink(path))
 
     def is_regular(self, path: str) -> bool:
-        """Whether a regular file is there; a link does not count."""
+        """Whether a regular file is there; a link is none."""
         try:
             return stat.S_ISREG(os.lstat(path).st_mode)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class Files:
         return os.path.realpath(path)
 
     def kinds(self, path: str) -> dict[str, bool]:
-        """The names in a directory, in no order, and whether each is a regular file; a link is not."""
+        """The names in a directory, in no order, and whether each is a regular file; a link is none."""
         with os.scandir(path) as entries:
             return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
 

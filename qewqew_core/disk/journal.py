@@ -12,9 +12,9 @@ and only if the whole frame is in the log. What the kinds of frames mean is up t
 
 A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
 older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
-was written. A kind of zero (unwritten space) is not a frame.
+was written. A kind of zero (unwritten space) is no frame.
 
-The first incomplete frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
+What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
 further on says that the place was durable, then it was not torn but damaged.
 """
 
@@ -271,7 +271,7 @@ class Journal:
         owner: str = "queue",
         frames: int = 0,
     ) -> None:
-        """``fds``: a list with the descriptor; another owner may close it, too."""
+        """``fds``: a list with the descriptor; whoever else has it may close it, too."""
         self._files = files
         self.path = path
         self._owner = owner
@@ -284,7 +284,7 @@ class Journal:
         self._failed: OSError | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
         # Nobody syncs the descriptor while a thread has both. A `with` takes them, and never a generator: an interrupt could
-        # leave one behind that has them, and `close` in the same thread would wait forever.
+        # leave one behind that has them, and `close` in the same thread would wait for ever.
         self._sync_lock = threading.Lock()  # of the next line
         self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
@@ -434,7 +434,7 @@ class Journal:
             close_all(self._owned)
 
     def forked(self) -> None:
-        """In a forked child: the holder of the lock does not exist here."""
+        """In a forked child: whoever held the lock does not exist here."""
         self._sync_lock = threading.Lock()
         self._turn = threading.Lock()
 

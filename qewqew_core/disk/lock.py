@@ -24,7 +24,7 @@ from qewqew_core.errors import BadPath, Locked
 _T = TypeVar("_T")
 _LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written …
 _OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them
-_QUICK_LOOKS = 0.005  # seconds for which a waiting thread looks itself: a call of a reader takes less than to wake a thread
+_QUICK_LOOKS = 0.005  # seconds for which who waits looks by himself: a call of a reader takes less than to wake a thread
 _LONGEST_PAUSE = 0.02  # seconds between two looks where the kernel wakes nobody
 _PATIENCE = 1.0  # seconds without moving forward
 
@@ -218,7 +218,7 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
             if fd is not None and before and first_locked(fd, 0, length) is not None:
                 waiting.moved = now  # somebody has the lock: nobody before us is late
             still = now - waiting.moved
-            # Nobody waits forever for a stopped process that came first.
+            # Nobody waits for ever for one who is before him and was stopped.
             is_turn = not before or still > _PATIENCE or now >= deadline
             taken = act() if is_turn else None
             if taken is not None or now >= deadline:

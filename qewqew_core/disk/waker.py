@@ -30,7 +30,7 @@ class _Waker(threading.Thread):
         try:
             ofd.wait_until_free(self.fds[0], *self._key[2:])
         except ofd.LockException:
-            pass  # the waiting thread looks itself
+            pass  # who waits looks himself
         finally:
             with _guard:
                 _wakers.pop(self._key, None)
@@ -41,7 +41,7 @@ class _Waker(threading.Thread):
 def sleep_until_free(fd: int, start: int, length: int, timeout: float) -> bool:
     """Sleep until no other opening of the file has a lock on these bytes, for up to ``timeout`` seconds.
 
-    False at once if nobody has one, or if the kernel cannot be asked here: then the waiting thread must look itself.
+    False at once if nobody has one, or if the kernel cannot be asked here: then who waits must look by himself.
     """
     from qewqew_core.disk import ofd
 

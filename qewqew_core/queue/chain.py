@@ -99,7 +99,7 @@ class Chain:
                 self.rotate()
 
     def expect_changes(self) -> None:
-        """Count the changes of batches from now on; enough of them shorten the log."""
+        """Count the changes of batches from now on, as of which the log is to be cut back."""
         self._rotate_at_changes = self._engine.state.changes + LIMITS.log_changes
 
     def rotate(self) -> None:
@@ -373,7 +373,7 @@ class Chain:
         return at
 
     def compact(self) -> None:
-        """Rewrite chunks with gaps: the original knows no gaps. What open sessions held is there again.
+        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again.
 
         Ids count back from the first chunk, as in a put-back, but for the last: the original takes the id after that.
         """

@@ -28,7 +28,7 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
 
 
 def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = (), durable: bool = True) -> list[int]:
-    """Make head, tail and next in each chunk file say what the log says, durably; returns the chunks that had changed.
+    """Make head, tail and next in each chunk file say what the log says, durably; returns of which chunks they had changed.
 
     ``unsure``: chunks that a killed process may have made, and not synced.
     """
@@ -60,7 +60,7 @@ def store_header(files: Files, header_fd: int, first: int, sure: bool = True) ->
 
 
 def restore_header(files: Files, path: str, first: int) -> None:
-    """Make the header again, durable but for its name, if a Java program has removed it, or is not there for another reason."""
+    """Make the header anew, durable but for its name, if a Java program has removed it, or is not there for another reason."""
     if first and not files.exists(path):
         with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
             fd = files.open(path, new=True)

@@ -63,7 +63,7 @@ class Found:
 
 
 def chunk_files(files: Files, path: str) -> tuple[set[int], set[int]]:
-    """The ids of the chunk files beside a queue, and those that are not regular files."""
+    """The ids of the chunk files beside a queue, and those of what is no regular file among them."""
     kinds = files.kinds(os.path.dirname(path))
     return paths.chunk_ids(path, kinds), paths.chunk_ids(path, (name for name, is_regular in kinds.items() if not is_regular))
 

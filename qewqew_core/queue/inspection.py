@@ -26,9 +26,9 @@ _T = TypeVar("_T")
 def inspect(path: str | os.PathLike[str]) -> QueueStats:
     """Counts and sizes of a queue as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
-    Zeros for a queue that does not exist (an empty closed queue leaves no files) if its directory does. Reads the log, and the
-    pointers of the chunks if the queue is closed; it counts records only if a Java program has used the queue. Raises
-    `BadPath`, `Corrupt`.
+    Zeros for a queue that does not exist (an empty closed queue leaves no files), if its directory does. Reads the
+    transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
+    queue must the records be counted. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
@@ -77,7 +77,7 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, Body]]) -> bytes:
-    """Bytes ``start`` to ``end`` of a chunk file whose ``data`` was read, with what only the log has."""
+    """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
     over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
     if not over:
         return data

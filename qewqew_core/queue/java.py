@@ -5,10 +5,10 @@ a fixed order of stores, and it, too, is stopped at any point. What can have com
 damage. These are its ways:
 
 - It takes records: the head of the first chunk moves to the beginning of another record. A chunk that was read to its end is
-  removed, then the header names the next one. The last chunk of all is not removed: it starts again (head 10, then tail 10).
+  removed, then the header names the next one. The last chunk of all is not removed: it begins anew (head 10, then tail 10).
 - It puts records: behind the tail of the last chunk; when that is full, its `next` becomes the following id, and a file with
   that id is made.
-- It clears: the header becomes 0, then the first chunk starts again, then the others are removed, the first of them first.
+- It clears: the header becomes 0, then the first chunk begins anew, then the others are removed, the first of them first.
 - It closes. If the queue is empty, it gives the lock back first, and then removes its chunk and the header. So the header may
   vanish under somebody who has opened the queue since.
 - It begins a queue where it finds the header to be 0 or missing: with chunk 1, over whatever has that name. (We never give
@@ -121,8 +121,8 @@ def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool
 def believed(files: Files, found: Found) -> Believed:
     """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
-    again = may_be_made_anew(files, found)
-    if again and not all_as_committed(files, found.path, found.log.state):
+    anew = may_be_made_anew(files, found)
+    if anew and not all_as_committed(files, found.path, found.log.state):
         return _made_anew(files, found)
     return _Successor(files, found, found.log).believed()
 
@@ -250,7 +250,7 @@ class _Successor:
     # Chunks that are there
 
     def _move_head(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> None:
-        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read starts again.)"""
+        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read begins anew.)"""
         head = pointers[0] if disk.head == chunk.BEGIN else disk.head
         if not pointers[0] <= head < chunk_state.tail:
             raise self._pointers(chunk_state, pointers, disk)
@@ -273,7 +273,7 @@ class _Successor:
             self._grow(chunk_state, pointers, disk)
             self._move_head(chunk_state, pointers, disk)
         elif alone and not kept and _written_over(self._files, path, chunk_state, min(disk.tail, chunk_state.tail)):
-            # Something was written over the records that the log knows. It is not damage if records begin where they must.
+            # Something was written over the records that the log knows. It is no damage if records begin where they must.
             begun = scan(self._files, path, chunk_state.id, disk._replace(head=chunk.BEGIN))
             taken = 0
             if disk.head > chunk.BEGIN:

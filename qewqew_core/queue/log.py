@@ -16,7 +16,7 @@ kind            body
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
 9 history       u64 number of acknowledged batches, u64 their records, u64 their bytes, u64 their bytes on disk; their lines, as
                 `history` has them. Of the snapshot; oldest acknowledgement first
-8 handover      as a checkpoint; u32 number of chunks that were written but not synced, and chunk, head, tail, next
+8 handover      as a checkpoint; u32 number of chunks of which something was written, and not synced, and chunk, head, tail, next
                 of each; then what `Files.boot` says. The same is true as of a checkpoint, until there is a power cut
 =============== ==============================================================================================================
 """
@@ -309,7 +309,7 @@ def _apply(body: Body, result: Replayed) -> None:
 class Salvaged(NamedTuple):
     """What can be had of a log that does not replay."""
 
-    prefix: Replayed | None  # what came before the damage; None if that is not a whole snapshot
+    prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
     damaged: int  # offset of the damage …
     end: int  # … and of the next whole frame, or of the end of the log
     frames: list[Frame]  # whole ones behind the damage (without a prefix: all)

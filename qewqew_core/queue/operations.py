@@ -91,7 +91,7 @@ class Clear(NamedTuple):
 
 
 class Believe(NamedTuple):
-    """What a Java program left in the files; the snapshot before this was made of it."""
+    """What a Java program has left in the files, of which the snapshot before this was made."""
 
     header: int
     stored: list[tuple[int, int, int, int]]  # chunk, and its head, tail and next

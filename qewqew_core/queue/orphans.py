@@ -1,7 +1,7 @@
-"""Chunk files with records that nothing refers to: never delivered, never overwritten, but offered.
+"""Chunk files beside a queue that hold records and that nothing refers to: never delivered, never overwritten, but offered.
 
-The original leaves them when it is killed in the middle of `clear`, or puts after it in one session. A repair leaves those it
-cannot judge. They look like files whose records were taken long ago, so a person decides.
+The original leaves them when it is killed in the middle of `clear`, or puts after it in one session; a repair leaves those
+of which nobody can say what they were. They cannot be told from files whose records were taken long ago: a person decides.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ REPORT = "report.json"
 
 
 class Orphan:
-    """A chunk file as it was when `Queue.orphans` looked; iterate over it to read its records.
+    """A chunk file as it was when `Queue.orphans` looked; iterable over the records that can be read.
 
-    ``records`` and ``bytes`` count what can be read; ``problem`` says why the file cannot be read to its end, or is None. The
-    original wrote no checksums, so records are accepted if one leads to the next. `Queue.adopt` puts the records into the
-    queue, `Queue.set_aside` moves the file away.
+    ``records`` and ``bytes`` (payload) count these; ``problem`` says why it cannot be read to its end, else it is None.
+    The original wrote no checksums: records that step from one to the next are believed. `Queue.adopt` takes the records
+    over, `Queue.set_aside` moves the file away.
     """
 
     def __init__(self, files: Files, path: str, content: Chunk, problem: str | None) -> None:
@@ -66,7 +66,7 @@ class Orphan:
 
 
 def find(files: Files, path: str, state: State) -> list[Orphan]:
-    """The orphans beside the queue at ``path``; files without records do not count."""
+    """The orphans beside the queue at ``path``; files without records are none."""
     found = []
     for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         chunk_path = chunk.chunk_path(path, chunk_id)
@@ -95,7 +95,7 @@ def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]
     """The records of a chunk file as far as they go, and what is wrong with it. Raises OSError.
 
     Where the pointers cannot be right, reading begins at the first record that the file ever had (they may come again),
-    and zeros at the end are not records.
+    and zeros at the end are no records.
     """
     size, head, tail, following = read_pointers(files, path)
     problem = None

@@ -56,21 +56,22 @@ _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 class Queue(HasBatches):
-    """A queue at ``path``, opened for exclusive use; made if it is missing. Threads may share it.
+    """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
 
-    ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, allocated on disk; the first ones are smaller, from 256 KiB on.
-    A record has at most ``chunk_size - 12`` and 65,535 bytes. ``sync``: with "commit" (default), a call that changes the queue
-    survives a power cut once it has returned; with "never" it survives the death of the process, and a power cut only after the
-    next `close`, `lease` or end of a batch. ``lock_timeout``: seconds to wait for another owner. ``max_records``,
-    ``max_bytes``: how many records, and bytes of them, may wait in the queue, batches not counted; a put beyond that waits for
-    room or raises `Full`. ``min_free_bytes``: free space that puts leave on the file system; below it they raise `DiskFull`,
-    but you can still take and lease. ``log_bytes``: when the log has grown by this much, or has doubled if that is more, a
-    snapshot replaces it. ``max_attempts``: how often a batch may be leased before `Batch.nack` makes it a dead letter.
-    ``retention``, ``retention_bytes``: how long, and up to how many bytes in total, the records of acknowledged batches are
-    kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
+    ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, really allocated; the first ones are smaller, beginning with
+    256 KiB. A record may have ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes
+    the queue is durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
+    power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
+    ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
+    counted); more are refused with `Full`, or wait for room. ``min_free_bytes``: what puts leave free on the file
+    system; below that they raise `DiskFull`, while taking and leasing go on.
+    ``log_bytes``: the log is cut back to a snapshot when it has grown by so many bytes, or has doubled if that is more.
+    ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
+    ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
+    batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
 
-    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After `Broken` from any call the
-    object refuses all others. Close it, or use it in a ``with`` statement.
+    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After
+    `Broken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
     """
 
     _released = True  # whether no lock and no descriptor is left to be released
@@ -178,11 +179,11 @@ class Queue(HasBatches):
         return again
 
     def close(self) -> None:
-        """Leave the files as the Java library would, and release the lock. You may call it twice; a second call finishes an
-        interrupted first one.
+        """Leave the files as the Java library would, and give the lock back. A second call does nothing, unless the first one was
+        interrupted: then it gives back what that did not.
 
-        An empty queue leaves no header and no chunks, and a log only if it remembers batches or keys. Open sessions are rolled
-        back. Threads that wait in a call get `Closed`.
+        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
+        sessions are rolled back. Callers that wait in other threads get `Closed`.
         """
         with self._engine.lock:
             if self._holds.is_asked:
@@ -201,7 +202,7 @@ class Queue(HasBatches):
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
-            stamp.remove(files, self.path)  # the next log starts to count again
+            stamp.remove(files, self.path)  # the next log counts anew
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
@@ -272,8 +273,8 @@ class Queue(HasBatches):
     def put(self, record: Record, timeout: float | None = 0) -> None:
         """Append one record, as one commit.
 
-        If the queue is full, waits for room up to ``timeout`` seconds (None: forever). Raises `BadRecord`, `RecordTooLarge`,
-        `Full`, `DiskFull`: nothing was stored.
+        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
+        `RecordTooLarge`, `Full`, `DiskFull`: nothing was stored.
         """
         if type(record) is not bytes or len(record) > self.largest_record:
             (record,) = chunk.checked((record,), self.chunk_size)
@@ -282,10 +283,10 @@ class Queue(HasBatches):
             self._engine.durable(position)
 
     def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
-        """Append all records, or none if one of them is wrong; returns how many. One commit, whatever the number of chunks.
+        """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
 
-        With a ``key`` that was used before (within thirty days, and among the last 65,536), it stores nothing and returns what
-        the first call returned. Waits and raises as `put`; also `BadKey`.
+        With a ``key`` that was used before (within thirty days, and among the last 65,536), nothing is stored, and what
+        the first call returned is returned again. Waits and raises as `put`; also `BadKey`.
         """
         ready = chunk.checked_all(records, self.chunk_size)
         with self._engine.exclusive():
@@ -301,14 +302,14 @@ class Queue(HasBatches):
         return count
 
     def session(self) -> Session:
-        """A transaction: its puts and takes happen together when it commits, or not at all. See `Session`."""
+        """A transaction: what it puts and takes happens together, when it commits, or not at all. See `Session`."""
         with self._engine.exclusive():
             return Session(self, self._engine, self._chain, self._holds, self._records)
 
     # Taking
 
     def peek(self, timeout: float | None = 0) -> bytes:
-        """The first record, without taking it. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
+        """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
 
         Raises `Corrupt` if the record is not what was committed.
         """
@@ -316,18 +317,17 @@ class Queue(HasBatches):
             return self._records.first(timeout)[0]
 
     def get(self, timeout: float | None = 0) -> bytes:
-        """Take the first record. Waits as `peek` does. With ``sync="commit"`` a power cut does not bring it back."""
+        """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
         record, position = self._engine.run(self._records.get_one, timeout)
         if self._engine.sync:
             self._engine.durable(position)
         return record
 
     def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
-        """Take the first record if ``predicate(record)`` is true; otherwise leave it and return None. Also None after
-        ``timeout``.
+        """Take the first record if ``predicate(record)`` is true, else leave it and return None; also None after ``timeout``.
 
-        The queue is locked during the call, so the predicate must not use it (`Closed`). If the predicate raises, the record
-        stays.
+        The queue is locked meanwhile: the predicate must not use it (`Closed`). What it raises passes through, and
+        the record stays.
         """
         with self._engine.lock:
             try:
@@ -343,7 +343,7 @@ class Queue(HasBatches):
         return record
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        """Take up to ``max_records`` records with a total of up to ``max_bytes`` bytes, as one commit; [] if none waits.
+        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, as one commit; maybe [].
 
         The first record is taken even if it alone is larger than ``max_bytes``.
         """
@@ -356,9 +356,9 @@ class Queue(HasBatches):
         return records
 
     def clear(self) -> int:
-        """Drop all records, except those that sessions hold or batches have; returns how many. Durable when it returns.
+        """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
 
-        While sessions hold records it must read the others, and may raise `Corrupt`.
+        Durable when it returns. While sessions hold records it must read the others, and may raise `Corrupt`.
         """
         with self._engine.exclusive():
             records = len(self._records)
@@ -400,30 +400,30 @@ class Queue(HasBatches):
                 yield from chunk.split(data)[0]
 
     def stats(self) -> QueueStats:
-        """Counts and sizes, as from `inspect`."""
+        """Counts and sizes, as `inspect` gives them."""
         with self._engine.exclusive():
             return stats_of(self._files, self.path, self._engine.state)
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Read everything (log, chunks, batches) and compare it with its checksums and counts. Changes nothing.
+        """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.
 
-        ``progress`` is called with the bytes of records read so far and in total. It must not use the queue.
+        ``progress`` is called with the bytes of records that were read, and how many there are. It must not use the queue.
         """
         with self._engine.exclusive():
             self._chain.flush()
             return verify(self._files, self.path, self._engine.state, progress)
 
     def orphans(self) -> list[Orphan]:
-        """Chunk files with records that nothing refers to, by id; see `Orphan`. Changes nothing."""
+        """Chunk files with records beside the queue that nothing refers to, by their ids; see `Orphan`. Changes nothing."""
         with self._engine.exclusive():
             return orphans.find(self._files, self.path, self._engine.state)
 
     def adopt(self, orphan: Orphan) -> int:
-        """Append the records of an orphan to the queue, as one commit, and remove its file; returns how many.
+        """Append the records of an orphan to the end of the queue, as one commit, and remove its file; returns how many.
 
-        Durable when it returns. If it is interrupted, `orphans` may list the file again; adopting it again stores nothing
-        twice, because the commit has a key made of the file's identity. A file with a ``problem`` is set aside, not removed.
-        Raises as iterating over the orphan and `put_many` do; then nothing was stored.
+        Durable when it returns. If it is interrupted, `orphans` may offer the file again, but adopting it again stores
+        nothing twice: the commit has a key of the file's identity. A file with a ``problem`` is set aside, not removed.
+        Raises as iterating over the orphan does, and as `put_many`; then nothing was stored.
         """
         with self._engine.exclusive():
             stored = self.put_many(orphan, key=orphan.key())
@@ -437,9 +437,9 @@ class Queue(HasBatches):
             return stored
 
     def set_aside(self, orphan: Orphan) -> str:
-        """Move the file of an orphan into a directory of NAME.damaged; returns its new path. Durable when it returns.
+        """Move the file of an orphan into a directory of NAME.damaged; returns where it is. Durable when it returns.
 
-        Raises `BadPath` if the file is gone.
+        Raises `BadPath` if it is gone.
         """
         with self._engine.exclusive():
             target = orphans.set_aside(self._files, self.path, orphan)

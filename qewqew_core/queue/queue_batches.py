@@ -1,7 +1,7 @@
 """`QueueBatches`: how batches are cut off the front of a queue, and put back there.
 
 A lease moves whole chunk files out of the chain: its cost depends on their number, not on that of the records. Only a chunk
-that stays in part is copied: the batch ends in it, or open sessions hold some of its records.
+of which a part stays is copied: one in which the batch ends, or of which open sessions hold records.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
    the last checkpoint, of a handover since, or of the end of the log. Otherwise another program has used the queue after our
    crash, and nobody can say which records are meant: `Corrupt`. (A header that names no chunk, or the chunk of another
-   queue, is stored again: a Java program that closed an empty queue just before ours was opened removes its header.)
+   queue, is stored anew: a Java program that closed an empty queue just before ours was opened removes its header.)
 5. The log: a torn frame is cut off, and what is left is made durable. After 2, and where 3 has believed a Java program, a new
    log is put into its place.
 6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.
@@ -284,7 +284,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
     try:
         _new_log(files, found.path, data, log_fd)
     except BaseException:
-        log_fd.close()  # now: a debugger that keeps the traceback would keep it locked
+        log_fd.close()  # now: whoever looks at the traceback would keep it locked
         raise
     return Journal(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
 

@@ -4,12 +4,12 @@
    damage in the log hold; where there is no whole log, the chunk files tell. Payload in whole commits behind the damage
    is acknowledged data: it is appended at the end (and may have been taken before: at least once, rather than never).
 2. Read everything piece by piece (about 64 KiB, each with a checksum). Chunks and segments with bad pieces are written
-   again, without these, under ids that nothing refers to.
+   anew, without these, under ids that nothing refers to.
 3. One new log says what the queue is from now on: that is the commit. It ends with a commit "repair", which says what
    is still to be moved, and carries the report; until the checkpoint behind it, opening refuses the queue.
 4. Pointers, header and manifests follow, and what was replaced is moved to NAME.damaged/N. Then the checkpoint.
 
-Interrupted before 3, it starts again, and what was written is a leftover; after 3 the next repair finishes 4. Nothing is
+Interrupted before 3 it begins anew, and what was written is a leftover; after 3 the next repair finishes 4. Nothing is
 deleted but such leftovers.
 """
 
@@ -40,11 +40,11 @@ from qewqew_core.queue.state import State
 
 
 def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:
-    """Make a damaged queue usable again, with every record that can be read and no wrong one.
+    """Make a damaged queue one that opens, with every record that can be read and none that is wrong.
 
-    If nothing is wrong, it changes nothing (it recovers a queue that crashed, as opening does). Damaged files are moved to
-    NAME.damaged/N, never deleted. If it is killed, the next repair finishes; opening the queue before that works as before, or
-    raises `Corrupt`. Durable when it returns.
+    Where nothing is wrong it changes nothing (a queue that crashed is recovered, as opening would). Damaged files are
+    moved to NAME.damaged/N, never deleted. Killed at any point, the next repair finishes; opening in between works as
+    before, or raises `Corrupt`. Durable when it returns.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """

@@ -27,14 +27,15 @@ OBJECT_BYTES = 48  # that a record takes in memory beside its own
 
 
 class Session(Transaction):
-    """Puts and gets that happen together or not at all; from `Queue.session`.
+    """Puts and gets that happen together, or not at all; from `Queue.session`.
 
-    In a ``with`` statement it commits at the end of the block, and rolls back on an exception. Otherwise call `commit`, and
-    `close` at the end. It may commit several times; each commit is its own transaction.
+    In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call
+    `commit` and, at last, `close`. It may commit several times: each commit is a transaction of its own.
 
-    Records that it took are hidden from everybody else; a rollback leaves them in their place. Records that it put become
-    visible, also to itself, when it commits. A queue may have several sessions, but two threads must not use one session at
-    once. Closing the queue, or the death of the process, rolls back what is not committed.
+    Records that it has taken are invisible to everybody else until it rolls back: then they are at their place again.
+    Records that it has put are visible, to itself too, once it has committed. Several sessions of a queue may be open,
+    one for each thread; one session is not to be used by two threads at once. What is not committed is rolled back when
+    the queue is closed, and when the process dies.
     """
 
     def __init__(self, queue: object, engine: Engine[State], chain: Chain, holds: Holds, records: Records) -> None:
@@ -50,11 +51,11 @@ class Session(Transaction):
         self._closed = False
 
     def put(self, record: Record) -> None:
-        """Add one record to the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        """Add one record, as part of the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
         self._add(chunk.checked((record,), self._chain.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
-        """Add all records, or none if it raises; returns how many. Raises as `put`."""
+        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
         return self._add(chunk.checked_all(records, self._chain.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
@@ -78,9 +79,9 @@ class Session(Transaction):
         self._put_bytes = 0
 
     def get(self, timeout: float | None = 0) -> bytes:
-        """Take the first record that no session holds. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
+        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
 
-        It is gone once the session commits. Raises `Corrupt` if it is not what was committed.
+        It is gone for good once the session commits. Raises `Corrupt` if it is not what was committed.
         """
         with self._engine.exclusive():
             self._check_open()
@@ -89,7 +90,7 @@ class Session(Transaction):
         return record
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        """Take up to ``max_records`` records with a total of up to ``max_bytes`` bytes, at least one; [] if none waits."""
+        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, at least one; [] if there is none."""
         with self._engine.exclusive():
             self._check_open()
             records, steps = self._records.pick(max_records, max_bytes)
@@ -107,11 +108,11 @@ class Session(Transaction):
         self._holds.hold(steps)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
-        """Make all puts and gets since the last commit happen together; returns how many records were put.
+        """Make all puts and gets since the last commit happen, as one; returns how many records were put.
 
-        Durable when it returns, as `Queue.put_many` is. With a ``key`` that was committed before (within thirty days, and among
-        the last 65,536), the session is rolled back, and the call returns what the first commit returned. If the queue is full,
-        waits for room up to ``timeout`` seconds (None: forever).
+        Durable when it returns, as `Queue.put_many` is. With a ``key`` that was committed before (within thirty days, and
+        among the last 65,536), nothing happens: the session is rolled back, and what the first commit returned is
+        returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever).
 
         Raises `Full`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
         """
@@ -125,7 +126,7 @@ class Session(Transaction):
         return count
 
     def rollback(self) -> None:
-        """Undo all puts and gets since the last commit. Records that were taken are back in their place, in order."""
+        """Undo all puts and gets since the last commit: records that were taken are at their place again, in order."""
         with self._engine.exclusive():
             self._check_open()
             self._holds.release(self._taken)
@@ -139,7 +140,7 @@ class Session(Transaction):
             self._spill.remove()
 
     def close(self) -> None:
-        """Roll back what is not committed. You may call it twice, and after the queue was closed."""
+        """Roll back what is not committed. A second call does nothing, nor does one after the queue was closed."""
         if not self._closed and self._engine.is_open:
             self.rollback()
         self._holds.close(self._number)

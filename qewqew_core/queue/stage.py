@@ -1,12 +1,12 @@
-"""`Stage`: records on their way into a queue, written while others use the queue.
+"""`Stage`: records on their way into a queue, written while others use it.
 
-Each stage writes, checksums and syncs its own chunk files in ``NAME.staged/``; any number of processes do so at once. The
-commit opens the queue, moves the files into its chain, and writes one frame of the log, which takes as long for a million
-records as for one. A small stage is put as `Queue.put_many` does, with one fsync.
+What is put is written, checksummed and synced in chunk files of the stage's own, in ``NAME.staged/``, by as many processes
+at once as there are. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that
+takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
 
-Nothing refers to staged files before the commit. Each stage has an empty file, its *claim*, ``NAME.staged/ID``, locked as long
-as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. The next opening of the queue removes the files of claims that
-nobody has locked: their process has died.
+Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Whoever opens the queue removes the files of
+claims that nobody has locked: their process has died.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many 
 
 
 class Stage(Transaction):
-    """Records that are put into the queue at ``path`` together or not at all. It does not lock the queue before the commit.
+    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for it before the commit.
 
-    ``settings`` are arguments of `Queue`, which the commit opens with them; it checks all but ``chunk_size`` and ``sync``. In a
-    ``with`` statement a stage commits at the end of the block, and drops everything on an exception. Otherwise call `commit`,
-    and `close` at the end. It may commit several times. Two threads, or a process and its forked child, must not use one stage;
-    a queue may have any number of stages, in any number of processes.
+    ``settings`` are those of `Queue`, which the commit opens with them; it checks all but ``chunk_size`` and ``sync``. In a
+    ``with`` statement a stage commits at the end of the block, and forgets all when the block raises. Otherwise call `commit`
+    and, at last, `close`. It may commit several times. One stage is not to be used by two threads at once, nor by a process
+    that was forked; any number of stages of one queue may be open, in any number of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -73,7 +73,7 @@ class Stage(Transaction):
 
     @property
     def records(self) -> int:
-        """How many records are put and not committed."""
+        """How many are put, and not committed."""
         return len(self._puts) + (self._spill.records if self._spill else 0)
 
     def put(self, record: Record) -> None:
@@ -81,7 +81,7 @@ class Stage(Transaction):
         self._add(chunk.checked((record,), self.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
-        """Add all records, or none if it raises; returns how many. Raises as `put`."""
+        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
         return self._add(chunk.checked_all(records, self.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
@@ -99,14 +99,14 @@ class Stage(Transaction):
         return len(records)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
-        """Put all records into the queue as one commit; returns how many. Durable when it returns, as `Queue.put_many` is.
+        """Put all of it into the queue, as one; returns how many records. Durable when it returns, as `Queue.put_many` is.
 
         Waits for the queue up to its ``lock_timeout``. With a ``key`` that was used before (within thirty days, and among the
-        last 65,536), it stores nothing and returns what the first commit returned. If the queue is full, waits for room up to
-        ``timeout`` seconds (None: forever); only this process can take records while it waits.
+        last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
+        waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: somebody
-        else removed the staged files.
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: what was
+        staged was removed by somebody else.
         """
         self._check_open()
         if key is not None:
@@ -130,12 +130,12 @@ class Stage(Transaction):
         return count
 
     def rollback(self) -> None:
-        """Drop everything that was put since the last commit."""
+        """Forget all that was put since the last commit."""
         self._check_open()
         self._forget()
 
     def close(self) -> None:
-        """Drop what is not committed. You may call it twice; a second call finishes an interrupted first one."""
+        """Forget what is not committed. A second call does nothing, but for what an interrupted one has not done."""
         if self._process != os.getpid():
             close_all(self._claim)  # the stage is the parent's: its files too
             return

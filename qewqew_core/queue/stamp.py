@@ -54,7 +54,7 @@ def read(files: Files, queue: str) -> int:
 
 
 def unpack(data: bytes) -> int:
-    """The count; 0 if these bytes are not a whole stamp."""
+    """The count; 0 if these bytes are no whole stamp."""
     if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != crc32(data[: BODY.size]):
         return 0
     magic, changes = BODY.unpack_from(data)
