@@ -1,4 +1,4 @@
-"""The commands for monitors: check, as Nagios and its kin run it, and metrics, for Prometheus. See docs/operations.md."""
+"""The commands for monitors: check, for Nagios and others, and metrics, for Prometheus. See docs/operations.md."""
 
 from __future__ import annotations
 

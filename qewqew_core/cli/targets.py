@@ -1,4 +1,4 @@
-"""What a command is about: a path, what lies there (a queue, a topic, neither), and the options that many commands have."""
+"""What a command works on: a path, what is there (a queue, a topic, neither), and the options that many commands share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def nothing(path: str, kind: Kind | None = None) -> Empty:
 
 
 def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
-    """What is at a path. Raises `Empty` if nothing is, and `BadPath` for what is neither or, with ``instead``, not wanted."""
+    """What is at a path. Raises `Empty` if nothing is, and `BadPath` for anything else or, with ``instead``, an unwanted
+    kind.
+    """
     found = kind_of(path)
     if found is None and os.path.isdir(path):
         os.listdir(path)  # if one may not, that is what is wrong
@@ -95,7 +97,7 @@ def _called(found: Kind | None, path: str) -> str:
 
 
 def to_fill(path: str, as_topic: bool) -> Kind:
-    """What is at a path or, if nothing is, what is to be made there. Raises `BadPath` if it cannot be."""
+    """What is at a path or, if nothing is, what to make there. Raises `BadPath` if that is impossible."""
     found = kind_of(path)
     if found is Kind.QUEUE and as_topic:
         raise BadPath(f"is a {_called(found, path)}, so no topic can be made here: give another path", path=path)
@@ -107,7 +109,7 @@ def to_fill(path: str, as_topic: bool) -> Kind:
 
 
 def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
-    """Raises `BadArgument` if options are given that only the other kind has."""
+    """Raise `BadArgument` for options that only the other kind has."""
     if found is not kind and (given := [name for name, value in options.items() if value is not None]):
         raise BadArgument(f"is a {found}, and --{given[0].replace('_', '-')} is for a {kind}: leave it out", path=path)
 
@@ -134,7 +136,7 @@ def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
 
 @contextlib.contextmanager
 def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[HasBatches]:
-    """What has batches: a queue, or a reader of a topic."""
+    """The owner of batches: a queue, or a reader of a topic."""
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, reader=reader)
     if kind is Kind.QUEUE:

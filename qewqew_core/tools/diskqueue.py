@@ -46,7 +46,7 @@ class Item(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The items that wait, first to last, and what was left out of the log because it has not happened."""
+    """The items that wait, in order, and what was left out of the log because it has not happened."""
 
     items: list[Item]
     torn: int  # bytes at the end of the log
@@ -146,7 +146,7 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
 
 
 def read(directory: str, items: list[Item], progress: Callable[[int, int], None]) -> Iterator[bytes]:
-    """The bytes of the items. Raises `Corrupt` that names file, offset and item where they are not there."""
+    """The bytes of the items. Raises `Corrupt`, with file, offset and item, if they are missing."""
     files, done, total = Files(), 0, sum(item.length for item in items)
     opened = -1
     with Descriptors() as fds:

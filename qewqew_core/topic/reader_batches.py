@@ -1,6 +1,6 @@
-"""`ReaderBatches`: how batches are cut from what a reader is to deliver, and put back there.
+"""`ReaderBatches`: how batches are cut from the next messages of a reader, and put back there.
 
-A batch links the blocks that its messages lie in, and its manifest says where: nothing is copied.
+A batch links the blocks of its messages, and its manifest says where they are: nothing is copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
 
 
 class ReaderBatches(Source):
-    """The messages of the topic in ``directory`` that the reader ``name`` is to deliver."""
+    """The messages of the topic in ``directory`` that the reader ``name`` has not delivered yet."""
 
     engine: Engine[ReaderState]
 

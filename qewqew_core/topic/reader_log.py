@@ -126,13 +126,13 @@ def pack(operation: Operation) -> bytes:
 
 
 def commit(time: int, operations: Sequence[Operation]) -> bytes:
-    """The same for the one operation that a commit of a reader is. Those that need a time have their own."""
+    """The same for the one operation of a reader's commit. Operations that happen often have their own format."""
     (operation,) = operations
     return pack(operation)
 
 
 def unpack(body: bytes) -> Operation:
-    """Raises `journal.NONSENSE` for what nothing of ours has written."""
+    """Raises `journal.NONSENSE` for bytes that QewQew never writes."""
     name, *values = _decode(body.decode())
     kind = _BY_NAME[name]
     if kind is Change:
@@ -224,7 +224,7 @@ def replay(data: bytes, path: str) -> Replayed:
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:
-    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, None for a checkpoint."""
+    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, or None for a checkpoint."""
     try:
         if frame.kind == CHECKPOINT:
             state.clean, state.passed, state.began = True, (0, 0), state.committed_position().block
@@ -266,10 +266,10 @@ def missing(path: str) -> Corrupt:
 
 
 def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
-    """Raises `Corrupt` if the log is another one than was here last, or its end is missing.
+    """Raise `Corrupt` if this is not the latest log of the reader, or its end is missing.
 
-    ``rdx``: the place that the .rdx names; it never says more than is durable in the log, unless that ends with a checkpoint. A
-    power cut may tear it, and leave a new block with the offset in the one before.
+    ``rdx``: the position that the .rdx names; it never says more than is durable in the log, unless that ends with a
+    checkpoint. A power cut may tear it, and leave a new block with the offset in the one before.
     """
     reached = found.state.reached()
     if seal is not None:

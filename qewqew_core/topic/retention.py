@@ -25,7 +25,7 @@ class Rules(Protocol):
 
 
 def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
-    """How many of the oldest blocks may go, and how many messages these have."""
+    """How many of the oldest blocks can be removed, and how many messages they have."""
     index = view.index()
     entries = view.entries(index)
     total = sum(entry.end for entry in entries)

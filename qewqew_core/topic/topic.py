@@ -176,7 +176,7 @@ class Topic:
         return self._closed
 
     def recover(self) -> None:
-        """Have what a killed writer has left put right, unless a living one has done so."""
+        """Finish what a killed writer left, unless a living one has done so."""
         with self._lock:
             if self._writer is None and not self._closed:
                 with contextlib.suppress(Locked):
@@ -256,7 +256,7 @@ class Topic:
         return number, count
 
     def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
-        """All of them checked, before anything changes."""
+        """The messages, all checked before anything changes."""
         if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
             raise BadArgument("append_many takes an iterable of messages; for a single one use append")
         try:
@@ -410,7 +410,7 @@ class Topic:
         return messages
 
     def trim_quietly(self) -> None:
-        """After something was committed: whatever is wrong with readers, and a full disk, must not pass for its failure."""
+        """Trim after a commit: a damaged reader or a full disk must not look like a failure of the commit."""
         if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
             try:
                 self.trim()

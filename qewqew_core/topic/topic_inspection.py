@@ -38,7 +38,7 @@ class TopicStats:
 def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
     """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
 
-    Raises `BadPath` where there is no topic, and `Corrupt`.
+    Raises `BadPath` if there is no topic, and `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     files = Files()
@@ -90,7 +90,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
 
 
 def names_of_readers(files: Files, directory: str) -> list[str]:
-    """Of those that are there: that have an .rdx."""
+    """The readers that have an .rdx."""
     names = files.list(os.path.join(directory, "reader"))
     return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
 

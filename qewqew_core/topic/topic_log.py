@@ -97,7 +97,7 @@ def time_of(body: bytes) -> int:
 
 
 def unpack(body: bytes) -> Iterator[Operation]:
-    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that nothing of ours has written."""
+    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that QewQew never writes."""
     at = _TIME.size
     while at < len(body):
         letter = body[at : at + 1]
@@ -200,7 +200,7 @@ def sums_name(base: int) -> str:
 
 
 def sums_at(number: int) -> int:
-    """Where a piece stands in the file."""
+    """Where a piece is in the file."""
     return len(SUMS_MAGIC) + number * _PIECE.size
 
 

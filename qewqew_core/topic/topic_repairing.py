@@ -55,7 +55,7 @@ def _beginning(data: bytes, path: str) -> Replayed | None:
 
 
 def log_set_aside(files: Files, path: str) -> str | None:
-    """The log of the topic that a repair was the last to set aside."""
+    """The log of the topic that the last repair set aside."""
     home = os.path.join(path, "state", "topic") + places.DAMAGED
     made = files.list(home) if files.is_directory(home) else []
     logs = (
@@ -78,7 +78,7 @@ class _Repair:
         self.report.damage.append(_damage(error, records))
 
     def aside(self) -> str:
-        """The directory for what is set aside, made when the first thing is."""
+        """The directory for what is set aside, made with the first thing."""
         if self.report.set_aside is None:
             home = places.make_home(self.files, os.path.join(self.path, "state", "topic"), places.DAMAGED)
             number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
@@ -157,7 +157,7 @@ class _Repair:
             self.files.sync(fd)
 
     def index_problem(self) -> Damage | None:
-        """What is wrong with the index of a topic that opens: that looks at its last block alone."""
+        """What is wrong with the index of a topic that opens, since opening looks only at the last block."""
         path = os.path.join(self.path, self.name + ".idx")
         try:
             image = self.read(path)
@@ -322,8 +322,8 @@ def repair_topic(
 ) -> RepairReport:
     """Repair a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
-    ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
-    `Locked`, and `Corrupt` where nothing can be done.
+    ``dialect`` is needed if the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`, `Locked`,
+    and `Corrupt` if nothing can be done.
     """
     files = _files or Files()
     full = topic_paths.check_topic_path(path)

@@ -1,8 +1,8 @@
-"""`TopicSession`: a transaction on a topic: appends, and what was read by its readers, together or not at all.
+"""`TopicSession`: a transaction on a topic: its appends, and what its readers read, happen together or not at all.
 
-What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers note
-which messages it is about, durably; then the topic's log has the appends and the session's id: that is the commit; then the
-readers note that it has happened. If a process died after the first note, the next one looks into the topic's log.
+What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers first note
+durably which messages they are. Then the topic's log gets the appends and the session's id: that is the commit. Then the
+readers note that it has happened. If a process dies after the first note, the next one looks into the topic's log.
 """
 
 from __future__ import annotations
