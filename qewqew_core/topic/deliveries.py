@@ -152,9 +152,7 @@ class Deliveries:
             yield message._replace(attempt=flight.attempt + 1), flight.at
 
     def drop_lost(self) -> range:
-        """Move on if the oldest messages were removed from the topic before they were committed. Returns which blocks there
-        are.
-        """
+        """Move on if the oldest messages were removed from the topic before they were committed; returns the blocks."""
         blocks = self._view.blocks()
         found = lost_of(self._engine.state, self._view, blocks.start)
         if found is not None:

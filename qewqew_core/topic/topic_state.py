@@ -113,7 +113,7 @@ class TopicState:
         return self.last.block - self.start + 1
 
     def apply(self, operation: Operation, time: int) -> Redo | None:
-        """Apply a commit; yields what it puts into a block. Raises ValueError for impossible operations."""
+        """Apply one operation; returns what it puts into a block. Raises ValueError for impossible operations."""
         last = self.last
         match operation:
             case Append():  # taken apart like this, it takes half the time
