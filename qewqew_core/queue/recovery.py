@@ -1,6 +1,6 @@
 """Opening whatever is on disk: what a clean close, a crash of ours, or a Java program has left.
 
-`recover` calls the steps in their order. docs/format.md tells them by the same numbers:
+`recover` calls the steps in their order. docs/format/recovery.md has them under the same numbers:
 
 1. Look, and change nothing: header, names, transaction log. What contradicts itself is `Corrupt`.
 2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
