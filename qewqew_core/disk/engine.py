@@ -226,6 +226,8 @@ class Engine(Generic[S]):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One call has the store to itself; it may come inside another one. Raises what a closed or poisoned store does."""
+        # A generator, and not a class with `__exit__`: Python looks for signals where a function begins, so a Ctrl-C in the first
+        # instruction of an `__exit__` would leave the lock held. A generator that is dropped there ends its own `with`.
         with self.lock:
             self.check_open()
             outer, self.committed = self.committed, False
