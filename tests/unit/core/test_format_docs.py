@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Clock
+from disk import JournalDisk, image
 
 from qewqew_core import Queue
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
+from qewqew_core.queue import log as logs
 from qewqew_core.queue import recovery
 from qewqew_core.topic import topic_recovery
 
@@ -70,6 +72,47 @@ def test_a_lease_moves_the_files_that_the_page_lists(tmp_path: Path, clock: Cloc
     with Queue(tmp_path / "orders.qew", chunk_size=64) as queue:
         assert queue.lease("run 42", max_records=3) is not None
         assert listing(tmp_path) == after.splitlines()
+
+
+def test_a_kill_in_a_lease_leaves_the_states_that_the_page_numbers(tmp_path: Path) -> None:
+    page = (PAGES / "batches.md").read_text()
+    rows = re.search(r"^\*\*A lease\*\*\n\n\| \| on disk .*\n\|[-|]*\|\n((?:\| [0-9] \|.*\n)*)", page, re.MULTILINE)
+    assert rows is not None
+    numbers = [int(row.split("|")[1]) for row in rows[1].splitlines()]
+    root = tmp_path / "queue"
+    root.mkdir()
+    with Queue(root / "orders.qew", chunk_size=64) as queue:
+        queue.put_many(b"record %013d" % number for number in range(5))
+    disk = JournalDisk(str(root))
+    queue = Queue(root / "orders.qew", chunk_size=64, _files=disk)
+    begin = len(disk.calls)
+    assert queue.lease("run 42", max_records=3) is not None
+    calls = disk.calls[:]
+    queue.close()
+    states = []
+    for stop in range(begin, len(calls) + 1):
+        path = tmp_path / str(stop) / "orders.qew"
+        image(calls[:stop], str(root), path.parent, None)
+        states.append(state_of(path))
+        with Queue(path, chunk_size=64) as queue:
+            assert not path.with_name("orders.qew.lease").exists()
+            assert (len(queue), [batch.records for batch in queue.batches()]) == ((5, []) if states[-1] == 1 else (2, [3]))
+    assert states == sorted(states)
+    assert sorted(set(states)) == numbers
+
+
+def state_of(path: Path) -> int:
+    """The number that the page gives to what a kill has left of a lease."""
+    log = path.with_name("orders.qew.log")
+    making = path.with_name("orders.qew.lease")
+    if not logs.replay(log.read_bytes(), str(log)).state.batches:
+        assert list(path.parent.glob("orders.qew.batches/*")) == []
+        return 1
+    if not making.exists():
+        [directory] = path.parent.glob("orders.qew.batches/*")
+        assert sorted(file.name for file in directory.iterdir()) == ["manifest.json", "orders.qew.30001", "orders.qew.30002"]
+        return 4
+    return 2 if path.with_name("orders.qew.30001").exists() else 3
 
 
 @pytest.mark.parametrize(
