@@ -1,4 +1,4 @@
-"""`Pieces`: step 2 of a repair. Everything is read piece by piece, and what has bad pieces is written anew without them."""
+"""`Pieces`: step 2 of a repair. It reads everything piece by piece, and writes files with bad pieces anew without them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits g
 
 
 class Pieces:
-    """Of the queue of this plan."""
+    """The pieces of the queue of this plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -72,7 +72,7 @@ class Pieces:
         return start
 
     def _check(self, chunk_state: Chunk, path: str) -> bool:
-        """Whether the file holds all that was committed; notes what it does not."""
+        """Whether the file has everything that was committed; notes what it lacks."""
         there = self._plan.files.exists(path)
         good, left = True, 0
         ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
@@ -202,7 +202,7 @@ class Pieces:
         return found == batch_files.manifest_in_place(self._plan.files, self._plan.path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
-        """The records were processed, and are only kept for a while: all of them, or none."""
+        """Check an acknowledged batch. Its records were processed, and are only kept for a while: all of them, or none."""
         try:
             body = manifest.load(directory)
             if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):

@@ -1,4 +1,4 @@
-"""`Plan`: what a repair of a queue has found so far, and what it is going to do. See `repairing`."""
+"""`Plan`: what a repair of a queue has found so far, and what it will do. See `repairing`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rescued(NamedTuple):
 
 
 class Plan:
-    """Of the repair of the queue at ``path``, whose header is locked."""
+    """The plan for the repair of the queue at ``path``, whose header is locked."""
 
     def __init__(self, files: Files, path: str, header_fd: int) -> None:
         self.files = files

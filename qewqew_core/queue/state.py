@@ -1,7 +1,7 @@
 """What a queue is at one moment: its chain of chunks, its batches, its keys. No files, no bytes.
 
-A running queue and the replay of its log change it by the same `State.apply`, so that what a crash leaves is what was there. Who
-calls has checked that the change is possible.
+A running queue and the replay of its log change it by the same `State.apply`, so a crash leaves the state that was there. The
+caller has checked that the change is possible.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class State(LeaseState):
         ]
 
     def apply(self, operation: Operation, time: int) -> None:
-        """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
+        """Apply an operation of a commit of that time. Raises ValueError, KeyError or IndexError if it is impossible."""
         match operation:
             case Append():  # taken apart like this, it takes half the time
                 chunk_id, records, frames = operation
@@ -111,7 +111,7 @@ class State(LeaseState):
             self.changes += 1
 
     def check(self) -> None:
-        """The invariants between any two commits. It looks at everything: for tests."""
+        """Assert the invariants between any two commits. For tests: it looks at everything."""
         for chunk_id, chunk_state in self.chain.items():
             assert chunk_id == chunk_state.id, chunk_state
             chunk_state.check()
@@ -214,6 +214,6 @@ class State(LeaseState):
     # Keys
 
     def prune_keys(self, now: int) -> set[int]:
-        """Forget keys past their retention; the numbers of the batches whose last key went."""
+        """Forget keys past their retention; returns the numbers of batches whose last key is gone."""
         prune(self.idempotency_keys, now)
         return self.prune_expired(now)
