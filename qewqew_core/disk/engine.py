@@ -1,7 +1,7 @@
 """`Engine`: what makes a store transactional, written once for queues, topics and readers: a log, a state, and a lock.
 
 A commit becomes true in `Engine.commit`: one frame is appended to the log, and then the state in memory follows. `durable`
-waits until it is on disk. The files that follow the log are the business of whoever has the engine: it brings them up to
+waits until it is on disk. The files that follow the log are the business of the engine's owner: it brings them up to
 where the log is before that is cut back (`rotate`).
 
 A call that fails in the middle of a change leaves the disk unknown. Then the engine is poisoned: every further call raises

@@ -59,7 +59,7 @@ class Files:
         return status.st_ino, status.st_size
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Inode, and time of the last change in nanoseconds. They differ if another program has made the file anew."""
+        """Inode, and time of the last change in nanoseconds. They differ if another program has replaced the file."""
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns
 

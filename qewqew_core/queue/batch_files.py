@@ -80,7 +80,7 @@ def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
 
 
 def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:
-    """Write the manifest anew: owner and attempt have changed."""
+    """Rewrite the manifest: owner and attempt have changed."""
     write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
 
 

@@ -374,7 +374,7 @@ class Chain:
         return at
 
     def compact(self) -> None:
-        """Write chunks with gaps anew, because the original knows no gaps. What open sessions held is there again.
+        """Rewrite chunks with gaps, because the original knows no gaps. What open sessions held is there again.
 
         Ids count back from the first chunk, as in a put-back. The last chunk gets a higher id, with the id after it free: the
         original gives that to its next chunk.

@@ -60,7 +60,7 @@ def store_header(files: Files, header_fd: int, first: int, sure: bool = True) ->
 
 
 def restore_header(files: Files, path: str, first: int) -> None:
-    """Make the header anew if it is gone: a Java program may have removed it. Durable but for its name."""
+    """Make the header again if it is gone: a Java program may have removed it. Durable but for its name."""
     if first and not files.exists(path):
         with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
             fd = files.open(path, new=True)

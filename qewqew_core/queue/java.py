@@ -5,10 +5,10 @@ a fixed order of stores, and it may be killed at any point. A state that it can 
 damage. This is what it does:
 
 - It takes records: the head of the first chunk moves to the beginning of another record. A chunk that was read to its end is
-  removed, then the header names the next one. The last chunk of all is not removed: it begins anew (head 10, then tail 10).
+  removed, then the header names the next one. The last chunk of all is not removed: it starts over (head 10, then tail 10).
 - It puts records: behind the tail of the last chunk; when that is full, its `next` becomes the following id, and a file with
   that id is made.
-- It clears: the header becomes 0, then the first chunk begins anew, then the others are removed, the first of them first.
+- It clears: the header becomes 0, then the first chunk starts over, then the others are removed, the first of them first.
 - It closes. If the queue is empty, it gives the lock back first and then removes its chunk and the header. So the header may
   vanish after another process has opened the queue.
 - It begins a queue if the header is 0 or missing: with chunk 1, over any file of that name. (We never give that id to a chunk.)
@@ -120,8 +120,7 @@ def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool
 def believed(files: Files, found: Found) -> Believed:
     """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
-    anew = may_be_made_anew(files, found)
-    if anew and not all_as_committed(files, found.path, found.log.state):
+    if may_be_made_anew(files, found) and not all_as_committed(files, found.path, found.log.state):
         return _made_anew(files, found)
     return _Successor(files, found, found.log).believed()
 
@@ -249,7 +248,7 @@ class _Successor:
     # Chunks that are there
 
     def _move_head(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> None:
-        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read begins anew.)"""
+        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read starts over.)"""
         head = pointers[0] if disk.head == chunk.BEGIN else disk.head
         if not pointers[0] <= head < chunk_state.tail:
             raise self._pointers(chunk_state, pointers, disk)

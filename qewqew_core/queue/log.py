@@ -17,7 +17,7 @@ kind            body
 9 history       u64 number of acknowledged batches, u64 their records, u64 their bytes, u64 their bytes on disk; their lines, as
                 `history` has them. Of the snapshot; oldest acknowledgement first
 8 handover      as a checkpoint; u32 number of chunks that were written to and not synced, and id, head, tail, next of each; then
-                the bytes of `Files.boot`. It counts as a checkpoint until the machine is started anew
+                the bytes of `Files.boot`. It counts as a checkpoint until the machine is restarted
 =============== ==============================================================================================================
 """
 
@@ -309,7 +309,7 @@ def _apply(body: Body, result: Replayed) -> None:
 class Salvaged(NamedTuple):
     """What can be had of a log that does not replay."""
 
-    prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
+    prefix: Replayed | None  # what came before the damage; None if that is not even a whole snapshot
     damaged: int  # offset of the damage …
     end: int  # … and of the next whole frame, or of the end of the log
     frames: list[Frame]  # whole ones behind the damage (without a prefix: all)

@@ -202,7 +202,7 @@ class Queue(HasBatches):
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
-            stamp.remove(files, self.path)  # the next log counts anew
+            stamp.remove(files, self.path)  # the next log counts from zero
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)

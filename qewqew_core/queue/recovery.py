@@ -11,7 +11,7 @@
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of the last
    checkpoint, of a handover since, or of the end of the log. Otherwise another program used the queue after our crash, and
    nobody can say which records are meant: `Corrupt`. (If the header names no chunk, or the chunk of another queue, it is
-   stored anew: a Java program that closed an empty queue just before we opened ours removes its header.)
+   stored again: a Java program that closed an empty queue just before we opened ours removes its header.)
 5. The log: cut off a torn frame, and make the rest durable. After step 2, and after step 3 if it believed a Java program, put
    a new log in its place.
 6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.

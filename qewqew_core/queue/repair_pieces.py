@@ -1,4 +1,4 @@
-"""`Pieces`: step 2 of a repair. It reads everything piece by piece, and writes files with bad pieces anew without them."""
+"""`Pieces`: step 2 of a repair. It reads everything piece by piece, and writes files with bad pieces again without them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pieces:
         self._plan = plan
 
     def read_chain(self, state: State) -> list[Chunk]:
-        """The new chain. Chunks with damage are written anew; nothing refers to the new files yet."""
+        """The new chain. Chunks with damage are written again; nothing refers to the new files yet."""
         old = list(state.chain.values())
         # All are checked before any is written: without damage nothing is changed.
         keep = [
@@ -155,7 +155,7 @@ class Pieces:
         return chunk_state
 
     def read_batch(self, batch: BatchState, state: State) -> None:
-        """Check a batch; segments with damage are written anew, without what is wrong."""
+        """Check a batch; segments with damage are written again, without what is wrong."""
         files, directory = self._plan.files, places.directory_of(self._plan.path, batch)
         if batch.state == "acked":
             self._read_acked(batch, directory, state)
@@ -228,7 +228,7 @@ def _limited(first: tuple[bytes, int, int], rest: Iterator[tuple[bytes, int, int
 
 
 def _records(frames: bytes) -> int:
-    """How many records these are; -1 if they are no run of whole frames."""
+    """How many records these are; -1 if they are not a run of whole frames."""
     try:
         return len(chunk.split(frames)[0])
     except ValueError:

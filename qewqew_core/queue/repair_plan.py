@@ -40,7 +40,7 @@ class Plan:
         self.irregular: set[int] = set()  # … and of those of them that are links, directories, pipes
         self.taken: set[int] = set()  # and of those that were made
         self.payload: dict[int, list[tuple[int, Body]]] = {}  # chunk id: (offset, frames) that the log carries
-        self.rewrite: set[int] = set()  # chunks of the chain that are written anew although all can be read
+        self.rewrite: set[int] = set()  # chunks of the chain that are written again although all can be read
         self.rescued: list[Rescued] = []
         self.moves: list[str] = []  # what is moved to the new directory …
         self.copies: list[str] = []  # … and what is copied there, because something takes its place

@@ -4,12 +4,12 @@
    the log hold; if there is no whole log, the chunk files tell. Records of whole commits behind the damage were acknowledged
    to their producers, so they are appended at the end. (They may have been taken before: at least once, rather than never.)
 2. Read everything piece by piece (about 64 KiB, each with a checksum). Chunks and segments with bad pieces are written
-   anew, without these, under ids that nothing refers to.
+   again, without these, under ids that nothing refers to.
 3. One new log says what the queue is from now on: that is the commit. It ends with a commit "repair", which lists the files
    that are still to be moved and carries the report. Until the checkpoint behind it, opening refuses the queue.
 4. Pointers, header and manifests follow, and replaced files are moved to NAME.damaged/N. Then comes the checkpoint.
 
-A repair that is interrupted before 3 begins anew, and what it has written is a leftover. After 3 the next repair finishes 4.
+A repair that is interrupted before 3 starts over, and what it has written is a leftover. After 3 the next repair finishes 4.
 Nothing but such leftovers is deleted.
 """
 

@@ -54,7 +54,7 @@ def read(files: Files, queue: str) -> int:
 
 
 def unpack(data: bytes) -> int:
-    """The count; 0 if these bytes are no whole stamp."""
+    """The count; 0 if these bytes are not a whole stamp."""
     if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != crc32(data[: BODY.size]):
         return 0
     magic, changes = BODY.unpack_from(data)
@@ -73,7 +73,7 @@ def check(files: Files, queue: str, changes: int) -> None:
 
 
 def remove(files: Files, queue: str) -> None:
-    """Remove the stamp, because the log begins to count anew. Durable."""
+    """Remove the stamp, because the log starts to count from zero. Durable."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path_of(queue))
         files.sync_directory(os.path.dirname(queue))

@@ -43,7 +43,7 @@ class State(LeaseState):
     bytes: int = 0  # payload in the chain
     changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
-    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
+    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or started over
 
     @classmethod
     def of(cls, chain: dict[int, Chunk]) -> State:
