@@ -111,7 +111,7 @@ def read_messages(
 ) -> Iterator[RawMessages]:
     """The segment of a topic, in runs of at most ``run_bytes`` or one message. Each has at least one message of the batch.
 
-    Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages with numbers that follow each
+    Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages whose numbers follow each
     other, and `BadManifest` if their number, in all or up to a boundary, is not the one in the manifest.
     """
     with open_file(_store(store), segment.file) as file:
