@@ -22,5 +22,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    up = "../" * page.file.src_uri.count("/")
+    up = "../" * page.file.src_uri.count("/")  # from the page to docs/; one more leads to the files beside it
     return markdown.replace(f"]({up}../", f"]({up}")
