@@ -12,14 +12,27 @@ from disk import JournalDisk, image
 from qewqew_core import Queue
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
+from qewqew_core.queue import json_operations, recovery
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import recovery
 from qewqew_core.topic import topic_recovery
 
 PAGES = Path(__file__).parents[3] / "docs" / "format"
 BLOCK = re.compile(r"^```text\n(\S+): ([0-9,]+) bytes\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINE = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+)(?:  .*)?")
 STEP = re.compile(r"^[0-9]+\. \*\*.*?\*\* \((`\w+`(?:, `\w+`)*)\)", re.MULTILINE)
+
+
+def rows(page: str, heading: str) -> dict[str, str]:
+    """The first two cells of each row of the first table whose head begins so."""
+    table = page[page.index(heading) :].split("\n\n")[0].splitlines()[2:]
+    return {cells[1].strip(): cells[2].strip() for cells in (row.split("|") for row in table)}
+
+
+def test_the_page_has_all_kinds_of_frames_and_all_operations_in_json() -> None:
+    page = (PAGES / "index.md").read_text()
+    assert rows(page, "| kind | name |") == {str(kind): name for kind, name in logs.KIND_NAMES.items()}
+    operations = {f"`{name}`": ", ".join(f"`{field}`" for field in kind._fields) for kind, name in json_operations._NAMES.items()}
+    assert rows(page, "| name | fields |") == operations
 
 
 class FixedInodes(Files):
