@@ -1,4 +1,4 @@
-"""What the site has from outside docs/: README.md is its first page, and links between it and docs/ lead there."""
+"""The pages of the site that are not in docs/: README.md is its first page. Links between them and docs/ work on both."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PAGES = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 
@@ -20,5 +21,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace("](../", "](")
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """A link that leaves docs/ stays on the site, where docs/ is the root."""
+    up = "../" * page.file.src_uri.count("/")
+    return markdown.replace(f"]({up}../", f"]({up}")

@@ -1,4 +1,4 @@
-"""The routes of the page, and who may use them: by Airflow's own permissions, see docs/airflow.md.
+"""The routes of the page, and who may use them: by Airflow's own permissions, see docs/airflow/page.md.
 
 ===================== =================== ==============================================================
 what                  right               routes

@@ -1,7 +1,7 @@
 """CeleryExecutor with two workers: which host has a queue, and what becomes of it when a host dies.
 
 The workers share the machine's file system, so what is said here of a shared directory is true of a file system whose
-locks hold between hosts; see docs/airflow.md, "Several workers".
+locks hold between hosts; see docs/airflow/workers.md.
 """
 
 from __future__ import annotations
