@@ -1,4 +1,4 @@
-"""Links of the documentation lead somewhere in the checkout too, as GitHub shows it; mkdocs checks those of the site, and anchors."""
+"""Links of the documentation lead somewhere in the checkout too, as GitHub shows it. mkdocs checks those of the site."""
 
 import re
 from pathlib import Path
