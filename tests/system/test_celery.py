@@ -131,7 +131,7 @@ def test_a_task_in_the_wrong_lane_fails_at_once_and_makes_no_second_queue(airflo
         assert airflow.host(run, task_id) == "w2"
         told = airflow.task_log(run, task_id)
         assert (
-            f"WrongHost: {queues / 'w1'}: connection 'qewqew_w1' has this directory on host 'w1', and this runs on 'w2'" in told
+            f"WrongHost: {queues / 'w1'}: connection 'qewqew_w1' has this directory on host 'w1', but this runs on 'w2'" in told
         )
         assert "give the task a queue= that only the worker on 'w1' serves" in told
     assert list((queues / "w1").iterdir()) == []
