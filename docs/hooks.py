@@ -1,4 +1,4 @@
-"""The pages of the site that are not in docs/: README.md is its first page. Links between them and docs/ work on both."""
+"""What the site has from outside docs/: README.md is its first page, and links between it and docs/ lead there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """A link that leaves docs/ stays on the site, where docs/ is the root."""
-    up = "../" * page.file.src_uri.count("/")
+    up = "../" * page.file.src_uri.count("/")  # from the page to docs/; one more leads to the files beside it
     return markdown.replace(f"]({up}../", f"]({up}")
