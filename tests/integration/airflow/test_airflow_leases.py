@@ -311,7 +311,7 @@ def test_assets_are_told_how_much_it_was(run: Any, held: Held, engine: Engine) -
         (lambda: QewQewLeaseOperator(task_id="t", topic="orders"), "the name of one of its readers"),
         (lambda: QewQewLeaseOperator(task_id="t", queue_name="orders", max_records=0), "max_records is 0"),
         (lambda: QewQewLeaseOperator(task_id="t", queue_name="orders", lease_timeout=0.5), "lease_timeout is 0.5 s"),
-        (lambda: QewQewAckOperator(task_id="t", batch="orders-1"), "give the queue_name"),
+        (lambda: QewQewAckOperator(task_id="t", batch="orders-1"), "give its queue_name"),
         (lambda: QewQewNackOperator(task_id="t", batch="orders-1", topic="orders"), "the name of one of its readers"),
     ],
     ids=["neither", "reader", "records", "time-out", "id alone", "reader of a batch"],
