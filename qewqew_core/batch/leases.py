@@ -249,7 +249,7 @@ class Leases:
         """The present state of the batch. It must be in one of ``states`` and, if leased, have the same owner and attempt."""
         state, path = self._state.find(batch.id), self.engine.path
         if state is None:
-            raise BatchNotFound(f"batch {batch.id} is gone: it was put back, dropped, or has expired", path=path)
+            raise BatchNotFound(f"batch {batch.id} no longer exists: it was put back, dropped, or has expired", path=path)
         if state.state not in states:
             raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=path)
         if state.created != batch.made:
