@@ -300,12 +300,12 @@ class HasBatches:
 
     @property
     def max_attempts(self) -> int:
-        """How often a batch may be leased before `Batch.nack` sends it to the dead letters."""
+        """How often a batch may be leased before `Batch.nack` makes it a dead letter."""
         return self._leases.max_attempts
 
     @property
     def retention(self) -> timedelta:
-        """How long the records of acknowledged batches are kept, up to `retention_bytes` together."""
+        """How long the records of acknowledged batches are kept, up to `retention_bytes` in total."""
         return self._leases.retention
 
     @property

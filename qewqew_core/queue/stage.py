@@ -87,7 +87,7 @@ class Stage(Transaction):
         self._add(chunk.checked((record,), self.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
-        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
+        """Add all records, or none if it raises; returns how many. Raises as `put`."""
         return self._add(chunk.checked_all(records, self.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
