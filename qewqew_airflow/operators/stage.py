@@ -18,7 +18,7 @@ from qewqew_airflow.errors import no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settings
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
-from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared import locks, metrics
 from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord, Message
@@ -153,7 +153,11 @@ class QewQewStageOperator(BaseOperator):
         kind, name = (Kind.QUEUE, str(self.queue_name)) if self.topic is None else (Kind.TOPIC, self.topic)
         path = hook.path(name)
         # The source may be slow, so others can use the queue or topic until the commit.
-        with closing(hook.into(kind, name, **self._topic_settings())) as target:
+        names = {kind.value: name}
+        with (
+            locks.lock_wait(connection=self.qewqew_conn_id, **names),
+            closing(hook.into(kind, name, **self._topic_settings())) as target,
+        ):
             for messages in few(self._messages(context)):
                 target.add(messages)
                 size += sum(len(message.body) for message in messages)
@@ -162,7 +166,6 @@ class QewQewStageOperator(BaseOperator):
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
         else:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
-        names = {kind.value: name}
         metrics.count("staged", 0 if repeated else staged, connection=self.qewqew_conn_id, **names)
         if self.queue_name is not None:
             metrics.gauge(hook, Source(self.queue_name))

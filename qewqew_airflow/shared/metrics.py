@@ -2,8 +2,8 @@
 
 Counters, in records: ``qewqew.staged``, ``qewqew.leased``, ``qewqew.acknowledged``, ``qewqew.nacked`` and ``qewqew.bad``.
 A timer: ``qewqew.batch_duration``. Gauges of what waits: ``qewqew.depth`` (records), ``qewqew.oldest_age`` (seconds) and
-``qewqew.dead`` (batches in the dead letters). Their tags are ``connection`` and ``queue``, or ``connection``, ``topic`` and
-``reader``.
+``qewqew.dead`` (batches in the dead letters). `locks` has two more. Their tags are ``connection`` and ``queue``, or
+``connection``, ``topic`` and ``reader``.
 """
 
 from __future__ import annotations

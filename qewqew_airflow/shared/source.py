@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared import locks
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.formats.tags import Filter
 from qewqew_core.topic.topic_paths import check_reader_name, rdx_of, stem_of
@@ -75,13 +76,15 @@ class Source:
     @contextlib.contextmanager
     def open(self, hook: QewQewHook, **settings: Any) -> Iterator[Queue | Reader]:
         """Open what has `lease`, `batches` and `batch`. Creates a missing reader. The reader has the filter from now on."""
-        if self.topic is None:
-            with hook.queue(self.name, **settings) as queue:
-                yield queue
-        else:
-            assert self.reader is not None
-            with hook.topic(self.topic, **settings) as topic, topic.reader(self.reader, self.filter, self.start) as reader:
-                yield reader
+        with contextlib.ExitStack() as opened:
+            with locks.lock_wait(connection=hook.qewqew_conn_id, **self.names()):
+                if self.topic is None:
+                    found: Queue | Reader = opened.enter_context(hook.queue(self.name, **settings))
+                else:
+                    assert self.reader is not None
+                    topic = opened.enter_context(hook.topic(self.topic, **settings))
+                    found = opened.enter_context(topic.reader(self.reader, self.filter, self.start))
+            yield found
 
     def prepare(self, hook: QewQewHook) -> None:
         """Create the reader, or set its filter, so that `inspect` counts what a lease will get."""

@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
@@ -213,6 +214,17 @@ class _Line:
                 drop(self._fd, _LINE, 0)
 
 
+@dataclass
+class Waits:
+    """How this process has waited for locks until now, for metrics."""
+
+    seconds: float = 0.0
+    refused: int = 0  # how often it gave up
+
+
+WAITS = Waits()
+
+
 def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length: int = _LINE) -> _T | None:
     """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock on its first
     ``length`` bytes.
@@ -234,6 +246,7 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
             is_turn = not before or still > _PATIENCE or now >= deadline
             taken = act() if is_turn else None
             if taken is not None or now >= deadline:
+                WAITS.refused += taken is None
                 waiting.leave()
                 return taken
             if fd is not None and now - began > _QUICK_LOOKS:
@@ -246,6 +259,8 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
     except BaseException:
         waiting.leave()  # also if leaving was interrupted: nobody must wait for a process that has gone
         raise
+    finally:
+        WAITS.seconds += time.monotonic() - began
 
 
 def acquire(
