@@ -6,7 +6,7 @@
 
 Every record of the batch ends either in the view ``batch``, which the outputs are made of, or in the
 quarantine with the reason why it does not decode. Outputs and quarantine are overwritten under the
-batch's id, so a job that runs again on the same batch leaves one result. See docs/spark.md.
+batch's id, so a job that runs again on the same batch leaves one result. See docs/spark/job.md.
 """
 
 from __future__ import annotations

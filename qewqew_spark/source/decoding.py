@@ -28,7 +28,7 @@ _BESIDE: dict[str, list[type[types.DataType]]] = {REASON: [types.StringType], ME
 
 
 class Decoding:
-    """Decodes records to the rows of ``schema``; see docs/spark.md for its columns and the options.
+    """Decodes records to the rows of ``schema``; see docs/spark/types.md for its columns and the options.
 
     Raises `BadArgument` for whatever cannot be decoded. It can be pickled.
     """

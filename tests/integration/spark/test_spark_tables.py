@@ -241,10 +241,10 @@ def test_files_of_killed_attempts_are_removed_as_the_page_says(lake: Lake, kind:
     committed, old, young = files[0], files[1] - files[0], files[2] - files[1]
     for file in committed | old:
         os.utime(file, (0, 0))
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tables.md").read_text(), re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/spark/tables.md").read_text(), re.MULTILINE | re.DOTALL)
     (text,) = (text for text in examples if ("rm_file" if kind == "iceberg" else "vacuum") in text)
     text = text.replace('load_catalog("lake")', f'load_catalog("lake", **{lake.settings})').replace("/lake/orders", table)
-    exec(compile(text, "docs/tables.md", "exec"), {})  # noqa: S102 - our own page
+    exec(compile(text, "docs/spark/tables.md", "exec"), {})  # noqa: S102 - our own page
     assert set(lake.place.rglob("*.parquet")) == committed | young
     assert lake.rows(kind) == [(0,), (1,), (2,)]
 

@@ -1,6 +1,6 @@
 """`commit="spark"`, as far as it goes without the jars of Iceberg and Delta: what is told, and what Delta's connector is given.
 
-Iceberg's connector itself: see docs/tables.md, "Tried".
+Iceberg's connector itself: see docs/spark/tables.md, "What was tested".
 """
 
 from __future__ import annotations
