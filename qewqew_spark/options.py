@@ -100,8 +100,8 @@ class Options:
         for name in self._given if parser else ():
             if name not in names and (codec == "csv" or name in _OF_FROM_JSON):
                 raise BadArgument(
-                    f"the typed read has no option {name!r}, but Spark's {parser} has: read without the option 'codec', and then "
-                    f"select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
+                    f"the typed read has no option {name!r}, but Spark's {parser} does: read without the option 'codec', and "
+                    f"then select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
                 )
 
 
@@ -126,10 +126,10 @@ def _hint(name: str, names: Mapping[str, str]) -> str:
     """What may be meant by an option that is none of ``names``, which are by their small letters."""
     for other, where in _ELSEWHERE.items():
         if name == other.lower():
-            return f"{other!r} is one of {where}; there are {', '.join(sorted(names.values()))}"
+            return f"{other!r} is an option of {where}; here you can use {', '.join(sorted(names.values()))}"
     same = [_ALIKE.sub(word, name) for word in ("offsets", "records")]
     near = [other for other in same if other in names] or difflib.get_close_matches(name, names, 1)
-    return f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(sorted(names.values()))}"
+    return f"did you mean {names[near[0]]!r}?" if near else f"you can use {', '.join(sorted(names.values()))}"
 
 
 # In small letters.

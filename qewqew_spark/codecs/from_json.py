@@ -102,7 +102,7 @@ class _Rows:
             elif all(isinstance(each, dict) for each in value):
                 found = value
             else:
-                self.corrupt[number] = f"{MISFIT}: an array with something else than objects in it is no rows"
+                self.corrupt[number] = f"{MISFIT}: an array must contain only objects to become rows"
         except UnicodeDecodeError as error:
             self.corrupt[number] = f"{NOT_UTF8}: at byte {error.start}"
         except Unreadable as error:
@@ -200,7 +200,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> None:
-    raise Unreadable(f"{MALFORMED}: {text} is no value")
+    raise Unreadable(f"{MALFORMED}: {text} is not a value")
 
 
 # Numbers as bytes, which tells them from texts, and costs little.

@@ -54,7 +54,7 @@ def _fit(kind: types.DataType, where: str) -> Fit:
         return _moment
     if type(kind) not in objects.SCALARS:
         raise BadArgument(
-            f"the field {where}: msgpack has no {kind.simpleString().upper()}; read it as what was written, and convert it"
+            f"the field {where}: msgpack has no {kind.simpleString().upper()}; read the type that was written, and convert it"
         )
     return objects.SCALARS[type(kind)]
 

@@ -37,7 +37,7 @@ class Misfit(ValueError):
     def __str__(self) -> str:
         nested = isinstance(self.kind, types.StructType | types.ArrayType | types.MapType)
         kind = self.kind.typeName() if nested else self.kind.simpleString()
-        return f"{MISFIT}: {self.where}: {shown(self.value)} is no {kind.upper()}"
+        return f"{MISFIT}: {self.where}: {shown(self.value)} does not fit {kind.upper()}"
 
 
 def shown(value: Any) -> str:

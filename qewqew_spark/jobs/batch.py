@@ -140,7 +140,7 @@ def run(
                 reasons = found.set_aside(spark, quarantined)
             bad = sum(reasons.values())
             if counts.get("read") == description.records and counts["bad"] != bad:
-                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=batch)
+                raise Corrupt(f"{counts['bad']} bad records were found first, then {bad}", path=batch)
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 raise TooManyBadRecords(
@@ -202,16 +202,16 @@ def _table(spark: SparkSession, output: Output, description: manifest.Manifest) 
     if output.place is not None and not output.appends and BATCH in names:
         # It would be hidden by the one that has the batch's id.
         raise BadArgument(
-            "output: the column 'batch' collides with the one that has the batch's id; rename it with 'sql': "
+            "output: the column 'batch' collides with the column for the batch's id; rename it with 'sql': "
             "SELECT * EXCEPT (batch), batch AS other FROM batch"
         )
     columns = output.partition_columns
     check_names(spark, columns, "an output has columns in 'partition_by'", "name each once")
     for column in columns:
         if fold(column) not in names:
-            raise BadArgument(f"output: no column {column!r} to partition by; there are {', '.join(table.columns)}")
+            raise BadArgument(f"output: no column {column!r} to partition by; the columns are {', '.join(table.columns)}")
     if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
-        raise BadArgument("output: 'partition_by' has every column, so none is left to be written")
+        raise BadArgument("output: 'partition_by' names every column, so none is left to write")
     return table
 
 

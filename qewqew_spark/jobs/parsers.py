@@ -144,7 +144,7 @@ class Json:
                 F.concat(
                     F.lit(f"{MISFIT}: {field.name}: '"),
                     F.left(texts["record"][0][field.name], F.lit(SHOWN)),
-                    F.lit(f"' is no {_shown(field.dataType)}"),
+                    F.lit(f"' does not fit {_shown(field.dataType)}"),
                 ),
             )
             for field in fields
@@ -175,7 +175,7 @@ def _check(spark: SparkSession, parsed: Column, parser: str) -> None:
     try:
         spark.sql("SELECT 1").select(parsed)._jdf.queryExecution().optimizedPlan()
     except (PySparkException, Py4JJavaError) as error:
-        raise BadArgument(f"the schema or a read option is nothing for Spark's {parser}: {explain(error)}") from error
+        raise BadArgument(f"Spark's {parser} does not take the schema or a read option: {explain(error)}") from error
 
 
 def _shown(kind: DataType) -> str:

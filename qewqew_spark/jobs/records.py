@@ -64,7 +64,7 @@ class Records:
         bad.write.mode("overwrite").parquet(quarantine)
         read = observed(seen).get("read")
         if read != self.description.records:
-            raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
+            raise Corrupt(f"{read} records were read, but the manifest says {self.description.records}", path=self.batch)
         kind = F.substring_index("reason", ": ", 1).alias("kind")
         counted = spark.read.schema(judged.schema).parquet(quarantine).groupBy(kind).count().collect()
         if not counted:
@@ -97,7 +97,7 @@ def read(
     theirs = {name: value for name, value in options.items() if name.lower() in known}
     ours = {name: value for name, value in options.items() if name not in theirs}
     if useless := sorted(name for name in theirs if name.lower() in _NOT_OF_RECORDS):
-        raise BadArgument(f"the read option {useless[0]!r} is for files, and here each record is a text of its own, in UTF-8")
+        raise BadArgument(f"the read option {useless[0]!r} is for files, but here each record is a text of its own, in UTF-8")
     place = columns_of(description)
 
     def load(columns: StructType, **more: str) -> DataFrame:
@@ -223,7 +223,7 @@ def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> No
         check_names(spark, struct.names, "the records have fields", "give a schema")
     taken = {REASON, METADATA} if inferred else {REASON}
     if clash := taken & set(record.names):
-        raise BadArgument(f"the records have a field {min(clash)!r}, a name of the job's own; give a schema without it")
+        raise BadArgument(f"the records have a field {min(clash)!r}, a name that the job itself uses; give a schema without it")
 
 
 def _structs(kind: DataType) -> Iterator[StructType]:

@@ -255,7 +255,7 @@ class Table(Sink):
                 return None
             columns = self._table().schema
         if BATCH not in map(self.fold, self._partitions()):
-            raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r}, a STRING")
+            raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r} of the type STRING")
         return columns
 
     def write(self, rows: DataFrame) -> None:
@@ -353,13 +353,13 @@ class Jdbc(Sink):
             with self._connection() as connection:
                 exists = self._jdbc.JdbcUtils.tableExists(connection, self._jvm_options)
         except Py4JJavaError as error:
-            raise BadArgument(f"output: table {self.name}: the database cannot be connected to: {explain(error)}") from error
+            raise BadArgument(f"output: table {self.name}: cannot connect to the database: {explain(error)}") from error
         if not exists:
             return None
         columns = self._columns()
         if BATCH not in map(str.lower, columns.names):
             raise BadArgument(
-                f"output: table {self.name} has no column {BATCH!r}, by which a run that is repeated finds its rows; add one, a "
+                f"output: table {self.name} has no column {BATCH!r}, by which a repeated run finds its rows; add one, a "
                 "VARCHAR(255) with an index"
             )
         return columns
@@ -435,6 +435,6 @@ class Jdbc(Sink):
             if found.isDefined():
                 return found.get()
         raise BadArgument(
-            f"output: table {self.name}: a database has no type for the column {field.name!r}, {field.dataType.simpleString()}; "
-            "make texts of it with 'sql': to_json(...)"
+            f"output: table {self.name}: the database has no type for the column {field.name!r}, "
+            f"{field.dataType.simpleString()}; make a string of it with 'sql': to_json(...)"
         )

@@ -36,7 +36,7 @@ def check_columns(schema: StructType, kind: str) -> None:
     if not fits or "value" not in names or len(set(names)) < len(names):
         there = ", ".join(f"{name} {types[0]().simpleString()}" for name, types in ours.items())
         raise BadArgument(
-            f"a {kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(schema)}. Select these; {AS_JSON}"
+            f"a {kind} takes the columns {there} (only 'value' is required), not {ddl(schema)}. Select these; {AS_JSON}"
         )
 
 

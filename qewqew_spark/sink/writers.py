@@ -99,7 +99,7 @@ class Sink:
         if first is None:
             return staged
         if isinstance(store, Local) and not os.path.isdir(home):
-            raise BadPath(f"a task finds no such directory to stage its records in; {_SHARED}", path=home)
+            raise BadPath(f"a task cannot stage its records here, because it finds no such directory; {_SHARED}", path=home)
         try:
             store.write(staged.file, chain([first], parts))
         except OSError as error:
@@ -153,11 +153,11 @@ class Sink:
                 for piece in staged.pieces:
                     data = read(at, at + piece.size)
                     if len(data) != piece.size or crc32(data) != piece.crc32:
-                        raise Corrupt("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
+                        raise Corrupt("these are not the bytes that a task staged here. Nothing was stored", path=path, offset=at)
                     yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
                     at += piece.size
         except FileNotFoundError as error:
-            what = "the driver does not find what a task has staged here. Nothing was stored"
+            what = "the driver does not find the records that a task staged here. Nothing was stored"
             raise BadPath(f"{what}; {_SHARED}", path=path) from error
 
     def remove(self, job: str) -> None:
@@ -171,7 +171,7 @@ class Sink:
                         if _changed(directory) < time.time() - LEFT_OVER:
                             Local(directory).remove()
         except Exception as error:
-            _logger.warning("what was staged in %s could not be removed: %s", store.path, error)
+            _logger.warning("the staged records in %s could not be removed: %s", store.path, error)
 
 
 class Writer(DataSourceArrowWriter):
@@ -185,7 +185,7 @@ class Writer(DataSourceArrowWriter):
             try:
                 os.mkdir(store.path, 0o700)
             except OSError as error:
-                what = f"cannot be made, to stage records in: {error.strerror}; or give another stagingPath"
+                what = f"cannot make this directory to stage records in: {error.strerror}. You can set another stagingPath"
                 raise BadPath(what, path=store.path) from error
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -209,7 +209,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = _task().getLocalProperty(QUERY_ID)
         if not query:
             raise BadArgument(
-                "this Spark does not tell its tasks of which query they are; write in foreachBatch, with the option key"
+                "this Spark does not tell tasks which query they belong to; write in foreachBatch, with the option key"
             )
         return self.sink.stage(iterator, query, os.path.dirname(self.sink.staging))
 
@@ -226,7 +226,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
     """What writes the rows of a DataFrame. Raises what is wrong with options, path and schema, before anything is written."""
     if overwrite:
-        raise BadArgument("the format 'qewqew' only appends; say .mode('append'), and to begin anew, remove the target first")
+        raise BadArgument("the format 'qewqew' only appends; use .mode('append'), and to start anew, remove the target first")
     sink = sink_of(options, schema, "a write", {"key"})
     key = options.text("key")
     return Writer(sink, None if key is None else arguments.check_key(key))
@@ -245,14 +245,14 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     """``what`` is written, as in "a stream"; ``more``: options that it has besides `OPTIONS`."""
     given = options.text("path")
     if not given:
-        raise BadArgument("no path; give save() or start() that of a queue or a topic")
+        raise BadArgument("no path; give save() or start() the path of a queue or a topic")
     path = local_path(given)
     if isinstance(store_of(path), Remote):
-        raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
+        raise BadArgument(f"{path}: a queue or topic must be on a file system of the driver's host; give a path there")
     there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + paths.LOG) else None
     kind = options.choice("kind", ("queue", "topic"), there or "queue")
     if "codec" in options:
-        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is what the column 'value' has; {AS_JSON}")
+        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is the content of the column 'value'; {AS_JSON}")
     options.check(f"{what} to a {kind}", OPTIONS | OPTIONS_OF[kind] | more, ["fs."])
     if kind != (there or kind):
         raise BadArgument(f"{path} is a {there}, not a {kind}")
@@ -277,11 +277,11 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     store = sink.store("")
     store.check()
     if isinstance(store, Local) and not os.path.isdir(home):
-        raise BadPath("there is no such directory to stage records in; make it, or give another stagingPath", path=home)
+        raise BadPath("the directory to stage records in does not exist; make it, or set another stagingPath", path=home)
     return sink
 
 
-_SHARED = "give with the option stagingPath a directory, or the URL of an object store, that the driver and all executors share"
+_SHARED = "set the option stagingPath to a directory, or a URL of an object store, that the driver and all executors share"
 
 
 def _task() -> TaskContext:

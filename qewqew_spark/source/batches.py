@@ -42,7 +42,7 @@ def matching(path: str, options: Options) -> list[str]:
         directory, name = os.path.split(pattern)
         found.update(store_of(directory, options.under("fs.")).glob(name))
     if not found:
-        raise BadManifest("nothing matches this that has a manifest.json; give a pattern of directories of batches", path=path)
+        raise BadManifest("no batch matches this pattern: it must match directories that have a manifest.json", path=path)
     return sorted(found)
 
 
@@ -79,7 +79,8 @@ def _columns(paths: Sequence[str], batches: Sequence[Manifest]) -> StructType:
     for path, batch in zip(paths, batches, strict=True):
         if batch.layout != batches[0].layout:
             raise BadArgument(
-                f"of the batches {paths[0]} and {path} one is a queue's, one a topic's, which have other columns; load each alone"
+                f"of the batches {paths[0]} and {path}, one is from a queue and one from a topic; their columns differ, so load "
+                "each on its own"
             )
     return TOPIC_SCHEMA if batches[0].layout == manifest.BLOCK else SCHEMA
 

@@ -72,7 +72,7 @@ class Decoding:
             row = min(decoded.reasons)
             record = row if decoded.records is None else int(decoded.records[row])
             raise Corrupt(
-                f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE makes rows of such records",
+                f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE would make a row of it",
                 path=path,
                 offset=place(record),
             )

@@ -139,7 +139,7 @@ class QueueReader(DataSourceReader):
             except Corrupt as error:
                 if self._is_there(part):
                     raise  # damage
-                lost = f"{part.stop - number} records were taken from the queue after this read of it began, and are gone"
+                lost = f"{part.stop - number} records were taken from the queue after this read began, and are gone"
                 if not self.strict:
                     print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
                     return

@@ -58,10 +58,10 @@ class Rows:
             self.needs = frozenset(["value", *wanted.names])
         else:
             if lost := sorted(name for name in ROW_OPTIONS if name in options):
-                raise BadArgument(f"the option {lost[0]!r} goes with the option 'codec', which says what the records are")
+                raise BadArgument(f"the option {lost[0]!r} needs the option 'codec', which says what the records are")
             _check(schema, source, "without the option 'codec', a read has")
             if not schema.names:
-                raise BadArgument(f"the schema has no columns; name one of {', '.join(source.names)} at least")
+                raise BadArgument(f"the schema has no columns; name at least one of {', '.join(source.names)}")
             self.needs = frozenset(schema.names)
 
     def batch(self, raw: pa.RecordBatch, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
@@ -86,7 +86,7 @@ class Rows:
 def schema_of(source: StructType, options: Options) -> StructType:
     """The schema of a read whose user gave none. Raises `BadArgument` if one is needed."""
     if "codec" in options:
-        raise BadArgument("with the option 'codec' the fields of the records must be given; say .schema('id BIGINT, …')")
+        raise BadArgument("the option 'codec' needs the fields of the records: call .schema('id BIGINT, …')")
     return source
 
 

@@ -77,7 +77,7 @@ class TopicStream(_Base):
             topic_paths.check_reader_name(self.name)
         if limits is None and (self.max_records or self.max_bytes or self.min_records or self.name is None):
             raise BadArgument(
-                "with this pyspark a stream has no limits, and does not know its reader after a restart: upgrade it to 4.2, or "
+                "before pyspark 4.2 a stream has no limits and does not find its reader after a restart: upgrade pyspark, or "
                 "leave out minOffsetsPerTrigger, maxOffsetsPerTrigger and maxBytesPerTrigger, and name a reader with 'reader'"
             )
         self._planned = -math.inf  # when a batch was planned, by time.monotonic: the first one waits for nothing
@@ -163,8 +163,9 @@ class TopicStream(_Base):
         """The place of an offset in the topic as it is now; raises `MessagesLost`."""
         if at["topic"] != self.topic.created:
             raise MessagesLost(
-                f"the checkpoint is of a topic that was made at {at['topic']}, this one was made at {self.topic.created} (in "
-                f"milliseconds): begin a new checkpoint, with startingOffsets={at['number']} if its messages are the same",
+                f"the checkpoint belongs to a topic that was made at {at['topic']}, but this one was made at "
+                f"{self.topic.created} (milliseconds since the epoch): start a new checkpoint, with startingOffsets="
+                f"{at['number']} if the messages are the same",
                 path=self.topic.path,
             )
         index = view.index()
@@ -176,8 +177,8 @@ class TopicStream(_Base):
             return self.topic.kept(view, Position(at["block"], 0, at["number"]))
         if block >= max(end, index.start + 1) or not entry.base <= at["offset"] <= entry.base + entry.end:
             raise MessagesLost(
-                f"the checkpoint stands at message {at['number']}, and the topic ends before that: a power cut has taken its "
-                "last messages (sync=never), or an older copy was put here. Begin a new checkpoint",
+                f"the checkpoint is at message {at['number']}, but the topic ends before it: a power cut took its last messages "
+                "(sync=never), or an older copy was restored. Start a new checkpoint",
                 path=self.topic.path,
                 offset=at["offset"],
             )
@@ -229,8 +230,8 @@ class TopicStream(_Base):
             reader.move_to(place)
         except BadPath as error:
             raise BadPath(
-                f"the stream cannot have its reader {name!r} here: {error}. Let this user write to the topic, or read without "
-                "one, by the option reader='': then nothing holds back from removal what the stream has still to read",
+                f"the stream cannot make or use its reader {name!r}: {error}. Let this user write to the topic, or set the "
+                "option reader='' to stream without a reader; then retention may remove messages before the stream has read them",
                 path=self.topic.path,
             ) from error
         self._reader, self._held = reader, place

@@ -161,7 +161,7 @@ class Append(ABC):
         held = {fold(field.name): field for field in self._held(rows.schema)}
         for key, field in there.items():
             if not field.nullable and key not in held:
-                raise BadArgument(f"{self.what} requires the column {field.name!r}, and the batch has none")
+                raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
                 F.col(quoted(name)).cast(field.dataType).alias(field.name)
@@ -177,14 +177,14 @@ class Append(ABC):
                 return found
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
-        raise TooManyConflicts(f"{self.what}: {TRIES} times others were faster with their commits")
+        raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
 
     def warn_of_forgotten(self, oldest: float) -> None:
         """``oldest``: when the first commit was made that the table remembers, though there were others."""
         if self.since is not None and oldest > self.since.timestamp():
             _logger.warning(
-                "%s: its snapshots from before %s are expired, and the batch %s is older. If an earlier run has committed "
-                "the batch, it is appended twice. Keep snapshots longer than a batch may be tried again",
+                "%s: its snapshots from before %s have expired, and the batch %s is older. If an earlier run committed the "
+                "batch, it is now appended twice. Keep snapshots longer than a batch may be tried again",
                 self.table,
                 self.since,
                 self.batch,
@@ -292,7 +292,7 @@ def append_to(
         made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batch, **options)
     except ModuleNotFoundError as error:
         raise BadArgument(
-            f"the format {kind!r} needs a library that is not there ({error}): install qewqew with its extra {kind!r} "
+            f"the format {kind!r} needs a library that is missing ({error}): install qewqew with its extra {kind!r} "
             f"where the driver runs, pip install 'qewqew[{kind}]'"
         ) from error
     return made

@@ -201,14 +201,14 @@ def _check_catalog(spark: SparkSession, name: str) -> None:
             "org.apache.iceberg.spark.SparkCatalog), and Iceberg's jar with --packages or --jars"
         )
     if "iceberg" not in made.lower():
-        raise BadArgument(f"commit 'spark': the catalog {name!r} is none of Iceberg's, but {made}")
+        raise BadArgument(f"commit 'spark': the catalog {name!r} is not Iceberg's, but {made}")
     session: Any = spark._jsparkSession
     try:
         session.sessionState().catalogManager().catalog(name)
     except (PySparkException, Py4JJavaError) as error:
         raise BadArgument(
-            f"commit 'spark': Spark cannot make the catalog {name!r} ({_said(error)}); is there Iceberg's jar for Spark "
-            f"{spark.version}, given with --packages or --jars?"
+            f"commit 'spark': Spark cannot make the catalog {name!r} ({_said(error)}); did you give it Iceberg's jar for Spark "
+            f"{spark.version} with --packages or --jars?"
         ) from error
 
 

@@ -85,13 +85,13 @@ class DeltaAppend(StagedAppend):
             if name in field.metadata
         }
         if unknown := sorted(wanted - KNOWN):
-            raise BadArgument(f"Delta table {self.table} asks its writers for {', '.join(unknown)}, which is not done here")
+            raise BadArgument(f"Delta table {self.table} asks its writers for {', '.join(unknown)}, which the driver cannot do")
 
     def _make(self, columns: StructType) -> None:
         for name in self.partition_by:
             kind = columns[name].dataType
             if not isinstance(kind, (StringType, IntegralType, DateType, BooleanType, DecimalType)):
-                raise BadArgument(f"a Delta table cannot be partitioned by {name!r}, a {kind.simpleString()}; make a DATE of it")
+                raise BadArgument(f"a Delta table cannot be partitioned by {name!r}, a {kind.simpleString()}; cast it to DATE")
         try:
             made = Schema.from_json(columns.json())
             DeltaTable.create(

@@ -119,7 +119,7 @@ class IcebergAppend(StagedAppend):
         try:
             return _columns(table.schema().as_arrow())
         except PySparkException as error:
-            raise BadArgument(f"{self.what} has a column of a type that Spark has not: {error}") from error
+            raise BadArgument(f"{self.what} has a column of a type that Spark does not have: {error}") from error
 
     def _make(self, columns: StructType) -> None:
         # Catalogs tell in many ways that somebody else was faster. What counts is that it is there then.
@@ -187,8 +187,8 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
     settings = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
     if settings.get("type") in ("hadoop", "hive") or "catalog-impl" in settings:
         raise BadArgument(
-            f"the catalog {name!r} is one of Java alone ({settings.get('type') or settings['catalog-impl']}): PyIceberg, which "
-            "commits batches, cannot reach it. Use a REST, SQL or Glue catalog"
+            f"the catalog {name!r} exists only in Java ({settings.get('type') or settings['catalog-impl']}), and PyIceberg, "
+            'which commits batches, cannot use it. Use a REST, SQL or Glue catalog, or "commit": "spark"'
         )
     try:
         return load_catalog(name, **settings)
@@ -233,8 +233,8 @@ def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: s
             unit = {YearTransform: "year", MonthTransform: "month", DayTransform: None}[type(transform)]
             return date if unit is None else F.trunc(date, unit)
     raise BadArgument(
-        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell which partition that "
-        "is, so they cannot be added; month, day, truncate … do"
+        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell its partition, so "
+        'the driver cannot add it; use month, day, truncate …, or "commit": "spark"'
     )
 
 

@@ -258,7 +258,7 @@ def test_staged_files_that_are_damaged_or_not_there_stop_the_commit(spark, tmp_p
         whole = file.read_bytes()
         for damaged in whole[:-1], bytes([*whole[:40], whole[40] ^ 1, *whole[41:]]), b"":
             file.write_bytes(damaged)
-            with pytest.raises(Corrupt, match="not what a task has staged") as caught:
+            with pytest.raises(Corrupt, match="not the bytes that a task staged") as caught:
                 writer.commit(staged)
             assert (caught.value.path, caught.value.offset) == (str(file), 0)
         file.unlink()

@@ -192,7 +192,7 @@ def test_a_start_that_was_removed_fails_or_is_passed_over(spark, topic, tmp_path
     topic.trim()
     line = failure(Run(spark, topic, tmp_path / "strict", startingOffsets=300, **READER).query)
     assert "MessagesLost" in line
-    assert "message 300 has been removed from the topic, the oldest one is 700" in line
+    assert "message 300 has been removed from the topic; the oldest one is 700" in line
     lax = Run(spark, topic, tmp_path / "lax", startingOffsets=300, failOnDataLoss="false", **READER)
     assert lax.sizes() == [300]
 

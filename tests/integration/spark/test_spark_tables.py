@@ -419,7 +419,7 @@ def test_a_warning_tells_of_commits_that_the_table_has_forgotten(lake: Lake, cap
         ("orders", {}, "a name like catalog.namespace.table"),
         ("lake..orders", {}, "a name like catalog.namespace.table"),
         ("nowhere.shop.orders", {}, r"--conf spark\.sql\.catalog\.nowhere\.uri="),
-        ("java.shop.orders", {"type": "hadoop", "warehouse": "/x"}, "one of Java alone"),
+        ("java.shop.orders", {"type": "hadoop", "warehouse": "/x"}, "exists only in Java"),
     ],
 )
 def test_a_catalog_that_cannot_be_reached_is_told(lake: Lake, table: str, settings: dict[str, str], says: str) -> None:

@@ -184,7 +184,7 @@ def test_a_typed_read_of_a_batch(spark, tmp_path):
     assert beside == {
         999: (999, None, "orders.qew.18"),
         1000: (None, "malformed JSON: at byte 0: Expecting value", "orders.qew.18"),
-        1001: (None, "a value does not fit the schema: id: 'y' is no BIGINT", "orders.qew.18"),
+        1001: (None, "a value does not fit the schema: id: 'y' does not fit BIGINT", "orders.qew.18"),
         1003: (-2, None, "orders.qew.18"),
     }
     assert [row._metadata.offset for row in rows if row.id in (-1, -2)] == [1003, 1003]

@@ -103,7 +103,7 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
         ({"outputs": OUTPUTS, "codec": "xml"}, "codec must be one of json, csv"),
         ({"outputs": OUTPUTS, "codec": "avro"}, "the codec 'avro' needs a schema"),
         ({"outputs": OUTPUTS, "schema_evolution": "rescue"}, "schema_evolution must be one of"),
-        ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is the job's own"),
+        ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is set by the job itself"),
         ({"application": "mine.py", "codec": "csv"}, "codec is for the ready-made job"),
         *[
             ({"outputs": OUTPUTS, "lease_timeout": value}, "lease_timeout")
