@@ -671,7 +671,7 @@ def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: To
             {"maxRecords": 7},
             "has no option 'maxrecords'; 'maxRecords' is an option of a read of a queue or a topic; here you can use",
         ),
-        ({"endingOffsets": 7}, "a stream of a topic has no option 'endingoffsets'; 'endingOffsets' is an option of a read of a topic"),
+        ({"endingOffsets": 7}, "has no option 'endingoffsets'; 'endingOffsets' is an option of a read of a topic"),
         ({"startingOffsets": 1001}, "there is no message 1001"),
     ],
 )
