@@ -120,7 +120,7 @@ def columns_of(batch: manifest.Manifest) -> StructType:
 
 
 def batch_reader(path: str, options: Mapping[str, str], schema: StructType, batch: manifest.Manifest) -> DataSourceReader:
-    """What Spark reads the batch with, whose manifest is at hand; raises `BadArgument`, and `StoreError`."""
+    """The reader with which Spark reads the batch whose manifest is given; raises `BadArgument` and `StoreError`."""
     return batches.reader([path], Options(options), schema, batch)
 
 
@@ -141,7 +141,7 @@ _TABLE = (
 
 
 def _what(options: Mapping[str, str]) -> tuple[str, list[str]]:
-    """What is to be read: the kind, and the paths, of which only batches may be several. Raises `BadArgument`, `BadManifest`."""
+    """What to read: the kind and the paths. Only batches may have several. Raises `BadArgument`, `BadManifest`."""
     given = json.loads(options["paths"]) if "paths" in options else [options.get("path", "")]
     if not given or not all(given):
         raise BadArgument(f"no path; give load() a batch, a queue or a topic. If this is a table of Spark's catalog: {_TABLE}")

@@ -75,7 +75,7 @@ class AvroCodec(ObjectCodec):
 
 
 def _name(avro: Avro) -> str:
-    """Of the type, whatever it is wrapped in."""
+    """The name of the type, however it is wrapped."""
     while isinstance(avro, dict):
         avro = avro["type"]
     return "union" if isinstance(avro, list) else str(avro)

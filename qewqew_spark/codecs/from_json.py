@@ -1,7 +1,7 @@
-"""JSON objects as rows: what `spark.read.json` makes of every record that is well-formed (RFC 8259).
+"""JSON objects as rows: the same rows as `spark.read.json` makes of every well-formed record (RFC 8259).
 
-Records go through Arrow's reader, many at once, where it is certain that Spark would read the same. The others go through
-Python's `json`, with numbers as they are written, and with Spark's rules for values that are not of the type of their field. A
+Records go through Arrow's reader, many at once, if Spark would certainly read them the same way. The others go through
+Python's `json`, with numbers as they are written, and with Spark's rules for values of another type than their field. A
 record that is not well-formed is corrupt as a whole.
 """
 
@@ -241,7 +241,7 @@ _BRACKET = re.compile(r'[^{}\[\]"]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^{}\[\]"]*)*([{}\
 
 
 def _texts(text: str) -> Iterator[str]:
-    """What is written of each object and array of a well-formed text, in the order in which they begin."""
+    """The text of each object and array in a well-formed text, in the order in which they start."""
     begins: list[int] = []
     ends: list[int] = []
     within: list[int] = []
@@ -362,7 +362,7 @@ def _checked(value: Any, depth: int = 1) -> Any:
 
 
 def fit_of(kind: types.DataType, zone: tzinfo, ascii_only: bool = False) -> Fit:
-    """What Spark makes of a value for a type; ``ascii_only``: any other character is written as an escape."""
+    """How Spark fits a value to a type; ``ascii_only``: write every other character as an escape."""
     if isinstance(kind, types.StructType):
         return objects.struct(kind, [fit_of(field.dataType, zone, ascii_only) for field in kind])
     if isinstance(kind, types.ArrayType):

@@ -18,7 +18,9 @@ except ImportError:
 
 
 class MsgpackCodec(ObjectCodec):
-    """See `Codec`. Timestamps are msgpack's own (extension -1); there are no dates, and no decimal numbers but integers."""
+    """See `Codec`. Timestamps are msgpack's own (extension -1). There are no dates, and the only decimal numbers are
+    integers.
+    """
 
     def __init__(self, fields: types.StructType, options: Options) -> None:
         if msgpack is None:

@@ -74,7 +74,7 @@ def _maps(values: list[Any], arrow: pa.MapType, items: Many) -> pa.Array:
 
 
 def _bounds(values: list[Any]) -> pa.Array:
-    """Where the elements of each value begin, and where the last end; null where there is no value."""
+    """Where the elements of each value start, and where the last one ends; null if there is no value."""
     begins = accumulate([0 if value is None else len(value) for value in values], initial=0)
     mask = np.array([*[value is None for value in values], False]) if None in values else None
     return pa.array(np.fromiter(begins, np.int32), mask=mask)

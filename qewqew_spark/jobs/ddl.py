@@ -1,6 +1,7 @@
-"""Checks a schema in Spark's DDL without Spark, so that a typing error is found when a DAG file is parsed, before Java starts.
+"""Checks a schema in Spark's DDL without Spark, so that a typing error is found when a DAG file is parsed, before Java
+starts.
 
-Spark alone parses schemas for use. What is refused here, Spark refuses too (a test asks it); what passes, Spark may still refuse.
+Only Spark parses schemas for use. Spark refuses everything that is refused here (a test asks it), and may refuse more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNITS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")
 
 
 def check_schema(schema: str) -> None:
-    """Raise `BadArgument`, with the place, for a text that surely is no list of columns and their types."""
+    """Raise `BadArgument`, with the place, for a text that certainly is not a list of columns and their types."""
     _Reader(schema).read()
 
 
@@ -124,7 +125,7 @@ class _Reader:
             self._take(",")
 
     def _peek(self) -> str:
-        """The word or sign that comes, in capitals; empty at the end, and for what is in quotes."""
+        """The next word or sign, in capitals; empty at the end and for anything in quotes."""
         kind, text, _ = self._tokens[self._at] if self._at < len(self._tokens) else ("", "", 0)
         return text.upper() if kind in ("word", "sign") else "\0" if kind else ""
 

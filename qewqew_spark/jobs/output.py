@@ -32,11 +32,11 @@ class Output:
     ``path``: a directory; the rows go to ``<path>/batch=<id>``, or with the format `delta` into the Delta table there.
     ``table``: instead, a table of Spark's catalog, or with the format `iceberg` of an Iceberg catalog. Neither: a format that
     has its own place (`jdbc`, `noop`, `console` ...). ``sql``: a query over the view ``batch``; ``transform``: instead,
-    ``module:function``, which is given the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and
-    returns a DataFrame; neither: all of the view. ``format``: any that this Spark can write. ``partition_by``: columns, as
-    directories below the batch's. ``options``: the writer's, or the properties of an Iceberg or Delta table, for when it is
-    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. ``commit``: who commits to an
-    Iceberg or Delta table: the driver, or with "spark" the connector of the format that Spark has. Raises `BadArgument`.
+    ``module:function``, which gets the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and returns
+    a DataFrame; neither: the whole view. ``format``: any that this Spark can write. ``partition_by``: columns, as directories
+    below the batch's. ``options``: options of the writer, or properties of an Iceberg or Delta table when it is made; a value
+    may be ``{"env": NAME}`` or ``{"file": PATH}``, which is read when the job runs. ``commit``: what commits to an Iceberg or
+    Delta table: the driver, or with "spark" Spark's connector for the format. Raises `BadArgument`.
     """
 
     path: str | None = None
@@ -117,9 +117,9 @@ class Output:
 
     @classmethod
     def from_fields(cls, body: object) -> Output:
-        """The output in a mapping with the fields of this class, which is or will be part of a command line.
+        """The output described by a mapping with the fields of this class, which is or will be part of a command line.
 
-        Raises `BadArgument`, also for a password in clear text: every user of the machine can read a command line.
+        Raises `BadArgument`, also for a password in clear text, because every user of the machine can read a command line.
         """
         if not isinstance(body, Mapping):
             raise BadArgument(f"output: must be an object with fields, not {type(body).__name__}")
@@ -141,19 +141,19 @@ class Output:
 
     @property
     def appends(self) -> bool:
-        """Is it a table to which each batch is appended, once, without a column that has its id?"""
+        """Is it a table to which each batch is appended once, without a column for its id?"""
         return self.format.lower() in TABLE_FORMATS
 
     @property
     def partition_columns(self) -> list[str]:
-        """The columns in ``partition_by``, of which an Iceberg table takes parts: `month(day)`."""
+        """The columns in ``partition_by``, also those inside a transform of Iceberg: `month(day)`."""
         if self.format.lower() != "iceberg":
             return list(self.partition_by)
         return [re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*(.+?)\s*\)$", r"\1", text) for text in self.partition_by]
 
     @property
     def place(self) -> str | None:
-        """What no other output may write to; None where nothing is kept."""
+        """The place to which no other output may write; None if the format keeps nothing."""
         if self.path is not None:
             return self.path.rstrip("/")
         if self.table is not None:

@@ -45,16 +45,19 @@ class Records:
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
 
     def good(self, seen: Observation) -> DataFrame | None:
-        """Those that decode. Whoever reads them reports to ``seen`` how many records there are (`read`), and how many `bad`."""
+        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), and how many `bad`
+        ones.
+        """
         if self.rows is None:
             return None
         counts = F.count(F.lit(1)).alias("read"), F.count(F.when(self.bad, 1)).alias("bad")
         return self.rows.observe(seen, *counts).where(~self.bad).select(self.columns)
 
     def set_aside(self, spark: SparkSession, quarantine: str) -> dict[str, int]:
-        """Put the records that do not decode into the directory, in place of what is there; how many, by the kind of reason.
+        """Write the records that do not decode to the directory, replacing what is there; returns how many, by kind of
+        reason.
 
-        Raises `Corrupt` if these are not all records of the batch.
+        Raises `Corrupt` if not all records of the batch were read.
         """
         seen = Observation()
         judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
@@ -73,9 +76,9 @@ class Records:
 
 
 def observed(seen: Observation) -> dict[str, int]:
-    """What an action that has ended reported; nothing if the optimizer found that it need not look at the rows.
+    """What a finished action reported; empty if the optimizer found that it need not look at the rows.
 
-    `Observation.get` would wait for ever then, before Spark 4.2, which reports a row without columns.
+    In that case `Observation.get` never returns before Spark 4.2, which reports a row without columns.
     """
     report: Any = seen._jo
     deadline = time.monotonic() + 10  # Spark before 4.2 reports some moments after the action
@@ -89,9 +92,9 @@ def observed(seen: Observation) -> dict[str, int]:
 def read(
     spark: SparkSession, batch: str, description: Manifest, codec: str, schema: StructType | None, options: Mapping[str, str]
 ) -> Records:
-    """The records of the batch, with the fields of the schema; None: those of JSON records are inferred.
+    """The records of the batch, with the fields of the schema; None: the fields of JSON records are inferred.
 
-    Raises `BadArgument` if they cannot be columns.
+    Raises `BadArgument` if they cannot become columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
@@ -199,7 +202,7 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
 
 
 def parsed(schema: str) -> StructType:
-    """The schema in a DDL text, without its NOT NULL, which bad records do not keep; raises `BadArgument`."""
+    """The schema in a DDL text, without NOT NULL, which bad records break; raises `BadArgument`."""
     with blamed("the schema"):
         found = StructType.fromDDL(schema)
     if not isinstance(found, StructType) or not found.names:

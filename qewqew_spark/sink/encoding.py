@@ -41,7 +41,7 @@ def check_columns(schema: StructType, kind: str) -> None:
 
 
 def records_schema(kind: str) -> pa.Schema:
-    """The columns of what `encode` makes: of a topic in the order of a `Message`, the timestamp in milliseconds."""
+    """The columns that `encode` returns: for a topic in the order of a `Message`, the timestamp in milliseconds."""
     import pyarrow as pa  # late: the driver plans writes without it
 
     if kind == "queue":

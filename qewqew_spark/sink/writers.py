@@ -1,10 +1,10 @@
-"""Writing rows to a queue or a topic: all of a job, or of a micro-batch, in one commit, or nothing.
+"""Writing rows to a queue or a topic: everything of a job, or of a micro-batch, in one commit, or nothing.
 
-Each task *stages* its records: it writes them to a file that the driver can read too. When all tasks are done, Spark hands the
-driver what they have returned, for each partition that of the one attempt that counts (a task may run again after a failure,
-and twice at a time). The driver puts all these records into the target, in the order of the partitions, in one commit; under a
-key where there is one, so that what comes again is not written again. Of a micro-batch the key is the query's id, which its
-checkpoint keeps, and the number of the batch.
+Each task *stages* its records: it writes them to a file that the driver can read too. When all tasks are done, Spark gives
+the driver what they returned, for each partition from the one attempt that counts (a task may run again after a failure, or
+twice at once). The driver puts all these records into the target in one commit, in the order of the partitions. If there is a
+key, a second commit under it writes nothing. A micro-batch's key is the query's id, which the checkpoint keeps, and the
+batch's number.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """A record batch in a staged file: a message of Arrow IPC, behind the one before."""
+    """A record batch in a staged file: a message of Arrow IPC, right after the one before."""
 
     size: int
     crc32: int
@@ -88,9 +88,9 @@ class Sink:
     # On an executor
 
     def stage(self, batches: Iterable[pa.RecordBatch], job: str, home: str) -> Staged:
-        """Write the records of a task's rows to a file. ``home``: the directory that must be there, if it is not on a store.
+        """Write the records of a task's rows to a file. ``home``: the directory that must exist, unless it is on a store.
 
-        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `encode`.
+        Raises `BadPath`, `DiskFull`, `StoreError`, and for bad rows what `encode` raises.
         """
         partition = _task().partitionId()
         store, staged = self.store(job), Staged(job, f"{partition}-{uuid.uuid4().hex}", [])
@@ -161,7 +161,7 @@ class Sink:
             raise BadPath(f"{what}; {_SHARED}", path=path) from error
 
     def remove(self, job: str) -> None:
-        """Remove what a job has staged; and of other jobs, if that was long ago. What goes wrong is only logged."""
+        """Remove what a job has staged, and what other jobs staged long ago. Failures are only logged."""
         store = self.store(job)
         try:
             store.remove()
@@ -224,7 +224,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
-    """What writes the rows of a DataFrame. Raises what is wrong with options, path and schema, before anything is written."""
+    """The writer of a DataFrame's rows. Wrong options, paths and schemas raise before anything is written."""
     if overwrite:
         raise BadArgument("the format 'qewqew' only appends; use .mode('append'), and to start anew, remove the target first")
     sink = sink_of(options, schema, "a write", {"key"})
@@ -242,7 +242,7 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Stre
 
 
 def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> Sink:
-    """``what`` is written, as in "a stream"; ``more``: options that it has besides `OPTIONS`."""
+    """``what`` is written, as in "a stream"; ``more``: options that it has in addition to `OPTIONS`."""
     given = options.text("path")
     if not given:
         raise BadArgument("no path; give save() or start() the path of a queue or a topic")

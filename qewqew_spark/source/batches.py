@@ -29,7 +29,8 @@ OPTIONS = {"path", "paths", *SPLIT_OPTIONS, *ROW_OPTIONS}
 
 
 def matching(path: str, options: Options) -> list[str]:
-    """The batches that a path means: itself, or the manifests that are there if it has ``*``, ``?``, ``[…]`` or ``{a,b}`` in it.
+    """The batches that a path stands for: itself, or if it contains ``*``, ``?``, ``[…]`` or ``{a,b}``, those with a
+    manifest.
 
     Raises `BadManifest` if there are none, `BadArgument`, and `StoreError`.
     """
@@ -63,7 +64,9 @@ def schema(paths: Sequence[str], options: Options) -> StructType:
 
 
 def reader(paths: Sequence[str], options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
-    """``batch``: the manifest, if there is one path and it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+    """``batch``: the manifest of the only path, if you already have it. Raises `BadManifest`, `BadArgument`, and
+    `StoreError`.
+    """
     options.check("a batch", OPTIONS, ["fs."])
     batches = [batch] if batch else _manifests(paths, options)
     stores = [store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs.")) for path in paths]
@@ -170,9 +173,9 @@ def records(
 ) -> Iterator[tuple[int, pa.RecordBatch, Callable[[int], int]]]:
     """The records of a segment in batches of about 4 MiB, with their columns ``needs``.
 
-    With each batch come the number of the record behind it, and what tells where in the file its i-th record begins.
-    ``number`` is that of the first record; those in the regions ``skip`` of the file have none and are left out, as are those
-    from number ``stop`` on. Raises `Corrupt`.
+    Each batch comes with the number of the record after it, and with a function that returns the offset in the file of its
+    i-th record. ``number`` is the number of the first record. Records in the regions ``skip`` of the file have no number and
+    are left out, as are those from number ``stop`` on. Raises `Corrupt`.
     """
     import numpy as np  # late, as Arrow: the driver plans reads without them
     import pyarrow as pa

@@ -1,7 +1,7 @@
 """The typed read: records, in one of several codecs, as the columns of a schema that the user gives.
 
-The driver plans with a `Decoding`, and the executors decode with it. How a record becomes a row is a codec's business
-(`qewqew_spark.codecs`); what happens to a record that does not, and the columns beside its fields, is decided here.
+The driver plans with a `Decoding`, and the executors decode with it. A codec (`qewqew_spark.codecs`) turns a record into a
+row; this module decides about records that do not decode, and makes the columns that are not fields.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Decoding:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _corrupt(self, values: pa.Array, decoded: Decoded, kind: pa.DataType) -> pa.Array:
-        """The bytes of each corrupt record, in its rows; as a text what is not UTF-8 becomes U+FFFD."""
+        """The bytes of each corrupt record, in its rows; in a string, bytes that are not UTF-8 become U+FFFD."""
         found: dict[int, Any] = {}
         for row in decoded.reasons:
             data = values[row if decoded.records is None else int(decoded.records[row])].as_py()

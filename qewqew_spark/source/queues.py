@@ -1,7 +1,7 @@
-"""Batch reads of a queue: a snapshot of the records that are to be taken, made without its lock.
+"""Batch reads of a queue: a snapshot of the waiting records, made without its lock.
 
-Nothing holds the records for the reader, so somebody may take them meanwhile, and their chunk files may be removed, moved by a
-lease, or used again. Every run of records has the checksums that the log had at the time of the snapshot, or is not delivered.
+Nothing keeps the records for the reader. Others may take them, and their chunk files may then be removed, moved by a lease,
+or used again. A run of records is delivered only if it has the checksums that the log had at the time of the snapshot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of the format `qewqew`: the columns that a source has, and what a schema of the user's makes of them."""
+"""The rows of the format `qewqew`: the columns of a source, and how the user's schema changes them."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Rows:
             self.needs = frozenset(schema.names)
 
     def batch(self, raw: pa.RecordBatch, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
-        """The rows that become of ``raw``, which has the columns ``needs`` at least, under the source's names and types.
+        """The rows made of ``raw``, which has at least the columns ``needs``, under the source's names and types.
 
         ``place(i)``: the offset in the file ``path`` of the i-th raw row, for error messages. Raises `Corrupt` if a record
-        does not decode and the options say that this is an error.
+        does not decode and the options make that an error.
         """
         if self.decoding is not None:
             return self.decoding.batch(raw, path, place)

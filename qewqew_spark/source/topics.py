@@ -1,8 +1,8 @@
-"""Reading a topic as it is when the query is planned, while its writer goes on: no lock is taken, nothing is changed.
+"""Reading a topic as it is when the query is planned, while its writer goes on: takes no lock and changes nothing.
 
-The driver looks at the index and cuts what is asked for into ranges of blocks; the executors read the blocks. A block is cut
-where one of the checksums that the topic keeps of it ends (about each 64 KiB), and what such a checksum covers is verified
-before the first message of it is given out. Blocks that a zbus server wrote have none, and stay whole.
+The driver looks at the index and cuts the messages to read into ranges of blocks; the executors read the blocks. A block is
+cut where one of the topic's checksums of it ends (about every 64 KiB), and the bytes of such a checksum are verified before
+their first message is delivered. Blocks that a zbus server wrote have none, and stay whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = STARTING | {"endingOffsets", "endingTimestamp", "maxRecords"}
 
 
 class Bound(NamedTuple):
-    """Where a read begins or ends, as an option says it; ``value``: a message's number, or milliseconds since the epoch."""
+    """Where a read starts or ends, as an option says; ``value``: a message's number, or milliseconds since the epoch."""
 
     kind: Literal["earliest", "latest", "number", "time"]
     value: int = 0
@@ -106,7 +106,7 @@ class TopicPartition(InputPartition):
 
 @dataclass(frozen=True)
 class TopicRead:
-    """A topic, and what is asked of every read of it."""
+    """A topic, and the options that every read of it has."""
 
     path: str
     filter: str | None
@@ -117,7 +117,7 @@ class TopicRead:
 
     @classmethod
     def of(cls, path: str, options: Options) -> TopicRead:
-        """Raises `BadArgument`, `BadPath` if there is no topic."""
+        """Raises `BadArgument`, or `BadPath` if there is no topic."""
         text = options.text("filter")
         Filter(text)
         split = Split.of(options)
@@ -208,12 +208,12 @@ def _part(view: View, whole: TopicRange, piece: Piece) -> TopicRange:
 
 
 def marks(view: View, entry: Entry) -> list[int]:
-    """Where messages are known to begin in a block."""
+    """The known starts of messages in a block."""
     return [piece.offset for piece in pieces_of(Files(), view.directory, entry.base)]
 
 
 def steady(view: View, act: Callable[[], T]) -> T:
-    """What ``act`` finds in a topic, also if the oldest blocks are removed while it looks."""
+    """The result of ``act`` on a topic, even if its oldest blocks are removed meanwhile."""
     while True:
         start = view.index().start
         try:
@@ -262,9 +262,9 @@ def _runs(topic: TopicRead, view: View, wanted: TopicRange) -> Iterator[RawMessa
 
 
 def _verified(view: View, wanted: TopicRange, pieces: list[IndexEntry]) -> Iterator[int]:
-    """Up to where the bytes of a range are what was committed, each time that this is 1 MiB further at least.
+    """The places up to which a range is verified, at least 1 MiB apart.
 
-    Raises `Corrupt`. The bytes are read again afterwards: a piece may be as large as a block.
+    Raises `Corrupt`. The bytes are read again afterwards, because a piece may be as large as a block.
     """
     end = wanted.start
     for piece, following in pairwise(pieces):

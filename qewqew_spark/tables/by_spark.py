@@ -34,7 +34,7 @@ class BySpark(Append):
 
     @abstractmethod
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
-        """Append the rows, and to the table the columns that it lacks. Raises, of what it was before, when it has changed."""
+        """Append the rows, and add missing columns to the table. Raises if the table has changed since `_find`."""
 
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
@@ -58,7 +58,7 @@ class BySpark(Append):
         return self._commit
 
     def abort(self) -> None:
-        """There is nothing: what a connector has not committed, it removes."""
+        """Nothing to do: a connector removes what it has not committed."""
 
     def _held(self, columns: StructType) -> StructType:
         return relaxed(columns)

@@ -213,7 +213,7 @@ def _transform(text: str) -> tuple[str, Transform[Any, Any]]:
 
 
 def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: str) -> Column:
-    """What is equal for the rows of one partition, and different in two, by whatever zone the session has."""
+    """A value that is equal for rows of one partition and different in two, whatever the session's zone."""
     column = F.col(".".join(map(quoted, source.split("."))))
     kind = rows.select(column).schema[0].dataType
     match transform:

@@ -68,7 +68,7 @@ def _lower(value: object) -> object:
 
 
 def _upper(value: object) -> object:
-    """No value of the file is greater: a text that is cut has a last character, moments are whole milliseconds."""
+    """A bound that no value of the file exceeds: a cut text gets a last character, moments are whole milliseconds."""
     if value == 0 and isinstance(value, float):
         return 0.0
     if isinstance(value, str) and len(value) > TEXT:
