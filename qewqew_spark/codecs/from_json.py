@@ -88,7 +88,7 @@ class _Rows:
     def add(self, number: int, data: bytes, careful: bool) -> None:
         # A byte order mark alone is too short for Jackson to know it.
         if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
-            return  # a blank record is no row
+            return  # a blank record gives no row
         found: list[dict[str, Any]] = [{}]
         try:
             if self._strict and not data.lstrip(SPACE).startswith(b"{"):

@@ -266,7 +266,7 @@ def single(value: Any) -> float:
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
-    value.encode()  # halves of pairs are none
+    value.encode()  # fails for half of a surrogate pair
     return value
 
 

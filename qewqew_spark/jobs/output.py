@@ -22,7 +22,7 @@ SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
 TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
-COMMITS = ("driver", "spark")  # who commits to these
+COMMITS = ("driver", "spark")  # what commits to these
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Output:
     transform: str | None = None
     format: str = "parquet"
     partition_by: Sequence[str] = ()
-    # Not in the repr: whoever passes a password from Python would find it in a log.
+    # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
     commit: str = "driver"
 

@@ -23,7 +23,7 @@ from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.tables.session import delete, quoted, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
-# What Spark's CSV and JSON readers know of files, or of finding a schema, or of writing: a record is none of these.
+# Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
     *("header", "linesep", "multiline", "enforceschema", "inferschema", "preferdate", "columnpruning", "singlevariantcolumn"),
     *("compression", "extension", "quoteall", "escapequotes", "inputbuffersize", "encoding", "charset", "mode", "codec"),

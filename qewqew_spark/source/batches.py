@@ -143,7 +143,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, which names file and offset."""
-        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: a batch without segments
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: a batch without segments
             for part in partition.parts:
                 yield from self._read(part)
 

@@ -22,7 +22,7 @@ from qewqew_spark.source.not_null import kept, promises
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 REASON, METADATA = "_corrupt_reason", "_metadata"
-# The types that the columns beside the fields may have.
+# The types that the columns besides the fields may have.
 _CORRUPT: list[type[types.DataType]] = [types.StringType, types.BinaryType]
 _BESIDE: dict[str, list[type[types.DataType]]] = {REASON: [types.StringType], METADATA: [types.StructType]}
 

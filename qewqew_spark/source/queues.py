@@ -124,7 +124,7 @@ class QueueReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
-        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: an empty queue
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: an empty queue
             for part in partition.parts:
                 yield from self._read(part)
 

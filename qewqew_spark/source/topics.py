@@ -322,7 +322,7 @@ class TopicReader(DataSourceReader):
         return stop if last is None else last.after
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes one empty partition of its own where there are none.
+        # Spark makes one empty partition of its own if there are none.
         if isinstance(partition, TopicPartition):
             yield from read_partition(partition, self.rows)
 

@@ -27,7 +27,7 @@ from qewqew_spark.tables.append import StagedAppend, marked
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.statistics import statistics
 
-INDEXED = 32  # columns of which the log says minima and maxima, if the table does not say how many
+INDEXED = 32  # columns with minima and maxima in the log, if the table does not say how many
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory that Spark makes for a null
 # What a table may ask of its writers and that an append of whole files does.
 KNOWN = {"appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "domainMetadata"}

@@ -89,7 +89,7 @@ class IcebergAppend(StagedAppend):
         except NoSuchTableError:
             self._table = None
         else:
-            # PyIceberg's own tries would commit again without looking who was faster.
+            # PyIceberg's own retries would commit again without looking for other commits.
             self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         return self._table
 

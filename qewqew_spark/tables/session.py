@@ -52,7 +52,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def missing_format(spark: SparkSession, name: str) -> Exception | None:
     """What Spark raises if it does not know the format."""
     try:
-        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
+        # Reading a path that cannot exist is the only public way to look a format up; any other failure does not matter here.
         spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
     except (PySparkException, Py4JJavaError) as error:
         return error if re.search("Failed to find (the )?data source", str(error)) else None

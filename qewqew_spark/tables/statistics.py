@@ -63,7 +63,7 @@ def _put(tree: dict[str, Any], path: Path, value: object) -> None:
 
 def _lower(value: object) -> object:
     if value == 0 and isinstance(value, float):
-        return -0.0  # which is equal to 0.0, but less for who compares bits
+        return -0.0  # equal to 0.0, but less if bits are compared
     return value[:TEXT] if isinstance(value, str) else _bound(value, timedelta(0))
 
 
