@@ -120,7 +120,7 @@ def columns_of(batch: manifest.Manifest) -> StructType:
 
 
 def batch_reader(path: str, options: Mapping[str, str], schema: StructType, batch: manifest.Manifest) -> DataSourceReader:
-    """The reader with which Spark reads the batch whose manifest is given; raises `BadArgument` and `StoreError`."""
+    """What Spark reads the batch with, whose manifest is at hand; raises `BadArgument`, and `StoreError`."""
     return batches.reader([path], Options(options), schema, batch)
 
 

@@ -72,16 +72,16 @@ def run(
     schema_evolution: str = "merge",
     description: manifest.Manifest | None = None,
 ) -> dict[str, Any]:
-    """Decode the batch and write the outputs; returns the content of the result file.
+    """Decode the batch and write the outputs; returns what the result file holds.
 
-    ``batch``: its directory, manifest or URL. ``codec``: what the records are, one of `CODECS`. ``schema``: the fields of the
-    records as DDL; None: inferred from JSON records. ``read_options``: options of the data source. ``quarantine``: where
-    records go that do not decode, to ``<quarantine>/batch=<id>``; None: the path of the first output that has one, with
-    ``-quarantine`` appended. ``max_bad_records``: if more do not decode, only the quarantine is written; None: any number.
-    ``schema_evolution``: see `evolution.new_columns`. ``description``: the batch's manifest, if you already have it.
+    ``batch``: its directory, manifest or URL. ``codec``: what the records are, one of `CODECS`. ``schema``: of the
+    records, as DDL; None: inferred from JSON records. ``read_options``: of the data source. ``quarantine``: where the
+    records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that has a path, with
+    ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is written; None:
+    any number. ``schema_evolution``: see `evolution.new_columns`. ``description``: the batch's manifest, if it is at hand.
 
-    Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`, and what Spark raises when a write
-    fails. Then you can make the same call again.
+    Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`,
+    and what Spark raises when a write fails (then the same call may be made again).
     """
     began = time.monotonic()
     quarantine = check_arguments(
@@ -140,7 +140,7 @@ def run(
                 reasons = found.set_aside(spark, quarantined)
             bad = sum(reasons.values())
             if counts.get("read") == description.records and counts["bad"] != bad:
-                raise Corrupt(f"{counts['bad']} bad records were found first, then {bad}", path=batch)
+                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=batch)
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 raise TooManyBadRecords(
@@ -216,9 +216,7 @@ def _table(spark: SparkSession, output: Output, description: manifest.Manifest) 
 
 
 def _transformed(spark: SparkSession, name: str, description: manifest.Manifest) -> DataFrame:
-    """The DataFrame that the function ``name``, `module:function`, returns for the view; raises `BadArgument`,
-    `TransformFailed`.
-    """
+    """What the function ``name``, `module:function`, makes of the view; raises `BadArgument` and `TransformFailed`."""
     module, _, path = name.partition(":")
     try:
         function: Any = importlib.import_module(module)

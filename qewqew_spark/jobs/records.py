@@ -54,10 +54,9 @@ class Records:
         return self.rows.observe(seen, *counts).where(~self.bad).select(self.columns)
 
     def set_aside(self, spark: SparkSession, quarantine: str) -> dict[str, int]:
-        """Write the records that do not decode to the directory, replacing what is there; returns how many, by kind of
-        reason.
+        """Put the records that do not decode into the directory, in place of what is there; how many, by the kind of reason.
 
-        Raises `Corrupt` if not all records of the batch were read.
+        Raises `Corrupt` if these are not all records of the batch.
         """
         seen = Observation()
         judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
@@ -67,7 +66,7 @@ class Records:
         bad.write.mode("overwrite").parquet(quarantine)
         read = observed(seen).get("read")
         if read != self.description.records:
-            raise Corrupt(f"{read} records were read, but the manifest says {self.description.records}", path=self.batch)
+            raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
         kind = F.substring_index("reason", ": ", 1).alias("kind")
         counted = spark.read.schema(judged.schema).parquet(quarantine).groupBy(kind).count().collect()
         if not counted:
@@ -92,15 +91,15 @@ def observed(seen: Observation) -> dict[str, int]:
 def read(
     spark: SparkSession, batch: str, description: Manifest, codec: str, schema: StructType | None, options: Mapping[str, str]
 ) -> Records:
-    """The records of the batch, with the fields of the schema; None: the fields of JSON records are inferred.
+    """The records of the batch, with the fields of the schema; None: those of JSON records are inferred.
 
-    Raises `BadArgument` if they cannot become columns.
+    Raises `BadArgument` if they cannot be columns.
     """
     known = _options_of_spark(spark, codec)
     theirs = {name: value for name, value in options.items() if name.lower() in known}
     ours = {name: value for name, value in options.items() if name not in theirs}
     if useless := sorted(name for name in theirs if name.lower() in _NOT_OF_RECORDS):
-        raise BadArgument(f"the read option {useless[0]!r} is for files, but here each record is a text of its own, in UTF-8")
+        raise BadArgument(f"the read option {useless[0]!r} is for files, and here each record is a text of its own, in UTF-8")
     place = columns_of(description)
 
     def load(columns: StructType, **more: str) -> DataFrame:

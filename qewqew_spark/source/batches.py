@@ -64,9 +64,7 @@ def schema(paths: Sequence[str], options: Options) -> StructType:
 
 
 def reader(paths: Sequence[str], options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
-    """``batch``: the manifest of the only path, if you already have it. Raises `BadManifest`, `BadArgument`, and
-    `StoreError`.
-    """
+    """``batch``: the manifest, if there is one path and it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
     options.check("a batch", OPTIONS, ["fs."])
     batches = [batch] if batch else _manifests(paths, options)
     stores = [store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs.")) for path in paths]

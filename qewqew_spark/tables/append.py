@@ -1,12 +1,12 @@
-"""`append_once`: the rows of a batch become files of a table in one commit, which names the batch.
+"""`append_once`: rows of a batch become files of a table in one commit, which names the batch.
 
-Spark's executors write Parquet files into a directory of this attempt below the table, where no reader looks. The driver then
-looks for a commit of the table that names the batch. If there is none, it commits the files together with the name. The table
-refuses the commit if another one came first; then the driver looks again. So exactly one of all attempts, whenever they run,
-gets into the table. `by_spark` does the same with Spark's connectors, which write and commit in one step.
+Spark's executors write Parquet files into a directory of this attempt, below the table, where nobody looks. The driver then
+looks whether a commit of the table names the batch; if none does, it commits the files and the name together. The table refuses
+the commit if somebody else was faster: then it looks again. So one of all attempts, whenever they run, is in the table.
+`by_spark` does the same with Spark's connectors, which write and commit in one step.
 
-The same idea elsewhere: Flink's `max-committed-checkpoint-id`, the offsets that Kafka Connect keeps in a snapshot's summary,
-Delta's own `txnAppId` in Spark.
+The same idea: Flink's `max-committed-checkpoint-id`, the offsets that Kafka Connect keeps in a snapshot's summary, Spark's own
+`txnAppId` of Delta.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 class Commit:
     """The commit of a table that has the batch: ``snapshot`` is its id in Iceberg, its version in Delta.
 
-    ``again``: it was already there, and nothing was added.
+    ``again``: it was there already, and nothing was added.
     """
 
     table: str
@@ -67,12 +67,12 @@ def marked(text: str | None, batch: str) -> str | None:
 
 
 class Append(ABC):
-    """One batch that must be in one table once. `write`, then `commit` or `abort`.
+    """One batch that is to be in one table once. `write`, then `commit` or `abort`.
 
-    ``table``: Iceberg's `catalog.namespace.table`, or the path or URL of a Delta table; if it is missing, it is made with
-    ``partition_by`` and ``properties``. ``batch``: names this batch and never another. ``schema_evolution``: "merge", "fail"
-    or "ignore", as for the job. ``since``: when the batch was made; if the table has forgotten commits since then, a warning
-    is logged.
+    ``table``: Iceberg's `catalog.namespace.table`, or the path or URL of a Delta table; it is made if it is not there, with
+    ``partition_by`` and ``properties``. ``batch``: names the batch, and nothing else ever. ``schema_evolution``: "merge",
+    "fail" or "ignore", as of the job. ``since``: when the batch was made. Where the table has forgotten
+    commits since then, a warning is logged.
     """
 
     kind: str
@@ -121,7 +121,7 @@ class Append(ABC):
 
     @abstractmethod
     def commit(self) -> Commit:
-        """When this returns, the table has what was written, or what another attempt wrote. Raises `TooManyConflicts`."""
+        """What was written is in the table when this returns, or another attempt is. Raises `TooManyConflicts`."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -129,7 +129,7 @@ class Append(ABC):
 
     @abstractmethod
     def _find(self) -> tuple[str, bool] | None:
-        """The snapshot that has the batch, looked up now, and whether it has what this attempt wrote."""
+        """The snapshot that has the batch, looked up now, and whether what this attempt wrote is in it."""
 
     def committed(self) -> str | None:
         """The snapshot that has the batch, looked up now."""
@@ -171,7 +171,7 @@ class Append(ABC):
         )
 
     def commit_once(self, add: Callable[[], bool]) -> tuple[str, bool]:
-        """`_find`, and if nothing is found ``add``, in turns. ``add`` returns False if another commit came first."""
+        """`_find`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
         for number in range(TRIES):
             if (found := self._find()) is not None:
                 return found
@@ -301,10 +301,10 @@ def append_to(
 def append_once(
     rows: DataFrame, table: str, batch_id: str, *, format: str = "iceberg", commit: str = "driver", **options: Any
 ) -> Commit:
-    """Append the rows to the table, unless one of its commits already names this batch; durable when it returns.
+    """Append the rows to the table, unless a commit of it names this batch already; durable when it returns.
 
-    ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. The rows are computed only if the batch is not there
-    yet. In `foreachBatch`, where each query numbers its batches from 0, let the id name the query too:
+    ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
+    `foreachBatch`, where the number of a batch begins anew with each query, let the id name the query too:
     ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
     table's library raise.
     """
