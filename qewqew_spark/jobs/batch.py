@@ -265,7 +265,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     parser.add_argument(
-        "--schema", metavar="DDL", help="of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
+        "--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
     )
     parser.add_argument(
         "--read-option",
@@ -273,10 +273,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the data source, like a codec's delimiter; may be repeated",
+        help="an option of the data source, like sep=; for CSV; may be repeated",
     )
     parser.add_argument(
-        "--quarantine", metavar="PATH", help="for records that do not decode; default: first output's path + '-quarantine'"
+        "--quarantine", metavar="PATH", help="where records go that do not decode; default: first output's path + '-quarantine'"
     )
     parser.add_argument("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
     parser.add_argument(
@@ -285,7 +285,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="POLICY",
         help=f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge",
     )
-    parser.add_argument("--result", metavar="FILE", help="where to write what was done, as JSON, when all is done")
+    parser.add_argument("--result", metavar="FILE", help="where to write the result as JSON, when all else is done")
     found = parser.parse_args(argv)
     found.outputs = [Output.from_json(text) for text in found.outputs]
     pairs = [pair.partition("=") for pair in found.read_options]
