@@ -334,7 +334,7 @@ def test_without_a_schema_and_without_a_field_nothing_is_written_and_the_result_
         ("", "the schema '' is wrong at the end: it has no columns"),
         ("int", "the schema 'int' is wrong at the end: a type is expected here"),
         ("a INT, A STRING", "the records have fields that Spark takes for one: 'a' and 'A'"),
-        ("a MAP<INT, INT>", "the field a: keys of a map are"),
+        ("a MAP<INT, INT>", "the field a: keys of a map must be"),
     ],
 )
 def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_path, schema, message):
@@ -356,7 +356,7 @@ def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_
         ({"sql": "SELECT id, month AS ID FROM batch"}, "an output has columns that Spark takes for one: 'id' and 'ID'"),
         ({"sql": "SELECT id AS batch FROM batch"}, "the column 'batch' collides with the column for the batch's id"),
         ({"partition_by": ["day"]}, "no column 'day' to partition by; the columns are id, month"),
-        ({"partition_by": ["id", "month"]}, "has every column"),
+        ({"partition_by": ["id", "month"]}, "names every column"),
         ({"partition_by": ["id", "id"]}, "name each once"),
         ({"format": "parqet"}, "format 'parqet': "),
         ({"format": "avro"}, "Failed to find data source: avro"),

@@ -194,11 +194,11 @@ def test_unknown_options_and_no_path_are_refused_in_load(spark, tmp_path):
     for options, message in [
         (
             {"startingOffsets": "earliest"},
-            "a batch has no option 'startingoffsets'; 'startingOffsets' is one of a read or a stream of a topic",
+            "a batch has no option 'startingoffsets'; 'startingOffsets' is an option of a read or a stream of a topic",
         ),
         ({"minPartition": "2"}, "a batch has no option 'minpartition'; did you mean 'minPartitions'"),
         ({"minPartitions": "many"}, "'minPartitions' must be a whole number, 1 or more, not 'many'"),
-        ({"codec": "json"}, "the fields of the records must be given; say .schema"),
+        ({"codec": "json"}, "the option 'codec' needs the fields of the records: call .schema"),
     ]:
         with pytest.raises(PySparkException, match=message):
             spark.read.format("qewqew").options(**options).load(batch)
@@ -210,7 +210,7 @@ def test_unknown_options_and_no_path_are_refused_in_load(spark, tmp_path):
 
 def test_a_stream_of_what_is_no_topic_is_refused(spark, tmp_path):
     batch = str(make_batch(tmp_path / "b", [b"a"]))
-    with pytest.raises(PySparkException, match="is a batch, and a stream reads topics"):
+    with pytest.raises(PySparkException, match="is a batch, but only topics can be streamed"):
         spark.readStream.format("qewqew").load(batch).writeStream.format("noop").start().processAllAvailable()
 
 

@@ -390,7 +390,7 @@ def test_a_column_that_a_table_requires_is_there_in_each_row(lake: Lake) -> None
     lake.catalog.create_namespace("shop")
     fields = NestedField(1, "id", LongType(), required=True), NestedField(2, "name", StringType())
     lake.catalog.create_table("shop.orders", Schema(*fields))
-    with pytest.raises(BadArgument, match=r"requires the column 'id', and the batch has none"):
+    with pytest.raises(BadArgument, match=r"requires the column 'id', which the batch lacks"):
         append_once(lake.session.sql("SELECT 'a' AS name"), "lake.shop.orders", "b-1")
     with pytest.raises(Exception, match=r"(?i)null"):
         append_once(
