@@ -1,12 +1,13 @@
-"""`Stage`: records on their way into a queue, written while others use it.
+"""`Stage`: records on their way into a queue, written while others use the queue.
 
-What is put is written, checksummed and synced in chunk files of the stage's own, in ``NAME.staged/``, by as many processes
-at once as there are. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that
-takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
+A stage writes, checksums and syncs its records in chunk files of its own, in ``NAME.staged/``. Any number of processes can do
+this at once. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that takes as
+long for a million records as for one. A stage that stays small is put as `Queue.put_many` does it, with one fsync.
 
-Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
-locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Whoever opens the queue removes the files of
-claims that nobody has locked: their process has died.
+Nothing refers to staged files before the commit. Each stage has an empty file, its *claim* ``NAME.staged/ID``, which it keeps
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. The next process that opens the queue removes the
+files of every claim that is not locked: its process has died. Small stages that commit
+at once share a commit, see `group_commit`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -25,11 +27,13 @@ from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Broken, Closed
+from qewqew_core.errors import BadArgument, Broken, Closed, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, paths, staged_files
+from qewqew_core.queue.group_commit import Request, Terms
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
@@ -38,12 +42,12 @@ PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many 
 
 
 class Stage(Transaction):
-    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for it before the commit.
+    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for a stage before its commit.
 
-    ``settings`` are those of `Queue`, which the commit opens with them; it checks all but ``chunk_size`` and ``sync``. In a
-    ``with`` statement a stage commits at the end of the block, and forgets all when the block raises. Otherwise call `commit`
-    and, at last, `close`. It may commit several times. One stage is not to be used by two threads at once, nor by a process
-    that was forked; any number of stages of one queue may be open, in any number of processes.
+    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size`` and ``sync``
+    are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets everything if the block
+    raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use one stage in two threads
+    at once, or in a forked process. Any number of stages of one queue may be open, in any number of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -61,7 +65,9 @@ class Stage(Transaction):
         arguments.check_choice("sync", chosen.arguments["sync"], ("commit", "never"))
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._files: Files = chosen.arguments["_files"] or Files()
-        self._min_free_bytes: int = chosen.arguments["min_free_bytes"]
+        self._terms = Terms(self.chunk_size, chosen.arguments["min_free_bytes"])
+        bounds = chosen.arguments["max_records"], chosen.arguments["max_bytes"]
+        self._joins_groups = chosen.arguments["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
         self._put_bytes = 0
         self._claim: list[int] = []  # its descriptor, once something is spilled
@@ -73,7 +79,7 @@ class Stage(Transaction):
 
     @property
     def records(self) -> int:
-        """How many are put, and not committed."""
+        """How many were put and are not committed."""
         return len(self._puts) + (self._spill.records if self._spill else 0)
 
     def put(self, record: Record) -> None:
@@ -99,14 +105,14 @@ class Stage(Transaction):
         return len(records)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
-        """Put all of it into the queue, as one; returns how many records. Durable when it returns, as `Queue.put_many` is.
+        """Put everything into the queue, as one commit; returns how many records. Durable when it returns, as `put_many` is.
 
-        Waits for the queue up to its ``lock_timeout``. With a ``key`` that was used before (within thirty days, and among the
-        last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
-        waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
+        Waits for the queue up to its ``lock_timeout``. If the ``key`` was used before (within thirty days, and among the last
+        65,536), nothing is stored, and the number that the first commit returned is returned again. If the queue is at its
+        bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: what was
-        staged was removed by somebody else.
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: somebody
+        else has removed the staged files.
         """
         self._check_open()
         if key is not None:
@@ -119,23 +125,67 @@ class Stage(Transaction):
                 self._spill_puts()
             with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
-        with Queue(self.path, **self._settings) as queue:
-            before = len(queue)
-            if self._spill is not None and self._spill.chunks:
+            with Queue(self.path, **self._settings) as queue:
+                before = len(queue)
                 count = queue.put_staged(self._spill, key, timeout)
-            else:
-                count = queue.put_many(self._puts, key, timeout)
-            self.stored = len(queue) - before
-            self._forget()  # now: they are in the queue, whatever closing it says
+                self.stored = len(queue) - before
+                self._forget()  # now: they are in the queue, whatever closing it says
+            return count
+        if not (self._joins_groups and lock.is_busy(self._files, self.path)):
+            return self._put(key, timeout)
+        request = self._request(key)
+        try:
+            while True:
+                try:
+                    return self._put(key, timeout, request)
+                except Locked:
+                    if request.take_back():
+                        raise
+                    time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
+        except BaseException:
+            if not request.take_back() and self._was_served(request):  # interrupted
+                self._forget()
+            raise
+        finally:
+            request.remove()
+
+    def _put(self, key: str | None, timeout: float | None, request: Request | None = None) -> int:
+        """Put what is in memory when our turn comes, unless a leader has served the request by then."""
+        try:
+            with Queue(self.path, **self._settings, _unless=request.is_served if request else None) as queue:
+                if request is None or request.end():
+                    count, self.stored = queue.put_group(self._puts, key, timeout)
+                else:
+                    count = self.stored = self.records
+                self._forget()  # now: they are in the queue, whatever closing it says
+        except lock.NotNeeded:
+            count = self.stored = self.records
+            self._forget()
         return count
 
+    def _was_served(self, request: Request) -> bool:
+        """Wait until a leader, which has taken the request along, has stored it, or has failed."""
+        while True:
+            with contextlib.suppress(Locked):
+                try:
+                    with Queue(self.path, **self._settings, _unless=request.is_served):
+                        return not request.end()
+                except lock.NotNeeded:
+                    return True
+            time.sleep(0.01)
+
+    def _request(self, key: str | None) -> Request:
+        with self._named():
+            self._make_claim()
+            return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
+
     def rollback(self) -> None:
-        """Forget all that was put since the last commit."""
+        """Forget everything that was put since the last commit."""
         self._check_open()
         self._forget()
 
     def close(self) -> None:
-        """Forget what is not committed. A second call does nothing, but for what an interrupted one has not done."""
+        """Forget what is not committed. A second call does nothing, or finishes a first one that was interrupted."""
         if self._process != os.getpid():
             close_all(self._claim)  # the stage is the parent's: its files too
             return
@@ -158,7 +208,7 @@ class Stage(Transaction):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors of the system that mean a full disk, or that somebody has removed what is staged, say so."""
+        """Give a full disk, and staged files that somebody has removed, an error that says so."""
         try:
             with naming_full_disk(self.path):
                 yield
@@ -167,7 +217,13 @@ class Stage(Transaction):
             raise Broken(what, path=error.filename) from error
 
     def _begin(self) -> None:
-        """Make the claim. Another process may just remove the directory, which is empty, or the file, which is not locked."""
+        self._make_claim()
+        check_free = partial(chunk_files.check_free, self._files, self.path, self._terms.min_free_bytes)
+        home, claim = os.path.split(self._claimed)
+        self._spill = Spill(self._files, home, claim + ".", self.chunk_size, check_free)
+
+    def _make_claim(self) -> None:
+        """Meanwhile another process may remove the empty directory, or the file, as it is not locked yet."""
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))
@@ -176,9 +232,6 @@ class Stage(Transaction):
                 self._claim.append(self._files.open(self._claimed, new=True))
                 if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
                     close_all(self._claim)
-        check_free = partial(chunk_files.check_free, self._files, self.path, self._min_free_bytes)
-        prefix = os.path.basename(self._claimed) + "."
-        self._spill = Spill(self._files, home, prefix, self.chunk_size, check_free)
 
     def _forget(self) -> None:
         self._puts, self._put_bytes = [], 0
