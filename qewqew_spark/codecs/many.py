@@ -14,7 +14,7 @@ from pyspark.sql import types
 from qewqew_spark.codecs.moments import dates, timestamps
 from qewqew_spark.codecs.objects import Fit
 
-# What Arrow is to store of values, numbers of which are bytes. Raises ValueError or TypeError if that takes a closer look, and
+# The values that Arrow is to store, with numbers as bytes. Raises ValueError or TypeError if that takes a closer look, and
 # what the `Fit` of a type raises.
 Many = Callable[[list[Any]], pa.Array]
 

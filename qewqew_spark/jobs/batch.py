@@ -335,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
         if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
             traceback.print_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
-        # By its name Airflow's operator knows what another try would not mend.
+        # By this name Airflow's operator knows that another try will not help.
         status, name = (2, "BadArgument: ") if isinstance(error, BadArgument) else (1, "")
         stream, line = sys.stderr, f"qewqew: error: {name}{explain(error)}"
     if spark is not None:

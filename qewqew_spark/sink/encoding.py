@@ -13,7 +13,7 @@ from qewqew_spark.source.rows import ddl
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns of rows. Those that were read have more: where they were, which the target gives anew.
+# Columns of rows. Those that were read also have their old place, which the target replaces by its own.
 COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     "queue": {"value": (BinaryType, StringType)},
     "topic": {

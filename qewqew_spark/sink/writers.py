@@ -226,7 +226,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
     """The writer of a DataFrame's rows. Wrong options, paths and schemas raise before anything is written."""
     if overwrite:
-        raise BadArgument("the format 'qewqew' only appends; use .mode('append'), and to start anew, remove the target first")
+        raise BadArgument("the format 'qewqew' only appends; use .mode('append'), and to start over, remove the target first")
     sink = sink_of(options, schema, "a write", {"key"})
     key = options.text("key")
     return Writer(sink, None if key is None else arguments.check_key(key))

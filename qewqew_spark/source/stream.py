@@ -190,7 +190,7 @@ class TopicStream(_Base):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Raises `MessagesLost`, `Corrupt`."""
         if end.get("began") not in (None, start.get("began")):
-            # Killed in its first batch: that is in the checkpoint, where it began is not, and was determined anew.
+            # Killed in its first batch: the checkpoint has the batch, but not its start, which was determined again.
             start = {**end, **end["began"]}
         self._last = end
         with closing(self.topic.view()) as view:

@@ -304,7 +304,7 @@ def append_once(
     """Append the rows to the table, unless a commit of it names this batch already; durable when it returns.
 
     ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
-    `foreachBatch`, where the number of a batch begins anew with each query, let the id name the query too:
+    `foreachBatch`, where each query numbers its batches from 0, let the id name the query too:
     ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
     table's library raise.
     """
