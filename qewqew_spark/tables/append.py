@@ -327,7 +327,8 @@ def append_once(
     """Append the rows to the table, unless a commit of it names this batch already; durable when it returns.
 
     Several batches, a list of ids, are one commit. ``rows`` is then a function: given the ids of those batches that the table
-    does not have, it returns their rows. It is called again if somebody else commits some of these meanwhile.
+    does not have, it returns their rows, from the active session. It is called again if somebody else commits some of these
+    meanwhile.
 
     ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
     `foreachBatch`, where the number of a batch begins anew with each query, let the id name the query too:
