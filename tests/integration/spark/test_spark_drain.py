@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -333,6 +334,23 @@ def test_a_read_says_of_which_batch_a_row_is_if_it_is_asked(spark: Any, tmp_path
     assert [(row.id, row._metadata.batch) for row in rows] == [(1, "w1"), (2, "w1"), (3, "w2")]
     of_topic = spark.read.format("qewqew").schema("batch STRING").load(str(tmp_path / "t" / "orders"))
     assert [row.batch for row in of_topic.collect()] == ["orders-1a2b"] * 2
+
+
+def test_the_examples_of_the_page(lake: Lake, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/drain.md").read_text()
+    of_a_host, of_a_driver = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lake.session.createDataFrame([(0,)], "id BIGINT")  # which makes it the active session of this thread
+    register(lake.session)
+    names = {"spark": lake.session}
+    for times in 1, 2, 3:
+        if times < 3:
+            with Queue(tmp_path / "orders.qew") as queue:
+                queue.put_many([b'{"id": %d, "shop": "eu"}' % times])
+        for text in of_a_host, of_a_driver:
+            text = text.replace("s3://lake/batches", f"{tmp_path}/batches").replace("/data/", f"{tmp_path}/")
+            exec(compile(text, "docs/drain.md", "exec"), names)  # noqa: S102 - our own page
+        assert lake.rows("iceberg") == [(number, "eu") for number in range(1, min(times, 2) + 1)]
+        assert os.listdir(tmp_path / "batches") == []
 
 
 def test_the_application_says_what_it_did(lake: Lake, prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
