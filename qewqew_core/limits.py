@@ -20,13 +20,14 @@ class Limits:
     pending_bytes: int = 256 << 10  # frames that are in the log already, and not yet in their chunk
     # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
     inline_bytes: dict[str, int] = field(default_factory=lambda: {"commit": 256 << 10, "never": 4 << 10})  # by ``sync``
+    group_bytes: int = 8 << 20  # of the requests of others that a stage commits with its own records
     spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory
     topic_spill_bytes: int = 16 << 20  # what a session of a topic keeps
     write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it
     log_bytes_at_close: int = 256 << 10  # behind the snapshot: the next opening reads them …
     log_frames_at_close: int = 64  # … and applies them
     log_bytes_at_handover: int = 1 << 20  # the same where another process waits: cutting the log back costs it more …
-    log_frames_at_handover: int = 128  # … than to read so much
+    log_frames_at_handover: int = 32  # … than to read so much
     log_changes: int = 128  # leases, acknowledgements and the like behind the snapshot: who looks at an open queue reads them
     reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
     reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers

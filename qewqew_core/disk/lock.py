@@ -147,6 +147,17 @@ class HeaderLock:
         return None
 
 
+class NotNeeded(Exception):
+    """What the lock was waited for has come about without it."""
+
+
+def is_busy(files: Files, path: str) -> bool:
+    """Whether somebody has the header file at ``path`` locked, or waits for it."""
+    with contextlib.suppress(OSError), Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
+        return first_locked(fd, 0, _OWNERS) is not None
+    return False
+
+
 def is_awaited(fd: int) -> bool:
     """Whether another process of ours, or another opening in this one, stands in line for a lock on the file."""
     return first_locked(fd, _LINE, _OWNERS - _LINE) is not None
@@ -236,18 +247,26 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
         raise
 
 
-def acquire(files: Files, path: str, timeout: float, *, follow: bool = True) -> tuple[HeaderLock, bool]:
+def acquire(
+    files: Files, path: str, timeout: float, *, follow: bool = True, unless: Callable[[], bool] | None = None
+) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Errors of opening the file pass
-    through. Whatever is raised, nothing stays open or locked.
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`; `NotNeeded` if ``unless()`` is true when
+    our turn comes. Errors of opening the file pass through. Whatever is raised, nothing stays open or locked.
     """
     check_system(path)
     header, line = HeaderLock(files), list[int]()
+
+    def attempt() -> bool | None:
+        if unless is not None and unless():
+            raise NotNeeded
+        return header._try(path, follow)
+
     try:
         with contextlib.suppress(OSError):
             files.open_into(line, path, follow=follow)
-        created = in_turn(line[0] if line else None, timeout, lambda: header._try(path, follow))
+        created = in_turn(line[0] if line else None, timeout, attempt)
         close_all(line)
         if created is None:
             raise _locked(path, timeout)

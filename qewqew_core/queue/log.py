@@ -55,6 +55,7 @@ from qewqew_core.queue.operations import (
     PutBack,
     PutKey,
     Replace,
+    Served,
     Take,
 )
 from qewqew_core.queue.state import State
@@ -92,6 +93,7 @@ _OF_ONE_SIZE: dict[int, tuple[type[Operation], struct.Struct]] = {
     ord("G"): (Take, struct.Struct(">cHIII")),  # chunk, start, end, records: from the head on, or behind what sessions hold
     ord("N"): (NewChunk, struct.Struct(">cHI")),  # chunk, size
     ord("K"): (PutKey, struct.Struct(">c16sQ")),  # hash of the key, records put under it
+    ord("R"): (Served, struct.Struct(">c8s")),  # number of a request
 }
 _LETTERS = {kind: (bytes((letter,)), form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 _COMMIT_INLINE, _COMMIT_TAKE = struct.Struct(">QcHII"), struct.Struct(">QcHIII")  # with the time before it
@@ -121,7 +123,7 @@ def _parts(operation: Operation) -> tuple[Body, ...]:
         case Append():
             chunk_id, records, frames = operation
             return _INLINE.pack(b"A", chunk_id, records, len(frames)), frames
-        case Extent() | Take() | NewChunk() | PutKey():
+        case Extent() | Take() | NewChunk() | PutKey() | Served():
             letter, form = _LETTERS[type(operation)]
             return (form.pack(letter, *operation),)
         case _:

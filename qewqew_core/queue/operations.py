@@ -55,6 +55,12 @@ class PutKey(NamedTuple):
     records: int
 
 
+class Served(NamedTuple):
+    """The records of this commit are also those of a request; see `group_commit`."""
+
+    request: bytes
+
+
 # What happens rarely, and moves files; as does what happens to batches
 
 
@@ -106,4 +112,4 @@ class Repair(NamedTuple):
 
 
 JsonOperation = Lease | PutBack | Replace | Clear | Believe | Repair | BatchOperation
-Operation = Append | Extent | Take | NewChunk | PutKey | JsonOperation
+Operation = Append | Extent | Take | NewChunk | PutKey | Served | JsonOperation

@@ -91,6 +91,7 @@ class Queue(HasBatches):
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
+        _unless: Callable[[], bool] | None = None,
     ) -> None:
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole("chunk_size", chunk_size, chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
@@ -109,18 +110,18 @@ class Queue(HasBatches):
         self._leases = Leases(source, max_attempts, retention, retention_bytes)
         self.max_records, self.max_bytes, self.largest_record = max_records, max_bytes, self._records.largest
         self._released = False
-        self._open(lock_timeout)
+        self._open(lock_timeout, _unless)
 
     # Opening and closing
 
-    def _open(self, lock_timeout: float) -> None:
+    def _open(self, lock_timeout: float, unless: Callable[[], bool] | None) -> None:
         for other in list(_open_queues):  # one of this process whose closing was interrupted
             if other.path == self.path and other._engine.is_closed:
                 other.close()
         deadline = clock.monotonic() + lock_timeout
         for attempt in count():
             try:
-                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()))
+                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()), unless=unless)
             except PermissionError as error:
                 raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
             except OSError as error:
@@ -293,6 +294,16 @@ class Queue(HasBatches):
             position, count = self._records.transact(ready, None, [], key, timeout)
         self._engine.durable(position)
         return count
+
+    def put_group(self, records: list[bytes], key: str | None = None, timeout: float | None = 0) -> tuple[int, int]:
+        """As `put_many`, of records that were checked, with those that other stages wait to put (`group_commit`).
+
+        Returns how many were put, now or under the same key before, and how many of them now.
+        """
+        with self._engine.exclusive():
+            position, count, stored = self._records.put_group(records, key, timeout)
+        self._engine.durable(position)
+        return count, stored
 
     def put_staged(self, spill: Spill, key: str | None = None, timeout: float | None = 0) -> int:
         """As `put_many`, of records that lie in chunk files already, which become the queue's; for `Stage`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 
 from qewqew_core import arguments
@@ -17,11 +18,11 @@ from qewqew_core.errors import DiskFull, Empty, Full
 from qewqew_core.formats import chunk
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.queue import chunk_files, writing
+from qewqew_core.queue import chunk_files, group_commit, writing
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
-from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Take
+from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Served, Take
 from qewqew_core.queue.state import State, Step
 from qewqew_core.queue.writing import Spill
 
@@ -67,16 +68,20 @@ class Records:
             chain.after_commit(position)
         return position
 
-    def _put(self, records: list[bytes], operations_behind: list[Operation]) -> int:
-        """Commit records, then other operations; returns the position in the log."""
+    def _put(self, records: list[bytes], operations_behind: list[Operation], others: Sequence[group_commit.Put] = ()) -> int:
+        """Commit records, then other operations; returns the position in the log. ``others``: requests that are among them."""
         engine, chain = self._engine, self._chain
         last = engine.state.last
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
         room = min(chain.chunk_size, last.size) - last.tail if last else 0
-        plan = into_last, *into_new = writing.place(records, room, chain.chunk_size - chunk.BEGIN)
-        new_sizes = [chain.size_for(sum(size for _, size in runs)) for runs in into_new]
+        new_room = chain.chunk_size - chunk.BEGIN
+        plan = writing.place(records, room, new_room)
+        for other in others:
+            writing.place_framed(plan, other.framed, room, new_room)
+        into_last, *into_new = plan
+        new_sizes = [chain.size_for(sum(run.size for run in runs)) for runs in into_new]
         chain.check_free(sum(new_sizes))
-        inline = sum(size for runs in plan for _, size in runs) <= self.inline_bytes
+        inline = sum(run.size for runs in plan for run in runs) <= self.inline_bytes
         if not inline or into_new:
             chain.flush()  # these frames lie before what is written now
             engine.durable(engine.log.position)  # where the others go may be what an earlier commit has freed
@@ -94,16 +99,16 @@ class Records:
                     made.append(chunk_id)
                     operations.append(NewChunk(chunk_id, sizes[chunk_id]))
                 ahead: list[tuple[int, bytes]] = []
-                for run, size in runs:
-                    frames = chunk.frame(run)
+                for run in runs:
+                    frames = run.frames()
                     if inline:
-                        operations.append(Append(chunk_id, len(run), frames))
+                        operations.append(Append(chunk_id, run.records, frames))
                         writes.append((chunk_id, at, frames))
                     else:
                         crc = crc32(frames, crc)
-                        operations.append(Extent(chunk_id, len(run), size, crc))
+                        operations.append(Extent(chunk_id, run.records, run.size, crc))
                         ahead.append((at, frames))
-                    at += size
+                    at += run.size
                 if ahead:
                     chain.write_ahead(chunk_id, ahead)
             if made and engine.sync:
@@ -116,19 +121,50 @@ class Records:
             chain.unmake(made)
             if full is None:  # a Java program has made a file there, for a header that was removed: other ids
                 chain.taken.update(new_ids)
-                return self._put(records, operations_behind)
+                return self._put(records, operations_behind, others)
             raise full from error
         for chunk_id, at, frames in writes:
             if chunk_id == targets[-1][0]:
                 chain.pend(chunk_id, at, frames)
             else:
                 chain.write(chunk_id, frames, at)
-        if records:
+        if records or others:
             engine.notify()
         if made:
             chain.own_ends()
+        if others:
+            engine.durable(position)
+            group_commit.forget(chain.files, others)  # before the log is cut back, which forgets them too
+            engine.state.served.clear()
         chain.after_commit(position)
         return position
+
+    def put_group(self, records: list[bytes], key: str | None, timeout: float | None) -> tuple[int, int, int]:
+        """As `transact`, with the requests of others; returns also how many of the records were put now."""
+        engine, chain = self._engine, self._chain
+        hashed = None if key is None else key_hash(arguments.check_key(key))
+        if self._is_bounded or not engine.sync or hashed in engine.state.idempotency_keys:
+            before = engine.state.records
+            position, count = self.transact(records, None, [], key, timeout)
+            return position, count, engine.state.records - before
+        own: list[Operation] = [] if hashed is None else [PutKey(hashed, len(records))]
+        terms = group_commit.Terms(chain.chunk_size, chain.min_free_bytes)
+        operations, others, keys = list(own), list[group_commit.Put](), {hashed}
+        for other in group_commit.take_along(chain.files, chain.path, terms):
+            if other.key is not None:
+                if other.key in keys or other.key in engine.state.idempotency_keys:
+                    continue  # its stage finds that out itself
+                keys.add(other.key)
+                operations.append(PutKey(other.key, sum(run.records for run in other.framed)))
+            operations.append(Served(other.id))
+            others.append(other)
+        try:
+            position = self._put(records, operations, others)
+        except DiskFull:
+            if not others:
+                raise
+            position = self._put(records, own)  # each for itself
+        return position, len(records), len(records)
 
     def _adopt(self, spill: Spill, operations_behind: list[Operation]) -> int:
         """Commit what a session has spilled, or a stage, by moving its files into the chain, then other operations."""

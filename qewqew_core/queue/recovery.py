@@ -18,7 +18,8 @@
 7. Redo: payload that the log carries goes into the chunk files.
 8. Pointers and header say what the log says, durably.
 9. Chunk files that were read to their end go. Then the checkpoint: the log says that the files agree.
-10. Remove what no commit refers to: an unfinished new batch, what sessions spilled, empty new chunks, temporary files.
+10. Remove what no commit refers to: an unfinished new batch, what sessions spilled, empty new chunks, temporary files; and
+    requests that the log says were served.
 
 A crash in any step leaves what the same steps finish. Files with records that nothing refers to are left where they
 are: never delivered, never overwritten.
@@ -42,7 +43,7 @@ from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
-from qewqew_core.queue import batch_files, java, paths, staged_files, stamp
+from qewqew_core.queue import batch_files, group_commit, java, paths, staged_files, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointers, sync_moved
 from qewqew_core.queue.found import Found, chain_of, look
@@ -367,6 +368,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
+    group_commit.remove_served(files, path, state.served)
     staged_files.remove_abandoned(files, path)
     removed = set[int]()
     for chunk_id in sorted(ids - state.chain.keys()):

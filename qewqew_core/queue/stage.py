@@ -5,7 +5,8 @@ at once as there are. The commit opens the queue, moves the files into its chain
 takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
 
 Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
-locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Whoever opens the queue removes the files of
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Small stages that commit at once share a commit, see
+`group_commit`. Whoever opens the queue removes the files of
 claims that nobody has locked: their process has died.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -25,11 +27,13 @@ from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Broken, Closed
+from qewqew_core.errors import BadArgument, Broken, Closed, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
+from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, paths, staged_files
+from qewqew_core.queue.group_commit import Request, Terms
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
@@ -61,7 +65,9 @@ class Stage(Transaction):
         arguments.check_choice("sync", chosen.arguments["sync"], ("commit", "never"))
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._files: Files = chosen.arguments["_files"] or Files()
-        self._min_free_bytes: int = chosen.arguments["min_free_bytes"]
+        self._terms = Terms(self.chunk_size, chosen.arguments["min_free_bytes"])
+        bounds = chosen.arguments["max_records"], chosen.arguments["max_bytes"]
+        self._joins_groups = chosen.arguments["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
         self._put_bytes = 0
         self._claim: list[int] = []  # its descriptor, once something is spilled
@@ -119,15 +125,59 @@ class Stage(Transaction):
                 self._spill_puts()
             with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
-        with Queue(self.path, **self._settings) as queue:
-            before = len(queue)
-            if self._spill is not None and self._spill.chunks:
+            with Queue(self.path, **self._settings) as queue:
+                before = len(queue)
                 count = queue.put_staged(self._spill, key, timeout)
-            else:
-                count = queue.put_many(self._puts, key, timeout)
-            self.stored = len(queue) - before
-            self._forget()  # now: they are in the queue, whatever closing it says
+                self.stored = len(queue) - before
+                self._forget()  # now: they are in the queue, whatever closing it says
+            return count
+        if not (self._joins_groups and lock.is_busy(self._files, self.path)):
+            return self._put(key, timeout)
+        request = self._request(key)
+        try:
+            while True:
+                try:
+                    return self._put(key, timeout, request)
+                except Locked:
+                    if request.take_back():
+                        raise
+                    time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
+        except BaseException:
+            if not request.take_back() and self._was_served(request):  # interrupted
+                self._forget()
+            raise
+        finally:
+            request.remove()
+
+    def _put(self, key: str | None, timeout: float | None, request: Request | None = None) -> int:
+        """Put what is in memory when our turn comes, unless a leader has served the request by then."""
+        try:
+            with Queue(self.path, **self._settings, _unless=request.is_served if request else None) as queue:
+                if request is None or request.end():
+                    count, self.stored = queue.put_group(self._puts, key, timeout)
+                else:
+                    count = self.stored = self.records
+                self._forget()  # now: they are in the queue, whatever closing it says
+        except lock.NotNeeded:
+            count = self.stored = self.records
+            self._forget()
         return count
+
+    def _was_served(self, request: Request) -> bool:
+        """Wait until a leader, which has taken the request along, has stored it, or has failed."""
+        while True:
+            with contextlib.suppress(Locked):
+                try:
+                    with Queue(self.path, **self._settings, _unless=request.is_served):
+                        return not request.end()
+                except lock.NotNeeded:
+                    return True
+            time.sleep(0.01)
+
+    def _request(self, key: str | None) -> Request:
+        with self._named():
+            self._make_claim()
+            return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
 
     def rollback(self) -> None:
         """Forget all that was put since the last commit."""
@@ -167,7 +217,13 @@ class Stage(Transaction):
             raise Broken(what, path=error.filename) from error
 
     def _begin(self) -> None:
-        """Make the claim. Another process may just remove the directory, which is empty, or the file, which is not locked."""
+        self._make_claim()
+        check_free = partial(chunk_files.check_free, self._files, self.path, self._terms.min_free_bytes)
+        home, claim = os.path.split(self._claimed)
+        self._spill = Spill(self._files, home, claim + ".", self.chunk_size, check_free)
+
+    def _make_claim(self) -> None:
+        """Another process may just remove the directory, which is empty, or the file, which is not locked."""
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))
@@ -176,9 +232,6 @@ class Stage(Transaction):
                 self._claim.append(self._files.open(self._claimed, new=True))
                 if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
                     close_all(self._claim)
-        check_free = partial(chunk_files.check_free, self._files, self.path, self._min_free_bytes)
-        prefix = os.path.basename(self._claimed) + "."
-        self._spill = Spill(self._files, home, prefix, self.chunk_size, check_free)
 
     def _forget(self) -> None:
         self._puts, self._put_bytes = [], 0

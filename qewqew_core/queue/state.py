@@ -27,9 +27,11 @@ from qewqew_core.queue.operations import (
     PutKey,
     Repair,
     Replace,
+    Served,
     Take,
 )
 
+_Bytes = bytes  # the state has a field of that name
 Step = tuple[Chunk, int, int, int]  # records that are taken together: chunk, start, end, how many
 
 
@@ -42,6 +44,7 @@ class State(LeaseState):
     records: int = 0  # in the chain
     bytes: int = 0  # payload in the chain
     changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
+    served: set[_Bytes] = field(default_factory=set)  # requests whose files may still be there; no snapshot has them
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
     emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
 
@@ -94,6 +97,8 @@ class State(LeaseState):
                 self.new_chunk(*operation)
             case PutKey(key, records):
                 self.idempotency_keys[key] = (time, records)
+            case Served(request):
+                self.served.add(request)
             case Lease(batch_id, key, records, size, parts, lease_timeout):
                 batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
                 self.lease(batch, parts)

@@ -8,6 +8,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import accumulate
+from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
@@ -15,7 +16,29 @@ from qewqew_core.disk.files import Files, close_each
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 
-Runs = list[tuple[list[bytes], int]]  # records, and how many bytes their frames take
+
+class Framed(NamedTuple):
+    """Records as they stand in a chunk."""
+
+    records: int
+    frames: bytes
+
+
+class Run(NamedTuple):
+    """Records that are written at once: one entry of the sparse index."""
+
+    content: list[bytes] | Framed
+    size: int  # bytes of their frames
+
+    @property
+    def records(self) -> int:
+        return self.content.records if isinstance(self.content, Framed) else len(self.content)
+
+    def frames(self) -> bytes:
+        return self.content.frames if isinstance(self.content, Framed) else chunk.frame(self.content)
+
+
+Runs = list[Run]
 
 
 def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
@@ -30,12 +53,23 @@ def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
         stop = bisect_right(ends, used + room, start)
         while start < stop:
             middle = min(bisect_left(ends, used + LIMITS.piece_bytes, start) + 1, stop)
-            plan[-1].append((records[start:middle], ends[middle - 1] - used))
+            plan[-1].append(Run(records[start:middle], ends[middle - 1] - used))
             start, used = middle, ends[middle - 1]
         if start == len(records):
             return plan
         plan.append([])
         room = new_room
+
+
+def place_framed(plan: list[Runs], framed: list[Framed], room: int, new_room: int) -> None:
+    """Add these to a plan of `place`: as they are if all of them fit into its last chunk, else divided between chunks."""
+    room = (room if len(plan) == 1 else new_room) - sum(run.size for run in plan[-1])
+    if sum(len(each.frames) for each in framed) <= room:
+        plan[-1] += [Run(each, len(each.frames)) for each in framed]
+    else:
+        into_last, *into_new = place(chunk.split(b"".join(each.frames for each in framed))[0], room, new_room)
+        plan[-1] += into_last
+        plan += into_new
 
 
 def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[int, int], chunk_id: int) -> None:
@@ -133,11 +167,11 @@ class Spill:
         tail, crc = target.tail, target.crc
         fd = self._files.open(target.path)
         try:
-            for run, size in runs:
-                frames = chunk.frame(run)
+            for run in runs:
+                frames = run.frames()
                 self._files.write(fd, frames, tail)
-                tail, crc = tail + size, crc32(frames, crc)
-                described.append((len(run), size, crc))
+                tail, crc = tail + run.size, crc32(frames, crc)
+                described.append((run.records, run.size, crc))
         finally:
             self._files.close(fd)
         return described

@@ -121,8 +121,8 @@ class JournalDisk(Files):
         self.calls.append(Call("sync_directory", path=path))
 
     def rename(self, source: str, target: str) -> None:
-        self.calls.append(Call("rename", self._nodes.get(source, DIRECTORY), path=source, target=target))
         super().rename(source, target)
+        self.calls.append(Call("rename", self._nodes.get(source, DIRECTORY), path=source, target=target))
         for path in [path for path in self._nodes if path == source or path.startswith(source + "/")]:
             self._nodes[target + path[len(source) :]] = self._nodes.pop(path)
 
@@ -131,9 +131,9 @@ class JournalDisk(Files):
         self._name(target, self._nodes[source])
 
     def unlink(self, path: str) -> None:
+        super().unlink(path)
         self.calls.append(Call("unlink", path=path))
         self._nodes.pop(path, None)
-        super().unlink(path)
 
     def make_directory(self, path: str) -> None:
         self.calls.append(Call("mkdir", path=path))
@@ -143,8 +143,8 @@ class JournalDisk(Files):
         raise AssertionError("stores of batches are not simulated")
 
     def remove_directory(self, path: str) -> None:
+        super().remove_directory(path)  # which fails where it is not empty
         self.calls.append(Call("rmdir", path=path))
-        super().remove_directory(path)
 
 
 DIRECTORY = -2
