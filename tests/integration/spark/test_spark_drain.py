@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from spark_lake import Lake
 
 from qewqew_core import BadArgument, BadManifest, Message, Queue
 from qewqew_core.batch import published
+from qewqew_core.batch.store import Local
 from qewqew_spark.data_source import register
 from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs.batch import TooManyBadRecords
@@ -134,6 +137,49 @@ def test_a_hundred_small_batches_are_one_task(lake: Lake, kind: str, prefix: str
     assert ids(lake, kind) == [*range(1000)]
     written = [*Path(lake.place, "warehouse" if kind == "iceberg" else "orders").rglob("*.parquet")]
     assert len(written) == 1, "a task writes a file"
+
+
+class Died(BaseException):
+    """What a test raises where a host is to die."""
+
+
+@KINDS
+def test_of_a_hundred_hosts_that_die_and_go_on_while_drains_run_each_record_is_in_the_table_once(
+    lake: Lake, kind: str, hosts: Callable[[str], Path], prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, chance, deaths = Local.write, random.Random(1), 0
+
+    def maybe_die() -> None:
+        nonlocal deaths
+        if chance.random() < 0.1:
+            deaths += 1
+            raise Died
+
+    def risky(store: Local, name: str, parts: Iterable[bytes]) -> None:
+        maybe_die()
+        write(store, name, parts)
+        maybe_die()
+
+    def host(number: int) -> None:
+        for run in range(2):
+            while True:
+                try:
+                    publish(hosts(f"w{number}"), prefix, [2 * number + run], f"run {run}")
+                except Died:
+                    continue
+                break
+
+    monkeypatch.setattr(Local, "write", risky)
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(host, number) for number in range(100)]
+        while not all(each.done() for each in running):
+            drained(lake, kind, prefix)
+        for each in running:
+            each.result()
+    drained(lake, kind, prefix)
+    assert deaths
+    assert ids(lake, kind) == [*range(200)]
+    assert os.listdir(prefix) == []
 
 
 @KINDS
