@@ -17,7 +17,6 @@ import inspect
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
@@ -181,10 +180,8 @@ def run(
 
 def one(batch: str, options: Mapping[str, str]) -> records.Batches:
     """The batch at this path or URL; raises `BadManifest`, `BadArgument`, `StoreError`."""
-    found = manifest.load(path := local_path(batch), Options(options).under("fs."))
-    if not re.fullmatch(r"[\w.-]+", found.id):
-        raise BadArgument(f"{batch}: the id {found.id!r} cannot be the name of a directory")
-    return records.Batches([path], [found])
+    path = local_path(batch)
+    return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
 
 
 def _table(spark: SparkSession, output: Output, batches: Sequence[manifest.Manifest]) -> DataFrame:

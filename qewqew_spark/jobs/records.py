@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +36,15 @@ _OF_INFERENCE = {"primitivesasstring", "prefersdecimal", "dropfieldifallnull", "
 
 @dataclass(frozen=True)
 class Batches:
-    """What the job reads: paths or URLs, and the manifests that are there."""
+    """What the job reads: paths or URLs, and the manifests that are there. Raises `BadArgument`."""
 
     paths: Sequence[str]
     manifests: Sequence[Manifest]
+
+    def __post_init__(self) -> None:
+        for path, batch in zip(self.paths, self.manifests, strict=True):
+            if not re.fullmatch(r"[\w.-]+", batch.id):
+                raise BadArgument(f"{path}: the id {batch.id!r} cannot be the name of a directory")
 
     def __str__(self) -> str:
         return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} and {len(self.paths) - 1} more"
