@@ -12,9 +12,10 @@ from typing import Any
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import MANIFEST, Manifest
 from qewqew_core.batch.store import store_of
-from qewqew_core.errors import BadManifest
+from qewqew_core.errors import BadManifest, StoreError
 
 _AT_ONCE = 32  # directories that are removed at the same time
+_TRIES = 3  # at that: a host may publish a batch again just now
 
 
 def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]:
@@ -36,9 +37,20 @@ def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = No
 
 
 def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
-    """Remove these batches; those that are gone already are no error. Raises `StoreError`, `BadArgument`, and `OSError`."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(), ids))
+    """Remove these batches; those that are gone already are no error.
+
+    Raises `StoreError`, also if they are still there afterwards, `BadArgument`, and `OSError` of a directory.
+    """
+    left = set(ids)
+    for _ in range(_TRIES):
+        if not left:
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(), left))
+        # Clients of stores may say nothing where a right is missing.
+        left.intersection_update(complete(prefix, options))
+    if left:
+        raise StoreError(f"{len(left)} batch(es) cannot be removed; is there the right to delete?", path=place(prefix, min(left)))
 
 
 def place(prefix: str, batch: str) -> str:

@@ -383,6 +383,15 @@ def test_what_is_complete_under_a_prefix_is_listed_loaded_and_removed(queue, url
     assert "half/orders.qew.1" in store_of(url).below()
 
 
+def test_what_a_store_does_not_remove_without_a_word_is_noticed(batch, url, monkeypatch):
+    batch.publish(url)
+    for kind in Local, Remote:
+        monkeypatch.setattr(kind, "remove", lambda self: None)
+    with pytest.raises(StoreError, match=r"1 batch\(es\) cannot be removed; is there the right to delete"):
+        published.remove(url, [batch.id])
+    published.remove(url, [])
+
+
 def test_a_copy_under_another_name_does_not_pass_for_another_batch(batch, url):
     batch.publish(url)
     copy = store_of(f"{url}/copy")
