@@ -7,6 +7,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PAGES = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
 
@@ -20,5 +21,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return markdown.replace("](../", "](")
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    up = "../" * page.file.src_uri.count("/")  # from the page to docs/; one more leads to the files beside it
+    return markdown.replace(f"]({up}../", f"]({up}")

@@ -1,4 +1,4 @@
-"""Checks of arguments that hooks, operators and sensors share; each raises `BadArgument` naming the argument."""
+"""Checks of arguments that hooks, operators and sensors share. Each raises `BadArgument`, which names the argument."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LONGEST = timedelta(days=3650)
 
 
 def is_rendered_later(value: Any) -> bool:
-    """Is this a template or another task's XCom, of which the value is known only when the task runs?"""
+    """Is this a template or another task's XCom, whose value is known only when the task runs?"""
     return isinstance(value, XComArg) or (isinstance(value, str) and "{{" in value)
 
 
 def check_rendered(name: str, value: Any) -> None:
-    """Raise `BadArgument` for what only an operator could render."""
+    """Raise `BadArgument` for a template or an XCom, which only an operator can render."""
     if is_rendered_later(value):
-        raise BadArgument(f"{name} is {value!r:.80}: a trigger does not render templates, nor get results of tasks")
+        raise BadArgument(f"{name} is {value!r:.80}: a trigger cannot render templates or get results of tasks")
 
 
 def whole(name: str, value: Any, low: int = 1, high: int = LARGEST) -> int:
-    """``value`` as an int from ``low`` to ``high``; text is accepted, since templates and connections give text."""
+    """``value`` as an int from ``low`` to ``high``. Text is accepted, because templates and connections give text."""
     try:
         number = int(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""The errors of this package beside those of the core; all are a `QewQewError`."""
+"""The errors of this package, in addition to those of the core. All are a `QewQewError`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from qewqew_core import BadArgument, BadPath, QewQewError, RecordTooLarge
 
 
 class WrongHost(BadPath):
-    """The connection's directory is on another host; one of the same name here would hold another queue."""
+    """The connection's directory is on another host. A directory of the same name here would hold another queue."""
 
 
 class WrongConnection(BadArgument):
-    """The connection is of another type: what it says is not a directory of queues."""
+    """The connection is of another type, so it does not name a directory of queues."""
 
 
 class SparkConnectionMissing(QewQewError):
-    """The Spark connection does not exist or names no master; the Spark provider would submit to YARN."""
+    """The Spark connection does not exist or names no master. Airflow's Spark provider would submit to YARN."""
 
 
 class SparkSubmitNotFound(QewQewError):
@@ -27,20 +27,20 @@ class SparkSubmitNotFound(QewQewError):
 
 
 class JavaNotFound(QewQewError):
-    """spark-submit needs Java, and there is none on this worker."""
+    """spark-submit needs Java, and this worker does not have it."""
 
 
 class SparkJobFailed(QewQewError, AirflowException):
-    """The Spark job failed; the text has its last error, the cause (``__cause__``) the end of its output."""
+    """The Spark job failed. The text is its last error; the cause (``__cause__``) has the end of its output."""
 
 
 class LeaseLost(QewQewError, AirflowException):
-    """The lease could not be extended in time: the batch is another's now, or may be; nothing was acknowledged."""
+    """The lease could not be extended in time. Another task has the batch, or may get it. Nothing was acknowledged."""
 
 
-# What is wrong with the task itself, its connection or its worker: it is the same at the next try.
+# The cause is the task itself, its connection or its worker, so the next try would fail the same way.
 HOPELESS = (BadArgument, BadPath, RecordTooLarge)
-AGAIN = "Another try would end the same way, so there is none: mend this, then clear the task"
+AGAIN = "A retry would fail in the same way, so there is none: correct this, then clear the task"
 
 
 def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
@@ -49,7 +49,7 @@ def fails_at_once(error: Exception, advice: str) -> AirflowFailException:
 
 @contextmanager
 def no_retry_for_the_hopeless() -> Iterator[None]:
-    """Turn what `HOPELESS` names into an AirflowFailException, after which Airflow does not try the task again."""
+    """Raise AirflowFailException instead of the errors in `HOPELESS`: Airflow does not retry after it."""
     try:
         yield
     except HOPELESS as error:

@@ -38,14 +38,14 @@ def get_provider_info() -> dict[str, Any]:
                 "description": "Settings of QewQew.",
                 "options": {
                     "late_after": {
-                        "description": "Seconds that the oldest record of a queue may wait before the page calls it late; 0: any",
+                        "description": "Seconds that the oldest record may wait before the page calls its queue late; 0: never",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": None,
                         "default": "7200",
                     },
                     "poll_interval": {
-                        "description": "Seconds after which a trigger looks at a queue that no change of its files woke it for",
+                        "description": "Longest pause of a trigger in seconds, if the file system reports no changes",
                         "version_added": "0.1.0",
                         "type": "float",
                         "example": None,
@@ -71,15 +71,15 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _connection_fields() -> dict[str, Any]:
-    """What the form of a connection asks for beside the directory: what its extra may hold, see `QewQewHook`."""
+    """The fields of a connection's form besides the directory: what its extra may hold, see `QewQewHook`."""
 
     def field(label: str, description: str, kind: str, **schema: int) -> dict[str, Any]:
         return {"label": label, "description": description, "schema": {"type": [kind, "null"], **schema}}
 
-    hostname = "Of the worker that has the directory, as task instances show it; *: every worker has it"
-    sync = "commit: a commit is on disk when it returns; never: it survives a kill, not a power cut"
-    records = "At most so many records wait in a queue (default: any); a task that stages more fails"
-    log_bytes = "A log is cut back to a snapshot when it has grown by so many bytes (default 4 MiB)"
+    hostname = "The host that has the directory, as task instances show it; *: every worker has this very directory"
+    sync = "commit: a commit is on disk when it returns; never: it survives a kill, but not a power cut"
+    records = "How many records may wait in a queue; a task that stages more fails (default: no limit)"
+    log_bytes = "Bytes by which a log grows before it is cut back to a snapshot (default 4 MiB)"
     topics = "JSON: block_size, max_age, max_records, max_bytes, delete_committed, slow_readers"
     return {
         "hostname": field("Hostname", hostname, "string"),
@@ -89,21 +89,23 @@ def _connection_fields() -> dict[str, Any]:
             "description": sync,
             "schema": {"type": "string", "enum": ["commit", "never"], "default": "commit"},
         },
-        "lock_timeout": field("Lock time-out", "Seconds to wait for another owner of a queue (default 10)", "number", minimum=0),
+        "lock_timeout": field(
+            "Lock time-out", "Seconds to wait for another owner (default 10; to stage 60)", "number", minimum=0
+        ),
         "max_records": field("Records", records, "integer", minimum=1),
-        "max_bytes": field("Bytes", "At most so many bytes of records wait in a queue (default: any)", "integer", minimum=1),
+        "max_bytes": field("Bytes", "How many bytes of records may wait in a queue (default: no limit)", "integer", minimum=1),
         "min_free_bytes": field(
-            "Free bytes", "Staging leaves so many bytes free on the file system (default 0)", "integer", minimum=0
+            "Free bytes", "Bytes that staging leaves free on the file system (default 0)", "integer", minimum=0
         ),
         "log_bytes": field("Log bytes", log_bytes, "integer", minimum=1, maximum=2**30),
         "max_attempts": field(
-            "Attempts", "A batch that was returned so often goes to the dead letters (default 5)", "integer", minimum=1
+            "Attempts", "Leases of a batch before it goes to the dead letters (default 5)", "integer", minimum=1
         ),
         "retention": field(
-            "Retention", "Seconds that an acknowledged batch is kept, for a cleared task (default 86400)", "number", minimum=0
+            "Retention", "Seconds that acknowledged batches are kept for cleared tasks (default 86400)", "number", minimum=0
         ),
         "retention_bytes": field(
-            "Retained bytes", "At most so many bytes of acknowledged batches are kept (default 1 GiB)", "integer", minimum=0
+            "Retained bytes", "Bytes of acknowledged batches that are kept (default 1 GiB)", "integer", minimum=0
         ),
         "topic": field("Topics", topics, "object"),
     }

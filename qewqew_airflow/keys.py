@@ -1,4 +1,4 @@
-"""The key of a task instance: what it stages and leases is staged and leased once, however often it is tried."""
+"""The key of a task instance. What a task stages or leases is stored under it, so all tries stage and lease once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def task_key(context: Context) -> str:
 
 
 def make_key(*parts: object) -> str:
-    """A key of which the parts can be told apart, so that no others make the same.
+    """A key whose parts can be told apart, so that different parts never make the same key.
 
-    What is not a letter, a digit or one of ``_.-~:+`` is percent-encoded, and a key over 512 bytes ends in the SHA-256
-    of the whole instead.
+    All characters except letters, digits and ``_.-~:+`` are percent-encoded. A key over 512 bytes is cut and ends in the
+    SHA-256 of the whole.
     """
     key = "|".join(quote(str(part), safe=":+") for part in parts)
     if len(key) <= LONGEST_KEY:
@@ -32,7 +32,7 @@ def make_key(*parts: object) -> str:
 
 
 def task_of(key: str) -> dict[str, Any] | None:
-    """The task instance whose key this is (see `task_key`); None if it is somebody else's key, or was cut."""
+    """The task instance whose key this is (see `task_key`). None if the key is not of a task, or was cut."""
     dag, run, task, index = (*map(unquote, key.split("|")), *[""] * 4)[:4]
     if key.count("|") != 3 or not {dag, run, task}.isdisjoint({"", ".", ".."}) or not index.removeprefix("-").isdecimal():
         return None

@@ -1,7 +1,7 @@
 """Assets: ``qewqew://CONNECTION/NAME`` is the queue or topic NAME of an Airflow connection.
 
-The connection, not a host: it is what DAGs, triggers and the page name a queue by, and it is known when a DAG file is
-parsed. Where each worker has queues of its own, each has a connection of its own.
+It names the connection and not a host, because DAGs, triggers and the page do so too, and because it is known when a DAG
+file is parsed. Workers with queues of their own have connections of their own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def sanitize_uri(uri: SplitResult) -> SplitResult:
-    """The URI of an asset as it is compared; raises `BadArgument` unless it names a connection and a queue."""
+    """The URI of an asset in its normal form. Raises `BadArgument` unless it names a connection and a queue or topic."""
     name = unquote(uri.path.strip("/"))
     if not uri.netloc or not name or uri.query:
         raise BadArgument(f"the URI of a queue or topic is qewqew://CONNECTION/NAME, not {uri.geturl()!r:.200}")
     if any(part in ("", ".", "..") for part in name.split("/")):
-        raise BadArgument(f"{name!r:.200} is not the name of a queue or topic: no '.', '..' or nothing between the slashes")
+        raise BadArgument(f"{name!r:.200} is not the name of a queue or topic: a part must not be empty, '.' or '..'")
     return uri._replace(path="/" + quote(name))
 
 
 def create_asset(
     *, name: str, qewqew_conn_id: str = QewQewHook.default_conn_name, extra: Mapping[str, Any] | None = None, **asset: Any
 ) -> Asset:
-    """The asset of a queue or topic; ``asset`` are further arguments of Asset, as ``group`` or ``watchers``."""
+    """The asset of a queue or topic. ``asset`` are further arguments of Asset, such as ``group`` or ``watchers``."""
     return Asset(uri=f"qewqew://{qewqew_conn_id}/{quote(name)}", extra=dict(extra or {}), **asset)
 
 
@@ -46,7 +46,7 @@ def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
 
 
 def write_counts(context: Context, outlets: list[Any], counts: Mapping[str, Any]) -> None:
-    """Let the events of the assets among the outlets of a task say how much it was."""
+    """Write ``counts`` into the ``extra`` of the events of the assets among the outlets of a task."""
     for outlet in outlets:
         if isinstance(outlet, Asset):
             context["outlet_events"][outlet].extra = {**context["outlet_events"][outlet].extra, **counts}

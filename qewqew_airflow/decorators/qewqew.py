@@ -1,4 +1,4 @@
-"""``@task.qewqew``: a TaskFlow function that yields records, staged in one commit under the task's key."""
+"""``@task.qewqew``: stages the records of a TaskFlow function in one commit under the task's key."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _StagingOperator(DecoratedOperator, QewQewStageOperator):  # type: ignore[
 def qewqew_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:
     """Stages what the function returns or yields, as `QewQewStageOperator` does with ``records``.
 
-    ``kwargs`` are that operator's: queue_name or topic, tag, qewqew_conn_id … and those of every task. The
-    arguments with which the function is called in the DAG may be outputs of other tasks. The task returns (XCom) what
-    the operator returns, not the records.
+    ``kwargs`` are those of this operator (queue_name or topic, tag, qewqew_conn_id …) and those of every task. In the
+    DAG, call the function with values or with outputs of other tasks. The task returns (XCom) what the operator returns,
+    not the records.
     """
     kwargs["multiple_outputs"] = False  # of the dict that the operator returns
     return task_decorator_factory(python_callable=python_callable, decorated_operator_class=_StagingOperator, **kwargs)

@@ -1,4 +1,4 @@
-"""The hook: a connection is a directory of queues and topics, which are opened with its settings.
+"""The hook. A connection is a directory of queues and topics, with the settings to open them.
 
 May import no other folder.
 """

@@ -1,4 +1,4 @@
-"""The hook: a connection is a directory of queues and topics, with the settings that they are opened with."""
+"""The hook. A connection is a directory of queues and topics, with the settings to open them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.putting import IntoQueue, IntoTopic, into
 from qewqew_core.topic.topic_paths import is_topic
 
-LONGEST_NAME = 200  # bytes of one part of a queue's name; the core appends suffixes, a file name holds 255
+LONGEST_NAME = 200  # bytes of one part of a queue's name: the core appends suffixes, and a file name has at most 255
 EVERY_HOST = "*"
 Checks = dict[str, Callable[[str, Any], Any]]
 
-# What the extra of a connection may hold, and how each value becomes an argument of Queue.
+# The settings in the extra of a connection, and how each value becomes an argument of Queue.
 SETTINGS: Checks = {
     "chunk_size": lambda name, value: whole(name, value, MIN_CHUNK_SIZE, MAX_CHUNK_SIZE),
     "sync": lambda name, value: choice(name, value, "commit", "never"),
@@ -38,10 +38,10 @@ SETTINGS: Checks = {
     "retention": seconds,
     "retention_bytes": lambda name, value: whole(name, value, 0),
 }
-# Of these a topic has others of its own, or none; it has the rest as a queue has it.
+# A topic has other settings of these names, or none. The others are the same for queues and topics.
 QUEUE_ONLY = ("chunk_size", "max_records", "max_bytes")
-# What "topic" in the extra may hold, an object. To a queue max_records and max_bytes are what it refuses to exceed, to a
-# topic what it keeps: one name must not be both.
+# The settings in the object "topic" in the extra. max_records and max_bytes say what a queue refuses, but what a topic keeps,
+# so they must not be in one place.
 TOPIC_SETTINGS: Checks = {
     "block_size": lambda name, value: whole(name, value, 1, LARGEST_BLOCK),
     "max_age": lambda name, value: seconds(name, value, low=0.001),
@@ -54,21 +54,21 @@ TOPIC_SETTINGS: Checks = {
 
 def _hostname(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or " " in value:
-        raise BadArgument(f"{name} must be the name of a host, or {EVERY_HOST!r}, not {value!r:.80}")
+        raise BadArgument(f"{name} must be the name of a host or {EVERY_HOST!r}, not {value!r:.80}")
     return value
 
 
 def check_settings(where: str, each: str, given: Any, checks: Checks) -> dict[str, Any]:
-    """The settings that are given, as arguments; raises `BadArgument` for one that is wrong or unknown.
+    """The settings as arguments. Raises `BadArgument` if one is wrong or unknown.
 
-    ``where`` and ``each`` are how a message calls all of them, and one, whose name follows.
+    In messages, ``where`` stands for all settings, and ``each`` is put before the name of one.
     """
     if not isinstance(given, Mapping):
         raise BadArgument(f"{where} must be an object with settings, not {given!r:.80}")
     unknown = sorted(map(str, set(given) - set(checks)))
     if unknown:
         raise BadArgument(f"{where} has {', '.join(map(repr, unknown))}; it may have {', '.join(checks)}")
-    # The form saves a field that was left empty as null or "".
+    # The form saves empty fields as null or "".
     return {name: check(f"{each} {name}", given[name]) for name, check in checks.items() if given.get(name) not in (None, "")}
 
 
@@ -82,13 +82,13 @@ EXTRA: Checks = {
 class QewQewHook(BaseHook):
     """Opens the queues and topics of one connection.
 
-    The connection's host is a directory on this machine (absolute, existing). Its extra may hold the hostname of
-    the worker that has this directory, or "*" if every worker has this very one, and the settings of `Queue`:
-    chunk_size (bytes), sync ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes,
-    min_free_bytes, log_bytes, max_attempts, retention (seconds), retention_bytes. Topics have them too, but for the first
-    and the two bounds; what else they have is in an object "topic": block_size (bytes), max_age (seconds),
-    max_records, max_bytes, delete_committed (true or false), slow_readers ("hold" or "move"). Names of queues
-    and topics are relative to the directory and cannot leave it.
+    The connection's host is the absolute path of an existing directory on this machine. Its extra may hold hostname (the
+    worker that has this directory, or "*" if every worker has it), and the settings of `Queue`: chunk_size (bytes), sync
+    ("commit" or "never"), lock_timeout (seconds), max_records, max_bytes, min_free_bytes, log_bytes, max_attempts,
+    retention (seconds), retention_bytes. Topics use them too, except chunk_size, max_records and max_bytes. Their own
+    settings are in an object "topic": block_size (bytes), max_age (seconds), max_records, max_bytes, delete_committed
+    (true or false), slow_readers ("hold" or "move"). Names of queues and topics are relative to the directory and cannot
+    leave it.
 
     :param qewqew_conn_id: the connection
     """
@@ -104,21 +104,21 @@ class QewQewHook(BaseHook):
 
     @cached_property
     def connection(self) -> Connection:
-        """Raises `WrongConnection` if it is of another type."""
+        """The connection. Raises `WrongConnection` if it is of another type."""
         connection = self.get_connection(self.qewqew_conn_id)
         if connection.conn_type != self.conn_type:
             raise WrongConnection(
                 f"connection {self.qewqew_conn_id!r} is of type {connection.conn_type!r}; it must be of type {self.conn_type!r}, "
-                "and its host the directory of the queues"
+                "with the directory of the queues as its host"
             )
         return connection
 
     def directory(self) -> str:
-        """The connection's directory, links resolved. Raises `BadPath` unless it is one that can be read, and
+        """The connection's directory, with links resolved. Raises `BadPath` unless it is a directory that can be read, and
         `WrongHost` if it is on another host.
 
-        It is never created: a directory that is missing is more often a mount that is missing, and a
-        new queue beside the real one would split the records.
+        It is never created. A missing directory is usually a missing mount, and a new queue beside the real one would split
+        the records.
         """
         host = self.connection.host
         if not host or not os.path.isabs(host) or "\0" in host:
@@ -132,11 +132,10 @@ class QewQewHook(BaseHook):
         return directory
 
     def path(self, name: str) -> str:
-        """The absolute path of a queue or topic, links resolved; touches nothing.
+        """The absolute path of a queue or topic, with links resolved. Touches nothing.
 
-        ``name`` is a file name in the connection's directory, or ``sub/name`` in a directory
-        below it. Raises `BadPath` for a name that is empty, absolute, has ``.`` or ``..`` in it or
-        unprintable characters, that leaves the directory by a link, or leads into a topic.
+        ``name`` is a file name in the connection's directory, or ``sub/name`` below it. Raises `BadPath` if it is empty,
+        absolute, has ``.``, ``..`` or unprintable characters in it, leaves the directory by a link, or leads into a topic.
         """
         parts = name.split("/") if isinstance(name, str) else []
         if (
@@ -156,15 +155,15 @@ class QewQewHook(BaseHook):
         inside = os.path.join(directory, "")
         if not (os.path.join(parent, "").startswith(inside) and path.startswith(inside)):
             raise BadPath(
-                f"{name!r} leads out of {directory}, the directory of connection {self.qewqew_conn_id!r}, "
-                "by a symbolic link; move the queue into it, or make a connection for where it lies",
+                f"a symbolic link in {name!r} leads out of {directory}, the directory of connection {self.qewqew_conn_id!r}; "
+                "move the queue there, or make a connection for its directory",
                 path=path,
             )
         self._check_directory(os.path.dirname(path))
         above = os.path.dirname(path)
         while above.startswith(inside):
             if is_topic(above):
-                raise BadPath(f"{name!r} leads into the topic {above}, where only its own files may be", path=path)
+                raise BadPath(f"{name!r} leads into the topic {above}; only the topic's own files may be there", path=path)
             above = os.path.dirname(above)
         return path
 
@@ -172,7 +171,7 @@ class QewQewHook(BaseHook):
         where = self._extra().get("hostname", EVERY_HOST)
         if where != EVERY_HOST and where != (here := get_hostname()):
             raise WrongHost(
-                f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, and this runs on {here!r}; give the "
+                f"connection {self.qewqew_conn_id!r} has this directory on host {where!r}, but this runs on {here!r}; give the "
                 f"task a queue= that only the worker on {where!r} serves, or correct hostname in the connection's extra "
                 f"({EVERY_HOST!r}: every worker has this very directory)",
                 path=directory,
@@ -181,56 +180,56 @@ class QewQewHook(BaseHook):
     def _check_directory(self, directory: str) -> None:
         if os.path.exists(directory) and not os.path.isdir(directory):
             raise BadPath(
-                f"connection {self.qewqew_conn_id!r} needs a directory, and this is a file; give the directory that holds the "
+                f"connection {self.qewqew_conn_id!r} needs a directory, but this is a file; give the directory of the "
                 "queues, not one of them",
                 path=directory,
             )
         if not os.path.isdir(directory):
             raise BadPath(
-                f"connection {self.qewqew_conn_id!r} needs this directory, and it does not exist on this worker; "
+                f"connection {self.qewqew_conn_id!r} needs this directory, but it does not exist on this worker; "
                 f"mount it, or create it for the user of the workers: mkdir -p -m 700 {directory}",
                 path=directory,
             )
         if not os.access(directory, os.R_OK | os.X_OK):
             raise BadPath(
-                f"connection {self.qewqew_conn_id!r} needs this directory, and user {os.geteuid()} cannot read it; "
+                f"connection {self.qewqew_conn_id!r} needs this directory, but user {os.geteuid()} cannot read it; "
                 "give the user of the workers access to it (chown, chmod)",
                 path=directory,
             )
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of `Queue` in the connection's extra; raises `BadArgument` for one that is wrong or unknown."""
+        """The arguments of `Queue` in the connection's extra. Raises `BadArgument` if one is wrong or unknown."""
         return {name: value for name, value in self._extra().items() if name in SETTINGS}
 
     def topic_settings(self) -> dict[str, Any]:
-        """The arguments of `Topic` in the connection's extra; raises as `settings`."""
+        """The arguments of `Topic` in the connection's extra. Raises what `settings` raises."""
         general = {name: value for name, value in self.settings().items() if name not in QUEUE_ONLY}
         return {**general, **self._extra().get("topic", {})}
 
     def _extra(self) -> dict[str, Any]:
-        """All that is in the extra, checked."""
+        """The whole extra, checked."""
         where = f"connection {self.qewqew_conn_id!r}: extra"
         return check_settings(where, where, self.connection.extra_dejson, EXTRA)
 
     def queue(self, queue_name: str, **settings: Any) -> Queue:
-        """Open a queue for this process alone; close it soon, others wait for it.
+        """Open a queue for this process alone. Close it soon, because others wait for it.
 
-        ``settings`` are arguments of `Queue` and win over those of the connection. Raises `BadPath`,
-        `BadArgument`, `Locked` (after lock_timeout seconds) and whatever `Queue` raises.
+        ``settings`` are arguments of `Queue` and override those of the connection. Raises `BadPath`, `BadArgument`, `Locked`
+        (after lock_timeout seconds), and what `Queue` raises.
         """
         return Queue(self._path_to_open(queue_name), **{**self.settings(), **settings})
 
     def into(self, kind: Kind, name: str, **settings: Any) -> IntoQueue | IntoTopic:
-        """What puts records into a queue or topic while others use it; the commit alone waits for it, for a queue a minute
-        unless the connection or ``settings`` say otherwise (``lock_timeout``).
+        """Put records into a queue or topic while others use it. Only the commit waits for them: for a queue a minute, unless the
+        connection or ``settings`` have another ``lock_timeout``.
 
-        ``settings`` are arguments of `Queue` or `Topic`, and win over those of the connection. Raises `BadPath`, `BadArgument`.
+        ``settings`` are arguments of `Queue` or `Topic` and override those of the connection. Raises `BadPath`, `BadArgument`.
         """
         of_connection = self.settings() if kind is Kind.QUEUE else self.topic_settings()
         return into(self._path_to_open(name), kind, **{**of_connection, **settings})
 
     def _path_to_open(self, name: str) -> str:
-        """`path`, for somebody who makes what is missing: on another host he would not notice."""
+        """`path`, for a caller that creates a missing queue. Without a hostname, that could happen unnoticed on a wrong host."""
         path = self.path(name)
         if "hostname" not in self._extra() and conf.get("core", "executor") != "LocalExecutor":
             self.log.warning(
@@ -244,27 +243,27 @@ class QewQewHook(BaseHook):
         return path
 
     def inspect(self, queue_name: str) -> QueueStats:
-        """How much is in a queue, without its lock; zeros for a queue that does not exist yet. Raises `BadPath`."""
+        """How much is in a queue, without its lock. Zeros if the queue does not exist yet. Raises `BadPath`."""
         return inspect(self.path(queue_name))
 
     def topic(self, topic: str, **settings: Any) -> Topic:
-        """Open a topic. Whoever appends to it has it alone from then on until it is closed; readers wait for nobody.
+        """Open a topic. The first append makes this process its only writer until the topic is closed. Readers never wait.
 
-        ``settings`` are arguments of `Topic` and win over those of the connection. Raises `BadPath`, `BadArgument`, and
-        whatever `Topic` raises.
+        ``settings`` are arguments of `Topic` and override those of the connection. Raises `BadPath`, `BadArgument`, and what
+        `Topic` raises.
         """
         return Topic(self._path_to_open(topic), **{**self.topic_settings(), **settings})
 
     def inspect_reader(self, topic: str, reader: str) -> QueueStats:
-        """How much waits in a reader of a topic, without a lock; of one that does not exist yet: all. Raises `BadPath`."""
+        """How much waits for a reader of a topic, without a lock. All messages if it does not exist yet. Raises `BadPath`."""
         return inspect_reader(self.path(topic), reader)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Can the directory be read and written where this runs (the API server), and are the settings right?"""
+        """Can this host (the API server's) read and write the directory, and are the settings right?"""
         try:
             self._extra()
             directory = self.directory()
-        except Exception as error:  # whatever is wrong is the answer
+        except Exception as error:  # any error is the answer
             return False, f"{type(error).__name__}: {error}"
         if not os.access(directory, os.W_OK):
             return False, f"{directory} can be read but not written by user {os.geteuid()}"

@@ -1,6 +1,6 @@
-"""From a task to its batch on the page, and to Spark's UI while its job runs.
+"""Links from a task to its batch on the page, and to Spark's UI while its job runs.
 
-The first is relative, so that it holds behind a proxy's prefix too: Airflow shows it in its own frame.
+The first is relative, so that it also works behind a proxy's prefix. Airflow shows the page in its own frame.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class QewQewLink(BaseOperatorLink):
-    """The queue or topic of an operator or sensor, and there the batch that the task works, or has worked, on."""
+    """The page of a task's queue or topic, at the batch that the task works or has worked on."""
 
     name = "QewQew"
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
         task: Any = operator
         place = {"queue": task.queue_name} if task.queue_name else {"topic": task.topic}
-        # Of what ends a lease, the batch is another task's. All else has the key of its task instance.
+        # Operators that end a lease name another task's batch. For all others, the key of the task instance finds it.
         batch = getattr(task, "batch", None)
         if isinstance(batch, Mapping):
             batch = batch.get("batch_id")
@@ -37,7 +37,7 @@ class QewQewLink(BaseOperatorLink):
 
 
 class SparkLink(BaseOperatorLink):
-    """The UI of the Spark job while it runs: the task tells its address when spark-submit does, see `tell`."""
+    """The UI of the Spark job while it runs. The task stores its address (`tell`) when spark-submit prints it."""
 
     name = "Spark UI"
 

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class QewQewNotifier(BaseNotifier):
     """Stages one record, a JSON object, each time that a callback is called: ``on_failure_callback=QewQewNotifier(…)``.
 
-    It holds dag_id, run_id, state, at (ISO 8601) and, of a task, task_id, map_index, try_number and exception (its type
-    and text, or None). A callback that is called twice for one try of a task stages once.
+    It has dag_id, run_id, state and at (ISO 8601), and for a task also task_id, map_index, try_number and exception (type
+    and text, or None). If a callback is called twice for one try of a task, it stages once.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
-    :param extra: what else the record is to hold, a dict (templated)
+    :param extra: a dict with more fields for the record (templated)
     :param qewqew_conn_id: the connection (templated)
     """
 
@@ -66,11 +66,11 @@ class QewQewNotifier(BaseNotifier):
 
 
 def event_of(context: Context) -> dict[str, Any]:
-    """What happened to the task, or to the DAG run if the callback is of that."""
+    """What happened to the task, or to the DAG run if this is its callback."""
     ti, run = context.get("ti"), context.get("dag_run")
     if ti is None:
         if run is None:
-            raise BadArgument("the notifier is for callbacks of tasks and DAGs: this context has neither ti nor dag_run")
+            raise BadArgument("the notifier is for callbacks of tasks and DAGs, but this context has neither ti nor dag_run")
         return {"dag_id": run.dag_id, "run_id": run.run_id, "state": _text(run.state)}
     exception = context.get("exception")
     return {
@@ -85,5 +85,5 @@ def event_of(context: Context) -> dict[str, Any]:
 
 
 def _text(state: Any) -> str:
-    """Airflow's states are texts or members of an enumeration, of which ``str`` would be the member's name."""
+    """Airflow's states are texts, or members of an enumeration whose ``str`` is the member's name."""
     return str(getattr(state, "value", state))

@@ -1,5 +1,5 @@
-"""The operators: `stage` records; lease a batch, acknowledge it and return it (`leases`); hand one to Spark (`spark_submit`).
+"""The operators: `stage` records; lease, acknowledge and return a batch (`leases`); hand a batch to Spark (`spark_submit`).
 
-`batch` is what both do who lease one. Only `spark_submit` needs Airflow's Spark provider.
+`batch` has what the operators that lease share. Only `spark_submit` needs Airflow's Spark provider.
 May import `hooks`, `shared`, `assets` and `links`.
 """

@@ -1,4 +1,4 @@
-"""One batch in the hands of a task: lease it, find it again, and keep it, alone, while the work on it lasts."""
+"""One batch of a task: lease it, find it again, and keep it for this task alone while the work lasts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from qewqew_core import Batch, BatchConflict, BatchExpired, BatchNotFound, Locke
 def lease(
     hook: QewQewHook, source: Source, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None
 ) -> LeasedBatch:
-    """The batch of this key, as a queue and a reader lease it.
+    """Lease the batch of this key from a queue or reader.
 
-    Raises AirflowSkipException if there is nothing to lease, and AirflowFailException, which no retry follows, if the batch
-    has expired.
+    Raises AirflowSkipException if there is nothing to lease, and AirflowFailException (no retries) if the batch has expired.
     """
     with source.open(hook) as opened:
         oldest = _oldest(opened)
@@ -41,9 +40,9 @@ def lease(
             metrics.count("leased", batch.records, connection=hook.qewqew_conn_id, **source.names())
     metrics.gauge(hook, source)
     if batch is None:
-        raise AirflowSkipException(f"{source} is empty: nothing to lease")
+        raise AirflowSkipException(f"{source} is empty: there is nothing to lease")
     size = f"{batch.records:,} records, {batch.bytes:,} bytes"
-    state = "acknowledged before, to be processed again" if batch.state == "acked" else batch.state
+    state = "acknowledged before, now processed again" if batch.state == "acked" else batch.state
     until = f" until {batch.expires}" if batch.expires else ""
     said = f"{batch.id} ({size}, attempt {batch.attempt}, {state}{until}), key {key}"
     hook.log.info("Leased batch %s: %s", said, batch.manifest_path)
@@ -52,16 +51,16 @@ def lease(
 
 
 def _oldest(opened: Queue | Reader) -> datetime | None:
-    """When the oldest record of a queue was put, with which a new batch begins. Of a reader it would have to be read."""
+    """When the oldest record of a queue was put, which a new batch begins with. None for a reader, which would have to read."""
     return opened.stats().oldest if isinstance(opened, Queue) else None
 
 
 def still_ours(opened: Queue | Reader, batch_id: str, key: str, attempt: int) -> Batch:
-    """The batch as it is now; raises `BatchConflict` if somebody else has leased it since, `BatchNotFound`, `BatchExpired`."""
+    """The batch as it is now. Raises `BatchConflict` if another task has leased it since, `BatchNotFound`, `BatchExpired`."""
     batch = opened.batch(batch_id)
     if (batch.key, batch.attempt) != (key, attempt):
         raise BatchConflict(
-            f"batch {batch_id} was leased again since, by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
+            f"batch {batch_id} has been leased again by {batch.key}, attempt {batch.attempt}; this result is not acknowledged"
         )
     return batch
 
@@ -72,7 +71,7 @@ def numbers(batch: Batch) -> dict[str, Any]:
 
 
 class LeasedBatch:
-    """A batch that a task has leased, and works on in the blocks of `alone` and `extended`."""
+    """A batch that a task has leased. The task works on it in the blocks of `alone` and `extended`."""
 
     def __init__(
         self,
@@ -84,24 +83,24 @@ class LeasedBatch:
         oldest: datetime | None = None,
     ) -> None:
         self.batch = batch
-        # For the result of the task: when the oldest of its records was put, if that is known.
+        # For the result of the task: when its oldest record was put, if known.
         self.oldest = {} if oldest is None else {"oldest": oldest.isoformat(timespec="milliseconds")}
         self._hook, self._source, self._timeout, self._log = hook, source, lease_timeout, hook.log
         self._ends = begun + (lease_timeout or 0)  # by the monotonic clock
 
     @contextlib.contextmanager
     def alone(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Keep other tries away from the batch until the block ends; ``kill`` as for `extended`.
+        """Keep other tries away from the batch until the block ends. ``kill`` as for `extended`.
 
-        A try whose supervisor was killed may live on while Airflow starts the next one; two jobs that write the same
-        output destroy each other's. The kernel drops the lock when the process that holds it ends.
+        A try whose supervisor was killed may live on while Airflow starts the next one, and two jobs that write the same
+        output damage it. The kernel drops the lock when the process that holds it ends.
         """
         fd = os.open(os.path.dirname(self.batch.manifest_path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._log.warning("Another try of this task still works on batch %s; waiting until it has ended", self.batch.id)
+                self._log.warning("Another try of this task still works on batch %s; waiting for its end", self.batch.id)
                 with self.extended(kill):
                     fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -110,12 +109,12 @@ class LeasedBatch:
 
     @contextlib.contextmanager
     def extended(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Extend the lease in a thread until the block ends; raises `LeaseLost`, whatever became of the block, if it is over.
+        """Extend the lease in a thread until the block ends. Raises `LeaseLost` if the lease has ended, whatever the block did.
 
-        ``kill`` ends the work then, and with it the block. The thread has ended when this returns: it and the acknowledgement
-        must not wait for each other's queue.
+        In that case ``kill`` ends the work, and so the block. The thread has ended when this returns, because it and the
+        acknowledgement must not wait for each other's queue.
         """
-        if self._timeout is None or self.batch.state != "leased":  # nobody can take one that was acknowledged
+        if self._timeout is None or self.batch.state != "leased":  # nobody can take an acknowledged batch
             yield
             return
         done, lost = threading.Event(), list[Exception]()
@@ -130,12 +129,12 @@ class LeasedBatch:
             thread.join()
             if lost:
                 raise LeaseLost(
-                    f"the lease of batch {self.batch.id} ended, not extended within {self._timeout:g} s: {lost[0]}. Spark was "
-                    "killed and nothing acknowledged; the next lease gets the batch, unless somebody has it already"
+                    f"the lease of batch {self.batch.id} was not extended within {self._timeout:g} s: {lost[0]}. Spark was "
+                    "killed and nothing was acknowledged. The next lease gets the batch, unless another task has it"
                 ) from lost[0]
 
     def _extend(self, timeout: float, kill: Callable[[], None], done: threading.Event, lost: list[Exception]) -> None:
-        """Extend the lease every third of its time until ``done``; put the cause into ``lost`` and ``kill`` if it is over."""
+        """Extend the lease every third of its time until ``done``. If it ends, put the cause into ``lost``, and ``kill``."""
         every = timeout / 3
         soon = min(every / 10, 5.0)
         pause = self._ends - 2 * every - time.monotonic()
@@ -143,33 +142,33 @@ class LeasedBatch:
             begun = time.monotonic()
             pause = soon
             try:
-                # A short wait for the lock: the task waits for this thread before it acknowledges.
+                # Wait only shortly for the lock: the task waits for this thread before it acknowledges.
                 with self._source.open(self._hook, lock_timeout=min(soon, 1.0)) as opened:
                     batch = self._find(opened)
-                    if batch.state == "acked":  # by an earlier try that we wait for
+                    if batch.state == "acked":  # by an earlier try, which this one waits for
                         return
                     batch.extend(timeout)
                 self._ends, pause = begun + timeout, every
             except (BatchConflict, BatchNotFound, BatchExpired) as error:
                 lost.append(error)
             except Exception as error:
-                if time.monotonic() >= self._ends:  # others may have the batch now, and rely on it
+                if time.monotonic() >= self._ends:  # another task may have the batch by now
                     lost.append(error)
                 elif isinstance(error, Locked):
-                    self._log.debug("The lease of batch %s is extended a little later: %s", self.batch.id, error)
+                    self._log.debug("The lease of batch %s will be extended a little later: %s", self.batch.id, error)
                 else:
-                    self._log.warning("The lease of batch %s could not be extended, trying again: %s", self.batch.id, error)
+                    self._log.warning("The lease of batch %s could not be extended; trying again: %s", self.batch.id, error)
         if lost:
-            self._log.error("Lost the lease of batch %s, killing Spark: %s", self.batch.id, lost[0])
-        while lost and not done.is_set():  # more than once: spark-submit may just be starting
+            self._log.error("Lost the lease of batch %s; killing Spark: %s", self.batch.id, lost[0])
+        while lost and not done.is_set():  # more than once, because spark-submit may just be starting
             try:
                 kill()
             except Exception as error:
-                self._log.warning("Spark could not be killed, trying again: %s", error)
+                self._log.warning("Spark could not be killed; trying again: %s", error)
             done.wait(1.0)
 
     def acknowledge(self) -> None:
-        """Raises what `still_ours` does."""
+        """Acknowledge the batch. Raises what `still_ours` raises."""
         with self._source.open(self._hook) as opened:
             batch = self._find(opened)
             before = batch.state

@@ -1,4 +1,4 @@
-"""Lease a batch in one task, work on it in others with any engine, acknowledge or return it in a last one."""
+"""Lease a batch in one task, work on it with any engine in others, and acknowledge or return it in a last one."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 class QewQewLeaseOperator(BaseOperator):
     """Leases one batch of a queue, or of a reader of a topic, under the task's key (`task_key`), for the tasks that follow.
 
-    Follow it with the tasks that work on the batch, then with `QewQewAckOperator` and `QewQewNackOperator`, both of which
-    are given this task's output. Every try of this task, and this task cleared, leases the same batch again: also one that
-    was acknowledged, which is then processed again, or returned, unless another run has it by now (`BatchConflict`). Is
-    there nothing to lease, the task is skipped, and what follows with it. Each mapped task and each run has a batch
-    of its own.
+    Follow it with the tasks that work on the batch, then with `QewQewAckOperator` and `QewQewNackOperator`. Give both this
+    task's output. Every try of this task, and the cleared task, leases the same batch again. That includes a batch that was
+    acknowledged, which is then processed again, and one that was returned, unless another run has it by now
+    (`BatchConflict`). If there is nothing to lease, the task and those that follow are skipped. Each mapped task and each
+    run has its own batch.
 
-    Nothing extends the lease when this task has ended: ``lease_timeout`` is how long all the rest may take, with
-    retries and waiting. When it is over, the next lease of any run gets the batch, and the acknowledgement fails. Without it
-    the lease lasts until it is acknowledged or returned.
+    Nothing extends the lease after this task has ended, so ``lease_timeout`` must cover all the work, with retries and
+    waiting. When it is over, the next lease in any run gets the batch, and the acknowledgement fails. Without it the lease
+    lasts until the batch is acknowledged or returned.
 
     Returns (XCom) connection, queue (or topic and reader), batch_id, key, attempt, records, bytes, and manifest: the path
     on this worker of the batch's manifest, which `qewqew_core.batch.manifest.load` and Spark's format ``qewqew`` read.
@@ -46,9 +46,8 @@ class QewQewLeaseOperator(BaseOperator):
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
     :param reader: whose messages of the topic are leased (templated)
-    :param filter: which tags these have (templated); without it what the reader was given before
-    :param start: where a reader begins that does not exist yet, and is then made: "oldest", "latest", the
-        number of a message, or a datetime
+    :param filter: which tags these have (templated); without it the reader keeps its filter
+    :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
     :param max_records: at most so many records in the batch (templated)
     :param max_bytes: at most so many bytes in the batch (templated)
     :param lease_timeout: timedelta or seconds, from 1 s
@@ -113,7 +112,7 @@ class QewQewLeaseOperator(BaseOperator):
 
 
 class _EndLeaseOperator(BaseOperator):
-    """What ends a lease has in common."""
+    """What Ack and Nack share."""
 
     template_fields: Sequence[str] = ("batch", "queue_name", "topic", "reader", "qewqew_conn_id")
     template_fields_renderers = {"batch": "json"}  # noqa: RUF012  (as Airflow declares it)
@@ -139,22 +138,20 @@ class _EndLeaseOperator(BaseOperator):
         if (queue_name, topic, reader) != (None, None, None):
             self._source()
         elif isinstance(batch, str) and not is_rendered_later(batch):
-            raise BadArgument(
-                "batch is an id: give the queue_name, or topic and reader, that it is of, or the lease task's output"
-            )
+            raise BadArgument("batch is an id: give its queue_name, or topic and reader, or give the lease task's output instead")
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> dict[str, Any]:
         self._take_output()
         if self.batch is None:
-            raise AirflowSkipException("the lease task left no batch: nothing to do")
+            raise AirflowSkipException("the lease task has no batch: there is nothing to do")
         hook, source = QewQewHook(self.qewqew_conn_id), self._source()
         try:
             with self._open(hook, source) as opened:
                 batch = self._find(opened, context)
                 changed = self._end(batch)
         except (BatchConflict, BatchExpired, BatchNotFound) as error:
-            raise fails_at_once(error, "Trying again cannot help; clear the lease task to lease what is there now") from error
+            raise fails_at_once(error, "A retry cannot help; clear the lease task to lease what is there now") from error
         if changed:
             metrics.ended(batch, connection=self.qewqew_conn_id, **source.names())
         metrics.gauge(hook, source)
@@ -163,17 +160,17 @@ class _EndLeaseOperator(BaseOperator):
         return result
 
     def _end(self, batch: Batch) -> bool:
-        """End the lease of this batch, which is ours; False if that was done before."""
+        """End the lease of this batch, which is ours. False if that was done before."""
         raise NotImplementedError
 
     def _take_output(self) -> None:
-        """Of a lease task's output, take what it says of the queue."""
+        """If batch is a lease task's output, take the queue from it."""
         if isinstance(self.batch, str) and self.batch.lstrip().startswith("{"):  # {{ … | tojson }}, or params
             self.batch = json.loads(self.batch)
         if not isinstance(self.batch, Mapping):
             return
         if missing := {"connection", "batch_id", "key", "attempt"} - set(self.batch):
-            raise BadArgument(f"batch is not the output of a lease task: it has no {', '.join(sorted(missing))}")
+            raise BadArgument(f"batch is not the output of a lease task: it lacks {', '.join(sorted(missing))}")
         self.qewqew_conn_id = self.batch["connection"]
         self.queue_name, self.topic, self.reader = (self.batch.get(name) for name in ("queue", "topic", "reader"))
 
@@ -181,7 +178,7 @@ class _EndLeaseOperator(BaseOperator):
         return Source(self.queue_name, self.topic, self.reader)
 
     def _open(self, hook: QewQewHook, source: Source) -> AbstractContextManager[Queue | Reader]:
-        if source.topic is not None and not source.may_have_leases(hook):  # opening it would make it
+        if source.topic is not None and not source.may_have_leases(hook):  # opening it would create it
             raise BatchNotFound(f"there is no {source}", path=source.path(hook))
         return source.open(hook)
 
@@ -192,22 +189,24 @@ class _EndLeaseOperator(BaseOperator):
         ti = context["ti"]
         run = make_key(ti.dag_id, ti.run_id, "")[:-1]
         if not batch.key.startswith(run):
-            raise BatchConflict(f"batch {batch.id} was leased by {batch.key}, not by a task of this run; give that task's output")
+            raise BatchConflict(
+                f"batch {batch.id} was leased by {batch.key}, not by a task of this run; give the lease task's output"
+            )
         return batch
 
 
 class QewQewAckOperator(_EndLeaseOperator):
     """Acknowledges a batch that `QewQewLeaseOperator` leased: the work on it is done, and nobody gets it again.
 
-    Runs if all tasks before it succeeded. Tried again or cleared, it finds the batch acknowledged and does nothing. A batch
-    that is returned, expired, unknown, or was leased by another since, fails it at once, without retries, with the name of
-    the error: its result may be there twice, unless the work is written by the batch's id.
+    Runs if all tasks before it succeeded. If it is retried or cleared, it finds the batch acknowledged and does nothing. It
+    fails without retries, with the name of the error, if the batch was returned, expired, is unknown, or was leased by
+    another task. In that case the work may be there twice, unless it is written by the batch's id.
 
-    Returns (XCom) queue (or topic and reader), batch_id, attempt, records, bytes and state ("acked"). The same is in the
-    ``extra`` of the events of the assets among its ``outlets``.
+    Returns (XCom) queue (or topic and reader), batch_id, attempt, records, bytes and state ("acked"). The ``extra`` of the
+    events of the assets among its ``outlets`` has the same.
 
-    :param batch: ``lease.output`` of the task that leased it (templated). Or the id of a batch that a task of this run leased
-    :param queue_name: file name of the queue (templated); with an id only, as topic, reader and qewqew_conn_id
+    :param batch: ``lease.output`` of the task that leased it, or the id of a batch that a task of this run leased (templated)
+    :param queue_name: file name of the queue (templated); only with an id, like topic, reader and qewqew_conn_id
     :param topic: instead of queue_name: name of the topic (templated)
     :param reader: the reader of the topic (templated)
     :param qewqew_conn_id: the connection (templated)
@@ -216,19 +215,19 @@ class QewQewAckOperator(_EndLeaseOperator):
     def _end(self, batch: Batch) -> bool:
         before = batch.state
         batch.ack()
-        self.log.info("Batch %s: %s", batch.id, "acknowledged" if before == "leased" else "was acknowledged before")
+        self.log.info("Batch %s: %s", batch.id, "acknowledged" if before == "leased" else "had been acknowledged before")
         return before == "leased"
 
 
 class QewQewNackOperator(_EndLeaseOperator):
-    """Returns a batch that `QewQewLeaseOperator` leased: the work on it failed, and the next lease, of any run, gets it first.
+    """Returns a batch that `QewQewLeaseOperator` leased: the work on it failed, and the next lease, in any run, gets it first.
 
     Runs if a task directly before it failed: its ``trigger_rule`` is "one_failed". Put it after all tasks that work on the
-    batch, as it does not wait for those that still run. After the ``max_attempts`` of the queue the batch becomes a
-    dead letter instead. One that was returned before, or acknowledged (by an earlier success of a cleared task), stays as it
-    is. A batch that is unknown, expired, or was leased by another since, fails it at once, without retries.
+    batch, because it does not wait for those that still run. After ``max_attempts`` leases the batch becomes a dead letter
+    instead. A batch that was returned before, or acknowledged (the task succeeded once and was cleared), stays as it is. It
+    fails without retries if the batch is unknown, has expired, or was leased by another task.
 
-    Returns (XCom) what `QewQewAckOperator` does, state being "returned", "dead" or "acked". Parameters as there, and:
+    Returns (XCom) what `QewQewAckOperator` returns, with the state "returned", "dead" or "acked". Parameters as there, and:
 
     :param reason: why; it stays with the batch and is shown with dead letters (templated)
     """
@@ -247,9 +246,9 @@ class QewQewNackOperator(_EndLeaseOperator):
 
     def _end(self, batch: Batch) -> bool:
         if batch.state != "leased":
-            self.log.info("Batch %s is %s already and stays so", batch.id, batch.state)
+            self.log.info("Batch %s is already %s and stays so", batch.id, batch.state)
             return False
         batch.nack(self.reason)
-        end = "in the dead letters" if batch.state == "dead" else "returned, the next lease gets it first"
+        end = "now a dead letter" if batch.state == "dead" else "returned, the next lease gets it first"
         self.log.info("Batch %s: %s (%s)", batch.id, end, self.reason)
         return True

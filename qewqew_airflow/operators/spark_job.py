@@ -1,4 +1,4 @@
-"""The Spark job on a batch: what it is given, and what it left behind."""
+"""The Spark job on a batch: its arguments and its result."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from qewqew_airflow.errors import SparkJobFailed
 from qewqew_core import BadArgument
 from qewqew_spark.jobs.output import Output, check_arguments
 
-# Of the ready-made job, beside its outputs: parameters here, and arguments there.
+# Parameters here that are arguments of the ready-made job, besides its outputs.
 JOB_ARGUMENTS = "codec", "schema", "read_options", "quarantine", "max_bad_records", "schema_evolution"
 
 
 def ready_made_job() -> str:
-    """The path of the application that comes with QewQew, found without importing Spark."""
+    """The path of the job that comes with QewQew, found without importing Spark."""
     spec = importlib.util.find_spec("qewqew_spark")
     for directory in (spec and spec.submodule_search_locations) or ():
         path = os.path.join(directory, "jobs", "batch.py")
         if os.path.isfile(path):
             return path
-    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application")
+    raise BadArgument("qewqew_spark is not installed on this worker; install qewqew[spark], or give an application of your own")
 
 
 def check_job(outputs: Any, **arguments: Any) -> None:
     """Raise `BadArgument` unless the ready-made job would take these."""
     if not isinstance(outputs, Sequence) or isinstance(outputs, str):
-        raise BadArgument(f"outputs must be a list of at least one output, a dict with a path, not {type(outputs).__name__}")
+        raise BadArgument(f"outputs must be a list of at least one output, each a dict, not {type(outputs).__name__}")
     parsed = [Output.from_fields(output) for output in outputs]
     check_arguments(parsed, **{name: value for name, value in arguments.items() if value is not None})
     try:
@@ -40,7 +40,7 @@ def check_job(outputs: Any, **arguments: Any) -> None:
 
 
 def job_arguments(manifest: str, outputs: Sequence[Mapping[str, Any]], result: str | None, **arguments: Any) -> list[str]:
-    """The command line of the ready-made job; ``arguments``: what is given of `JOB_ARGUMENTS`."""
+    """The command line of the ready-made job. ``arguments`` are those of `JOB_ARGUMENTS` that are given."""
     command = [manifest]
     for output in outputs:
         command += ["--output", json.dumps(output)]
@@ -56,13 +56,13 @@ def job_arguments(manifest: str, outputs: Sequence[Mapping[str, Any]], result: s
 
 
 def fill_in(arguments: Sequence[Any], **places: str) -> list[str]:
-    """The command line of another application: its ``arguments``, in which ``{manifest}`` and the like are replaced."""
+    """The command line of another application: its ``arguments``, with ``{manifest}`` and the like replaced."""
     pattern = re.compile(r"\{(" + "|".join(places) + r")\}")
     return [pattern.sub(lambda found: places[found[1]], str(argument)) for argument in arguments]
 
 
 def read_result(path: str) -> dict[str, Any]:
-    """The JSON object that the job wrote, {} if it wrote none; raises `SparkJobFailed` for anything else."""
+    """The JSON object that the job wrote, or {} if it wrote none. Raises `SparkJobFailed` for anything else."""
     try:
         with open(path, "rb") as file:
             result = json.load(file)
@@ -76,7 +76,7 @@ def read_result(path: str) -> dict[str, Any]:
 
 
 def last_error(output: str) -> str:
-    """Why spark-submit failed, in a line: what the ready-made job printed last, else the last error in the output."""
+    """Why spark-submit failed, in one line: what the ready-made job printed last, or the last error in the output."""
     lines = output.splitlines()
     ours = [line for line in lines if line.startswith("qewqew: error: ")]
     named = [line for line in lines if re.match(r"(Caused by: )?[\w.$]*(Error|Exception): \S", line)]
@@ -84,8 +84,8 @@ def last_error(output: str) -> str:
 
 
 def ui_of(line: str, host: str) -> str | None:
-    """The address of Spark's UI, if a line of spark-submit's output tells it: of a driver on this ``host``, or of an application
-    in YARN.
+    """The address of Spark's UI, if this line of spark-submit's output has it: for a driver on this ``host``, or an
+    application in YARN.
     """
     if found := re.search(r"Successfully started service 'SparkUI' on port (\d+)", line):
         return f"http://{host}:{found[1]}"

@@ -1,4 +1,4 @@
-"""Hand one batch of a queue or topic to one Spark job, and acknowledge it when the job succeeded."""
+"""Hand one batch of a queue or topic to one Spark job, and acknowledge it when the job has succeeded."""
 
 from __future__ import annotations
 
@@ -59,86 +59,81 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-# What the provider calls every job that is given no name.
+# The name of jobs that are not given one.
 DEFAULT_NAME = inspect.signature(SparkSubmitOperator.__init__).parameters["name"].default
 
 
 class QewQewSparkSubmitOperator(SparkSubmitOperator):
     """Leases one batch under the task's key, submits a Spark job on it, and acknowledges it after success.
 
-    The queue is open only for the lease, to extend it, and for the acknowledgement; while Spark runs, others use it.
-    A batch of a topic is one of a reader: what is said of a queue here is true of a reader.
+    The queue is open only to lease, to extend the lease, and to acknowledge. While Spark runs, others can use it. A topic
+    is used through a reader: what is said of a queue here holds for a reader.
 
-    What ends how (``key`` is `task_key`, the same for every try and for a cleared task):
+    What happens when (all tries of a task, and the cleared task, have the same key, see `task_key`):
 
     - success: the batch is acknowledged.
     - a failure with retries left: the lease stays, and the next try works on the same batch.
-    - the last failure (no retries left, `AirflowFailException`, or a retry policy that says so): the
-      batch is returned with the reason, and the next lease, by whatever run, gets it first; after
-      max_attempts it goes to the dead letters.
-    - killed, at whatever point, or marked by a user: the lease stays; the next try or a cleared task
-      works on the same batch. Spark's driver on this worker dies with the task, and the task with its
-      supervisor; a try whose predecessor still works on the batch waits for its end.
-    - killed in cluster mode (kill -9, lost worker): the driver, which is elsewhere, goes on, and the next try waits for it
-      instead of submitting again (``durable``, of SparkSubmitOperator, from Airflow 3.3 on), then acknowledges.
-    - killed, with lease_timeout, and not tried again: the batch is returned lease_timeout after the last
-      extension, and the next lease, by whatever run, gets it first.
-    - the lease could not be extended in time (`LeaseLost`): Spark's driver is killed and the task fails; the
-      next try gets the batch if nobody else has it.
-    - cleared after success: the same batch is processed again, and acknowledging it again does nothing.
-    - cleared when the batch's retention has ended: fails without retries (`BatchExpired`).
+    - the last failure (no retries left, `AirflowFailException`, or by a retry policy): the batch is returned with the
+      reason, and the next lease, in any run, gets it first. After max_attempts it goes to the dead letters.
+    - killed, or marked by a user: the lease stays, and the next try or the cleared task works on the same batch. Spark's
+      driver on this worker dies with the task, and the task with its supervisor. If an earlier try still works on the
+      batch, the next one waits for its end.
+    - killed in cluster mode (kill -9, lost worker): the driver goes on elsewhere. The next try waits for it instead of
+      submitting again (``durable`` of SparkSubmitOperator, from Airflow 3.3), then acknowledges.
+    - killed with lease_timeout, and not retried: the lease ends lease_timeout after it was last extended, and the next
+      lease, in any run, gets the batch first.
+    - the lease could not be extended in time (`LeaseLost`): Spark's driver is killed and the task fails. The next try gets
+      the batch unless another task has it.
+    - cleared after success: the same batch is processed again. The second acknowledgement does nothing.
+    - cleared after the batch's retention: fails without retries (`BatchExpired`).
     - nothing to lease: the task is skipped.
 
-    A batch may thus be processed more than once, never partly acknowledged: the job must write by
-    batch id. The ready-made job does.
+    So a batch may be processed more than once, but is never partly acknowledged. The job must write by batch id, as the
+    ready-made job does.
 
-    Returns (XCom) batch_id, attempt, records, bytes, and what the job reported: for the ready-made job
-    codec, read, good, bad, reasons, outputs (of each: written, and of an Iceberg or Delta table the snapshot), quarantine,
-    note and seconds (not in cluster mode, where the driver's files are elsewhere). The numbers and snapshots are in the
-    ``extra`` of the events of the assets among its ``outlets`` too.
+    Returns (XCom) batch_id, attempt, records, bytes, and what the job reports. The ready-made job reports codec, read,
+    good, bad, reasons, outputs (for each: written, and for an Iceberg or Delta table the snapshot), quarantine, note and
+    seconds, but not in cluster mode, where the driver's files are elsewhere. The numbers and snapshots are also in the
+    ``extra`` of the events of the assets among its ``outlets``.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
     :param reader: whose messages of the topic are leased (templated); each reader gets all of them
-    :param filter: which tags these have (templated); without it what the reader was given before
-    :param start: where a reader begins that does not exist yet, and is then made: "oldest", "latest", the
-        number of a message, or a datetime
+    :param filter: which tags these have (templated); without it the reader keeps its filter
+    :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
     :param qewqew_conn_id: the connection of the queue or topic (templated)
     :param max_records: at most so many records in the batch
     :param max_bytes: at most so many bytes in the batch
-    :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives it is
-        extended every third of that. Without it a lease lasts until the task returns or acknowledges it.
-        At least twice the pause before a retry, or another run may get the batch first; 1800 suits most.
+    :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives, it extends the
+        lease every third of that. Without it a lease lasts until the batch is returned or acknowledged. Choose at least
+        twice the pause before a retry, or another run may get the batch first; 1800 suits most DAGs
     :param publish_to: URL of an object store, or a directory, to which the batch is copied before the job is submitted
-        (templated): the job then reads ``URL/ID/manifest.json``, and needs nothing of this worker's disk. The store's
-        credentials are those that its client finds in the environment. The copy is removed when the batch
-        is acknowledged; until then another try sends only what is missing
+        (templated). The job then reads ``URL/ID/manifest.json``, and needs nothing of this worker's disk. The store's
+        client takes its credentials from the environment. The copy is removed after the acknowledgement; until then
+        another try sends only what is missing
     :param outputs: what the ready-made job writes: a list of dicts with ``path`` or ``table`` and, as needed,
         ``sql`` (over the view ``batch``) or ``transform`` (``module:function``), ``format`` (default parquet),
         ``partition_by`` (list of columns), ``options`` (dict of the format's options; a password as
-        ``{"env": NAME}`` or ``{"file": PATH}``), ``commit`` (templated). Each is overwritten under the batch's id; to
-        an Iceberg or Delta table the batch is appended once, with ``commit`` "spark" by Spark's own connector.
+        ``{"env": NAME}`` or ``{"file": PATH}``), ``commit`` (templated). Each is overwritten under the batch's id. An
+        Iceberg or Delta table gets the batch appended once, with ``commit`` "spark" through Spark's own connector
     :param codec: what the records are: json (default), csv, avro, msgpack, text or bytes (templated)
-    :param schema: of the records, as Spark DDL; without it Spark infers that of JSON records (templated)
-    :param read_options: dict of options of the data source, like a codec's (templated)
-    :param quarantine: path where records go that do not decode (templated); without it the path of the
-        first output with ``-quarantine`` appended
+    :param schema: of the records, as Spark DDL (templated); without it Spark infers it from JSON records
+    :param read_options: dict of options of the data source or codec (templated)
+    :param quarantine: path for records that do not decode (templated); default: the path of the first output with
+        ``-quarantine`` appended
     :param max_bad_records: the job fails when more records do not decode
     :param schema_evolution: when a batch has other columns than the table: "merge" (default), "fail" or "ignore"
-    :param application: your own job instead of the ready-made one (templated); its
-        ``application_args`` must then hold ``{manifest}`` (path or URL of the batch's manifest) and may hold
-        ``{batch_id}`` and ``{result}`` (a file on this worker into which it may write a JSON object for
-        the XCom).
-        Without application_args its one argument is the manifest.
+    :param application: your own job instead of the ready-made one (templated). Its ``application_args`` must hold
+        ``{manifest}`` (path or URL of the batch's manifest), and may hold ``{batch_id}`` and ``{result}`` (a file on this
+        worker into which it may write a JSON object for the XCom). By default the manifest is its only argument
 
-    All other parameters are those of SparkSubmitOperator. ``PYSPARK_PYTHON`` is this Python unless
-    ``env_vars`` or the environment say otherwise; a spark-submit that is not on PATH is looked for
-    beside this Python.
+    All other parameters are those of SparkSubmitOperator. ``PYSPARK_PYTHON`` is this Python unless ``env_vars`` or the
+    environment set it. A spark-submit that is not on PATH is looked for beside this Python.
 
-    Fails at once, without retries and before anything is leased, for `BadArgument` and `BadPath`; the ready-made job's
-    `BadArgument` (a schema that Spark does not take, a table of another kind) fails at once too, and the batch is returned.
-    Raises `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound` before anything is leased, `SparkJobFailed`, and
-    `LeaseLost`.
+    `BadArgument` and `BadPath` fail the task without retries, before anything is leased. If the ready-made job raises
+    `BadArgument` (a schema that Spark does not take, a table of another kind), there are no retries either, and the batch
+    is returned. Raises `SparkConnectionMissing`, `SparkSubmitNotFound`, `JavaNotFound` before anything is leased,
+    `SparkJobFailed`, and `LeaseLost`.
     """
 
     template_fields: Sequence[str] = (
@@ -245,7 +240,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         return lineage([of_queue(self.qewqew_conn_id, str(self.queue_name or self.topic))])
 
     def on_kill(self) -> None:
-        """Kill the driver and keep the lease: whoever killed the task decides whether it runs again."""
+        """Kill the driver and keep the lease. The user who stopped the task decides whether it runs again."""
         self._killed = True
         self._kill_driver()
 
@@ -256,17 +251,17 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     def _source(self) -> Source:
         return Source(self.queue_name, self.topic, self.reader, self.filter, self.start)
 
-    # Before the lease: what can be known, so that a wrong argument or worker takes nothing.
+    # Before the lease: check what can be checked, so that a wrong argument or worker leases nothing.
 
     def _check_job(self) -> None:
         if not self._ready_made:
             for name in ("outputs", *JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
-                    raise BadArgument(f"{name} is for the ready-made job; pass it to your application in application_args")
+                    raise BadArgument(f"{name} is for the ready-made job; pass it to your own application in application_args")
             if not any("{manifest}" in str(argument) for argument in self.application_args or ["{manifest}"]):
                 raise BadArgument("application_args must hold {manifest}, or the application cannot find its batch")
         elif self.application_args is not None:
-            raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs")
+            raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
         elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
             check_job(self.outputs, **self._job_arguments())
 
@@ -275,52 +270,52 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException as error:
             raise SparkConnectionMissing(
-                f"there is no connection {self._conn_id!r}, and Airflow would submit to YARN; add one of type spark with "
-                "the master as its host, for example local[*], spark://host:7077 or yarn"
+                f"connection {self._conn_id!r} does not exist, so Airflow would submit to YARN; add it with type spark and the "
+                "master as its host, for example local[*], spark://host:7077 or yarn"
             ) from error
         if self._ready_made:
             self.application = ready_made_job()
-        # Made to be looked at: the hook of the submission takes its arguments when it is made.
+        # A hook only to look at: the hook of the submission takes its arguments when it is made.
         connection = self._get_hook()._connection
         master = connection["master"]
         if not master or master.endswith("://"):
             raise SparkConnectionMissing(
-                f"connection {self._conn_id!r} names no Spark master; set its host, for example to local[*] or spark://host:7077"
+                f"connection {self._conn_id!r} does not name a Spark master; set its host, for example to local[*] or spark://host:7077"
             )
         environment = {**os.environ, **(self.env_vars or {})}
         self._spark_binary = find_spark_submit(connection["spark_binary"], environment)
         check_java(environment)
         self._check_durable()
-        # In cluster mode the driver runs elsewhere, where neither this Python nor a file for the result need be.
+        # In cluster mode the driver runs elsewhere, perhaps without this Python and without access to a file for the result.
         self._driver_is_here = connection["deploy_mode"] != "cluster"
         if self._driver_is_here and "PYSPARK_PYTHON" not in environment:
             self.env_vars = {**(self.env_vars or {}), "PYSPARK_PYTHON": sys.executable}
 
     def _check_durable(self) -> None:
-        """What the provider refuses only when it submits; it keeps no driver's id then."""
+        """Settings that the provider refuses only when it submits, or with which it keeps no driver's id."""
         hook = self._get_hook()
         if self._track_driver_via_k8s_api:
             hook._validate_track_driver_via_k8s_api_config()
         if hook._is_yarn_cluster_mode:
             if self.durable and not self._yarn_track_via_rm_api:
                 raise BadArgument(
-                    "in YARN's cluster mode give yarn_track_via_rm_api=True, or durable=False: a retry submits again"
+                    "in YARN's cluster mode give yarn_track_via_rm_api=True, or durable=False, with which a retry submits again"
                 )
             hook._validate_yarn_track_via_rm_api_config()
 
     # Submit.
 
     def _publish(self, batch: Batch) -> str:
-        """Copy the batch to ``publish_to``; returns the URL of its manifest."""
+        """Copy the batch to ``publish_to``. Returns the URL of its manifest."""
         begun = time.monotonic()
         url = batch.publish(str(self.publish_to))
         self.log.info("Published batch %s at %s in %.1f s", batch.id, url, time.monotonic() - begun)
         return f"{url}/manifest.json"
 
     def _submit(self, context: Context, batch: Batch, manifest: str) -> dict[str, Any]:
-        if self._killed:  # spark-submit did not run yet, so on_kill could not stop it
+        if self._killed:  # before spark-submit ran, so on_kill could not stop it
             raise AirflowException("killed before spark-submit")
-        # A driver's id is of use only to tries on this very batch: one that was put back left its id to another.
+        # A driver's id is for tries on this very batch: a batch that was put back may leave its id to another.
         self.external_id_key = f"spark_job_id.{batch.id}.{batch.made}"
         self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status.{batch.id}.{batch.made}"
         with tempfile.TemporaryDirectory(prefix="qewqew-") as directory:  # mode 0700
@@ -336,7 +331,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
             try:
                 super().execute(context)
-            except (AirflowException, RuntimeError) as error:  # the latter of a driver elsewhere
+            except (AirflowException, RuntimeError) as error:  # the latter from a driver elsewhere
                 failure = SparkJobFailed(f"batch {batch.id}: {(reason := last_error(str(error)))}")
                 if self._ready_made and reason.startswith("BadArgument: "):
                     raise fails_at_once(failure, AGAIN) from error
@@ -356,49 +351,49 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         process = hook._process_spark_submit_log
         hook._process_spark_submit_log = lambda itr: process(map(self._heard, itr))  # type: ignore[method-assign]
         if hook._connection["deploy_mode"] != "cluster":
-            # A driver that outlived a killed task would write the batch at the same time as the retry.
+            # A driver that outlives a killed task would write the batch at the same time as the retry.
             end = functools.partial(end_with, os.getpid())
             hook.submit = functools.partial(hook.submit, preexec_fn=end)  # type: ignore[method-assign]
         return hook
 
     def _heard(self, line: str) -> str:
-        """A line that spark-submit prints. The first that names Spark's UI makes the link to it."""
+        """Look at a line that spark-submit prints. The first that has the address of Spark's UI makes the link."""
         if self._tell_ui is not None and (url := ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
             tell, self._tell_ui = self._tell_ui, None
             try:
                 tell(url)
-            except Exception as error:  # a link, and no more
-                self.log.warning("There is no link to Spark's UI at %s: %s", url, error)
+            except Exception as error:  # only a link
+                self.log.warning("The link to Spark's UI at %s could not be made: %s", url, error)
         return line
 
     def _clean_up(self, context: Context, manifest: str) -> None:
-        """After the acknowledgement, which stands whatever fails here: forget the driver, remove the copy."""
+        """After the acknowledgement: forget the driver, remove the copy. A failure here does not undo the acknowledgement."""
         try:
             known = context.get("task_state_store")
-            if self.durable and known is not None:  # or this task, cleared, would take that job for its own
+            if self.durable and known is not None:  # or the cleared task would take that job for its own
                 known.delete(self.external_id_key)
                 known.delete(self._K8S_DRIVER_STATUS_KEY)
             if self.publish_to is not None:
                 store_of(os.path.dirname(manifest)).remove()
         except Exception as error:
-            self.log.warning("Something of the acknowledged batch is left behind: %s", error)
+            self.log.warning("Something of the acknowledged batch could not be removed: %s", error)
 
     # After a failure.
 
     def _after_failure(self, context: Context, hook: QewQewHook, key: str, error: BaseException) -> None:
-        stays = "stays" if self.lease_timeout is None else f"stays, {self.lease_timeout:g} s at most,"
+        stays = "stays" if self.lease_timeout is None else f"stays for at most {self.lease_timeout:g} s"
         if self._killed:
-            self.log.info("Killed: a lease under %s %s for the next try or a cleared task", key, stays)
+            self.log.info("Killed: a lease under %s %s, for the next try or the cleared task", key, stays)
             return
         lost = isinstance(error, LeaseLost)
         if not lost and not self._is_last(context, error):
             ti = context["ti"]
             self.log.info(
-                "Try %d of %d failed: a lease under %s %s for the next try", ti.try_number, ti.max_tries + 1, key, stays
+                "Try %d of %d failed: a lease under %s %s, for the next try", ti.try_number, ti.max_tries + 1, key, stays
             )
             return
-        self._kill_driver()  # a time-out leaves Spark running; nobody may lease the batch while it writes
-        if lost:  # what is leased under the key now, if anything, is another try's
+        self._kill_driver()  # a time-out leaves Spark running, and nobody may lease the batch while Spark writes
+        if lost:  # a lease under the key is now another try's
             return
         try:
             source = self._source()
@@ -409,12 +404,12 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
                     if batch.key == key and batch.state == "leased":
                         batch.nack(reason=f"{type(error).__name__}: {error}".splitlines()[0][:500])
                         metrics.ended(batch, connection=hook.qewqew_conn_id, **source.names())
-                        self.log.info("Last try failed: returned batch %s, the next lease of %s gets it", batch.id, source)
-        except Exception as failure:  # it must not hide why the task failed
-            self.log.warning("The lease under %s could not be returned (%s): clear this task to process it", key, failure)
+                        self.log.info("Last try failed: batch %s was returned, the next lease of %s gets it", batch.id, source)
+        except Exception as failure:  # this must not hide why the task failed
+            self.log.warning("The batch under %s could not be returned (%s): clear this task to process it", key, failure)
 
     def _is_last(self, context: Context, error: BaseException) -> bool:
-        """Will Airflow not try this task again by itself? By the rules of its own task runner."""
+        """Is this the last try, by the rules of Airflow's own task runner?"""
         ti = context["ti"]
         if isinstance(error, AirflowFailException) or not 0 < ti.try_number <= ti.max_tries:
             return True

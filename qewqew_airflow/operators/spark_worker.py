@@ -1,4 +1,4 @@
-"""What spark-submit needs of the worker that it runs on, and that it does not outlive the task there."""
+"""What spark-submit needs on the worker, and how it ends with its task."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qewqew_airflow.errors import JavaNotFound, SparkSubmitNotFound
 
 
 def find_spark_submit(binary: str, environment: Mapping[str, str]) -> str:
-    """``binary`` if it is on the PATH of ``environment``, else its path beside this Python; raises `SparkSubmitNotFound`."""
+    """``binary`` if it is on the PATH of ``environment``, or its path beside this Python. Raises `SparkSubmitNotFound`."""
     if shutil.which(binary, path=environment.get("PATH")):
         return binary
-    # Not resolved: the Python of a virtual environment is a link into the system.
+    # Not resolved, because the Python of a virtual environment is a link into the system.
     beside = os.path.join(os.path.dirname(sys.executable), binary)
     if not os.access(beside, os.X_OK):
         raise SparkSubmitNotFound(
@@ -27,11 +27,11 @@ def find_spark_submit(binary: str, environment: Mapping[str, str]) -> str:
 
 
 def check_java(environment: Mapping[str, str]) -> None:
-    """Raise `JavaNotFound` if spark-submit, run with ``environment``, would find no Java."""
+    """Raise `JavaNotFound` if spark-submit would not find Java in this ``environment``."""
     home = environment.get("JAVA_HOME")
     if home:
         if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
-            raise JavaNotFound(f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer, or unset it")
+            raise JavaNotFound(f"JAVA_HOME is {home}, but has no bin/java; set it to a Java 17 or newer, or unset it")
         return
     # A Spark installation may set JAVA_HOME itself, in this file.
     spark_home = environment.get("SPARK_HOME")
@@ -49,20 +49,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process ``parent``, ends. Linux only.
+    """Have the kernel kill this process when its parent ends, whose id is ``parent``. Linux only.
 
-    Runs in the forked child too, before spark-submit: it must not do more than this.
+    It also runs in the forked child before spark-submit, so it must do no more than this.
     """
     if sys.platform == "linux":
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the kernel was told
+        if os.getppid() != parent:  # it ended before the call
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_supervisor() -> None:
-    """Let a task process not outlive its supervisor: Airflow starts the next try when that is gone.
+    """End this task process with its supervisor, because Airflow starts the next try when that is gone.
 
-    Not where the task runs in somebody else's process, as in ``dag.test()``.
+    Does nothing where the task does not have its own process, as in ``dag.test()``.
     """
     from airflow.sdk.execution_time import comms, task_runner
 

@@ -1,4 +1,4 @@
-"""Put records into a queue or topic, once."""
+"""Stage the records of a task into a queue or topic, once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qewqew_airflow.errors import no_retry_for_the_hopeless
 from qewqew_airflow.hooks.qewqew import TOPIC_SETTINGS, QewQewHook, check_settings
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink
-from qewqew_airflow.shared import metrics
+from qewqew_airflow.shared import locks, metrics
 from qewqew_airflow.shared.records import encode, lines, open_file, query, rows
 from qewqew_airflow.shared.source import Source, check_either
 from qewqew_core import BadArgument, BadRecord, Message
@@ -33,47 +33,46 @@ FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 
 
 class QewQewStageOperator(BaseOperator):
-    """Stages records into a queue or topic: all of a task in one commit, once, however often the task is tried.
+    """Stages all records of a task into a queue or topic in one commit, once, however often the task is tried.
 
-    The records come from ``records``, from the file ``path`` or from the query ``sql``. They are written beside the queue
-    while other tasks do the same, then the queue is opened, and they are committed together under `task_key`: a task that
-    is retried, killed after the commit, or cleared finds its commit there and stores nothing more, also when its source
-    gives other records by then.
+    The records come from ``records``, from the file ``path`` or from the query ``sql``. The task writes them beside the queue
+    while other tasks do the same. Then it opens the queue and commits them together under `task_key`. A task that is
+    retried, killed after the commit, or cleared finds its commit there and stores nothing more, even if its source gives
+    other records by then.
 
-    Returns (XCom) ``{"queue": …, "records": n}`` or ``{"topic": …, "records": n}``, n being what the task's
-    one commit holds. The same is in the ``extra`` of the events of the assets among its ``outlets``.
+    Returns (XCom) ``{"queue": …, "records": n}`` or ``{"topic": …, "records": n}``, where n is the number of records in the
+    task's commit. The ``extra`` of the events of the assets among its ``outlets`` has the same.
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated)
-    :param tag: what readers of the topic filter by: a text for all records (templated), or a callable that
-        is given each record, before it is encoded, and returns its tag or None
-    :param id: likewise the id of a message, at most 39 bytes of UTF-8; it is stored, nothing else
-    :param topic_settings: what of the topic is to be kept and how (block_size, max_age, max_records, max_bytes,
-        delete_committed, slow_readers); wins over "topic" in the connection's extra
-    :param records: the records, or a callable that returns or yields them, called as PythonOperator
-        calls its own: with ``op_args``, ``op_kwargs`` and those keys of the context that it has parameters for.
-        Bytes are staged as they are, text as UTF-8, anything else as JSON (see `records.encode`).
-        Or the output of another task: a list of records; of a mapped one: of each of its tasks a list of
-        records, or one record that is no list, in the order of their map indexes (those that returned None left out)
+    :param tag: what readers of the topic filter by: text for all records (templated), or a callable that is given each
+        record before it is encoded, and returns its tag or None
+    :param id: likewise the id of a message, at most 39 bytes of UTF-8; it is only stored
+    :param topic_settings: what the topic keeps (block_size, max_age, max_records, max_bytes, delete_committed,
+        slow_readers); overrides "topic" in the connection's extra
+    :param records: the records, or a callable that returns or yields them. PythonOperator calls its own in the same way:
+        with ``op_args``, ``op_kwargs`` and the keys of the context that it has parameters for. Bytes are staged as they
+        are, text as UTF-8, anything else as JSON (see `records.encode`). Or the output of another task, a list of records.
+        If that is mapped, each of its tasks may return a list, or one record that is not a list. They are staged in the
+        order of the map indexes, without those that returned None
     :param path: a file to read instead (templated): a path, the URL of an object store (``s3://…``), or an
-        ObjectStoragePath. JSON lines: each line is staged as it is, without
-        its end of line; it is the reader who decodes it, and counts what does not decode. CSV: each row
-        is staged as a JSON object of text values, by the names in the first line; rows that have
-        another number of fields fail the task. Blank lines are left out, and the log says how many.
+        ObjectStoragePath. JSON lines: each line is staged as it is, without its line end; the reader of the record decodes
+        it, and counts what does not decode. CSV: each row is staged as a JSON object of text values, by the names in the
+        first line; a row with another number of fields fails the task. Blank lines are left out, and the log counts them
     :param path_conn_id: the connection of the object store (templated)
     :param format: "jsonl" or "csv"; without it the file's suffix decides (.jsonl, .ndjson, .csv)
-    :param sql: a query to run instead (templated, also from a file .sql): each row is staged as a JSON object by the names
-        of its columns; dates, times, decimals and UUIDs become text, bytes Base64
-    :param sql_conn_id: the connection of the database, whose hook must be a DbApiHook (templated)
+    :param sql: a query to run instead, or the name of a .sql file (templated). Each row is staged as a JSON object by the
+        names of its columns; dates, times, decimals and UUIDs become text, bytes Base64
+    :param sql_conn_id: the connection of the database (templated); its hook must be a DbApiHook
     :param parameters: values for the placeholders in sql, in the style of the database's driver (templated)
     :param op_args: for the callable (templated)
     :param op_kwargs: for the callable (templated)
     :param qewqew_conn_id: the connection (templated)
 
-    Fails at once, without retries, for `BadArgument`, `BadPath` and `RecordTooLarge`, which another try would meet again.
-    Raises `BadRecord`, `Locked`, `Full` and `DiskFull` (at the bounds in the connection's extra: Airflow tries again; to
-    wait here would keep those out who make room) and what else `Session.commit` or `Topic.append_many` raises. Nothing
-    was stored then.
+    `BadArgument`, `BadPath` and `RecordTooLarge` fail the task without retries, because another try would meet them again.
+    Raises `BadRecord`, `Locked`, `Full` and `DiskFull` (at the limits in the connection's extra; Airflow retries, because
+    waiting here would keep out the consumer that makes space), and what `Session.commit` or `Topic.append_many` raises. In
+    all these cases nothing was stored.
     """
 
     template_fields: Sequence[str] = (
@@ -82,7 +81,7 @@ class QewQewStageOperator(BaseOperator):
     )
     template_fields_renderers = {"sql": "sql", "parameters": "json", "op_args": "py", "op_kwargs": "py"}  # noqa: RUF012  (as Airflow declares it)
     template_ext: Sequence[str] = (".sql",)
-    shallow_copy_attrs: Sequence[str] = ("records", "op_args", "op_kwargs")  # a generator cannot be copied
+    shallow_copy_attrs: Sequence[str] = ("records", "op_args", "op_kwargs")  # generators cannot be copied
     operator_extra_links = (QewQewLink(),)
     ui_color = "#cfe2f3"
 
@@ -111,7 +110,7 @@ class QewQewStageOperator(BaseOperator):
             records, op_args = _records_of_tasks, [records]
         self.queue_name = queue_name
         self.topic = topic
-        # Airflow would call a callable in a templated field, with the context.
+        # In a templated field, Airflow would call a callable with the context.
         self.tag = None if callable(tag) else tag
         self.id = None if callable(id) else id
         self._tag_of = tag if callable(tag) else None
@@ -144,7 +143,7 @@ class QewQewStageOperator(BaseOperator):
             if getattr(self, name) is not None and getattr(self, source) is None:
                 raise BadArgument(f"{name} is for {source}")
         if sql is not None and sql_conn_id is None:
-            raise BadArgument("give sql_conn_id, the connection of the database in which sql is run")
+            raise BadArgument("give sql_conn_id, the connection of the database for sql")
         if path is not None and not is_rendered_later(path):
             self._file_format()
 
@@ -153,8 +152,12 @@ class QewQewStageOperator(BaseOperator):
         hook, key, size = QewQewHook(self.qewqew_conn_id), task_key(context), 0
         kind, name = (Kind.QUEUE, str(self.queue_name)) if self.topic is None else (Kind.TOPIC, self.topic)
         path = hook.path(name)
-        # A source may be slow: others use the queue or topic until the commit.
-        with closing(hook.into(kind, name, **self._topic_settings())) as target:
+        # The source may be slow, so others can use the queue or topic until the commit.
+        names = {kind.value: name}
+        with (
+            locks.lock_wait(connection=self.qewqew_conn_id, **names),
+            closing(hook.into(kind, name, **self._topic_settings())) as target,
+        ):
             for messages in few(self._messages(context)):
                 target.add(messages)
                 size += sum(len(message.body) for message in messages)
@@ -163,7 +166,6 @@ class QewQewStageOperator(BaseOperator):
             self.log.info("Stored nothing: an earlier try staged %s records into %s under %s", f"{staged:,}", path, key)
         else:
             self.log.info("Staged %s records (%s bytes) into %s, in one commit under %s", f"{staged:,}", f"{size:,}", path, key)
-        names = {kind.value: name}
         metrics.count("staged", 0 if repeated else staged, connection=self.qewqew_conn_id, **names)
         if self.queue_name is not None:
             metrics.gauge(hook, Source(self.queue_name))
@@ -220,7 +222,7 @@ class QewQewStageOperator(BaseOperator):
 
 
 def _records_of_tasks(output: Any) -> Iterable[Any]:
-    """The records that another task returned; of mapped tasks, those of each."""
+    """The records that another task returned, or each of its mapped tasks."""
     if not isinstance(output, LazyXComSequence):
         if not _is_iterable_of_records(output):
             raise BadArgument(f"the task whose output is staged returned {type(output).__name__}, not a list of records")
@@ -230,5 +232,5 @@ def _records_of_tasks(output: Any) -> Iterable[Any]:
 
 
 def _is_iterable_of_records(value: Any) -> bool:
-    # The parts of text, bytes or a mapping are letters, numbers or keys: hardly what was meant as records.
+    # Iterating over text, bytes or a mapping gives letters, numbers or keys, which are hardly meant as records.
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, memoryview, Mapping, XComArg))

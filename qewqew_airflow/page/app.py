@@ -1,9 +1,9 @@
-"""The routes of the page, and who may use them: by Airflow's own permissions, see docs/airflow.md.
+"""The routes of the page, with Airflow's own permissions, see docs/airflow/page.md.
 
 ===================== =================== ==============================================================
-what                  right               routes
+to                    permission          routes
 ===================== =================== ==============================================================
-look                  GET on assets       all of them; a user without it sees nothing of the page
+look                  GET on assets       all; a user without it sees nothing of the page
 look into records     GET on connection   records; without it directories, errors and foreign keys are hidden
 see results of tasks  GET on DAG's XComs  batches; without it they are left out
 act on batches        PUT on connection   return, put-back, drop
@@ -57,7 +57,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-CUSTOM_HEADER = "X-QewQew"  # no form of another site can send it, and no script without being asked for
+CUSTOM_HEADER = "X-QewQew"  # forms of other sites cannot send it, and scripts only with permission
 LOCK_TIMEOUT = 2.0  # seconds that an action waits for another owner of the queue
 LARGEST_REQUEST = 10_000
 STATUS: list[tuple[type[QewQewError], int]] = [
@@ -83,7 +83,7 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 app = FastAPI(
     title="QewQew",
-    openapi_url=None,  # the dependencies below would not guard it
+    openapi_url=None,  # the dependencies below would not protect it
     lifespan=_lifespan,
     dependencies=[Depends(requires_access_asset("GET"))],
 )
@@ -105,13 +105,13 @@ def _failed(_: Request, error: QewQewError) -> JSONResponse:
 @app.exception_handler(sqlite3.Error)
 def _without_samples(_: Request, error: sqlite3.Error) -> JSONResponse:
     _logger.warning("%s cannot be read: %s", _samples.path, error)
-    return JSONResponse({"detail": "what the plots show cannot be read just now; the log of the API server says more"}, 503)
+    return JSONResponse({"detail": "the data of the plots cannot be read now; see the log of the API server"}, 503)
 
 
 @app.exception_handler(Exception)
 def _broken(_: Request, error: Exception) -> JSONResponse:
-    """The traceback is in the server's log."""
-    return JSONResponse({"detail": f"{type(error).__name__}; the log of the API server says more"}, 500, HEADERS)
+    """An unexpected error. Its traceback is in the server's log."""
+    return JSONResponse({"detail": f"{type(error).__name__}; see the log of the API server"}, 500, HEADERS)
 
 
 # Looking
@@ -120,21 +120,21 @@ def _broken(_: Request, error: Exception) -> JSONResponse:
 @app.get("/{name}")
 def static(name: str) -> Response:
     if name not in STATIC:
-        raise HTTPException(404, "there is no such page")
+        raise HTTPException(404, "this page does not exist")
     file = name if "." in name else f"{name}.html"
     return Response((files("qewqew_airflow.page") / "static" / file).read_bytes(), media_type=STATIC[name])
 
 
 @app.get("/data/state")
 def state(user: GetUserDep) -> dict[str, Any]:
-    """Everything that the page lists, of the connections that the user may know of."""
+    """Everything that the page lists, for the connections that the user may see."""
     late_after = conf.getfloat("qewqew", "late_after", fallback=7200.0)
     return {"now": now_ms(), "late_after": late_after, "connections": [_shown(*several, user) for several in _seen(user)]}
 
 
 @app.get("/data/history")
 def history(user: GetUserDep) -> dict[str, Any]:
-    """For the sparklines: by connection, and queue or topic, how much waited when (seconds ago)."""
+    """For the sparklines: by connection and queue or topic, how much waited how many seconds ago."""
     now = now_ms()
     found = {}
     for connection, contents, _ in _seen(user):
@@ -146,9 +146,9 @@ def history(user: GetUserDep) -> dict[str, Any]:
 
 
 def _seen(user: Any) -> list[tuple[Connection, Contents, list[str]]]:
-    """What the user may look at: a connection, what is in its directory, and the names of others with the very same directory.
+    """What the user may look at: a connection, the contents of its directory, and the names of others with this directory.
 
-    Of several, the one is shown that lets the user do most.
+    Of several connections, this is the one with which the user may do most.
     """
     groups: dict[str, list[tuple[Connection, Contents]]] = {}
     for connection in connections().values():
@@ -174,7 +174,7 @@ def _shown(connection: Connection, contents: Contents, also: list[str], user: An
 
 
 def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
-    """Errors without their text, which has paths in it; and keys and reasons only with DAGs that the user may see."""
+    """Errors without their texts, which have paths in them; keys and reasons only of DAGs that the user may see."""
     hide_owner = _owner_hider(user)
 
     def hide(row: dict[str, Any]) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str
 
 
 def _owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function that takes from a batch what only those may see who may see its DAG."""
-    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # asked if there is a batch
+    """A function that hides what only users who may see the DAG of a batch may see."""
+    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # only asked if there is a batch
 
     def hide(batch: dict[str, Any]) -> dict[str, Any]:
         if batch["task"] is not None and batch["task"]["dag"] in allowed():
@@ -202,13 +202,13 @@ def _owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def _brief(error: str) -> str:
-    return f"{error.partition(':')[0]}: who may read the connection sees what is wrong"
+    return f"{error.partition(':')[0]}: only users who may read the connection see the details"
 
 
 def _may_see(connection: Connection, user: Any) -> bool:
-    """A connection of a team is for the team; others are for everybody who may look."""
-    team = getattr(connection, "team_name", None)  # Airflow has teams since 3.2
-    if team is None or not conf.getboolean("core", "multi_team", fallback=False):  # a name may be left of when it had teams
+    """A connection of a team is for its members, any other for everybody who may look."""
+    team = getattr(connection, "team_name", None)  # since Airflow 3.2
+    if team is None or not conf.getboolean("core", "multi_team", fallback=False):  # a name may be left from when teams were on
         return True
     from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
 
@@ -235,19 +235,19 @@ class Place(BaseModel):
     def path(self, hook: QewQewHook) -> str:
         """Raises `BadArgument`, `BadPath`."""
         if (self.queue is None) == (self.topic is None) or (self.topic is None and self.reader is not None):
-            raise BadArgument("name a queue, or a topic and maybe its reader")
+            raise BadArgument("name a queue, or a topic and perhaps its reader")
         if self.reader is not None:
             check_reader_name(self.reader)
         return hook.path(self.queue if self.queue is not None else self.topic)  # type: ignore[arg-type]
 
     def stem(self, path: str) -> str:
-        """What its batches' directories begin with."""
+        """The beginning of the paths of its batches."""
         return path if self.reader is None else stem_of(path, self.reader)
 
 
 @app.get("/connections/{connection_id}/batches")
 def batches(connection_id: str, asked: Annotated[Place, Query()], user: GetUserDep) -> dict[str, Any]:
-    """The batches while they are remembered, with what Airflow keeps of the work on them."""
+    """The batches that are remembered, with what Airflow keeps of the work on them."""
     connection = _connection(connection_id, user)
     path = asked.path(hook_of(connection))
     rows, more = batches_of(path, asked.stem(path), asked.reader)
@@ -274,7 +274,7 @@ class Asked(Place):
 
 @app.get("/connections/{connection_id}/samples")
 def samples(connection_id: str, asked: Annotated[Asked, Query()], user: GetUserDep) -> dict[str, Any]:
-    """For the plot: (time, depth, put, drained, in how many minutes) of a queue or topic, the oldest first."""
+    """For the plot: (time, depth, put, drained, minutes) of a queue or topic, the oldest first."""
     hook = hook_of(_connection(connection_id, user))
     asked.path(hook)
     name = f"queue {asked.queue}" if asked.queue is not None else f"topic {asked.topic}"
@@ -292,7 +292,7 @@ class Peek(Place):
 
 @app.get("/connections/{connection_id}/records", dependencies=[Depends(requires_access_connection("GET"))])
 def records(connection_id: str, asked: Annotated[Peek, Query()]) -> dict[str, Any]:
-    """The first records of a queue, a topic or a batch. One more than asked for is read, to know whether there are more."""
+    """The first records of a queue, topic or batch. Reads one more than asked for, to know whether there are more."""
     hook = _hook(connection_id)
     path = asked.path(hook)
     number = asked.number + 1
@@ -311,10 +311,10 @@ def _hook(connection_id: str) -> QewQewHook:
 
 
 def _connection(connection_id: str, user: Any = None) -> Connection:
-    """``user``: who must be allowed to know of it, where no right to the connection itself was asked for."""
+    """``user`` must be allowed to see it, where the route does not ask for a permission on the connection itself."""
     connection = connections().get(connection_id)
     if connection is None or (user is not None and not _may_see(connection, user)):
-        raise HTTPException(404, "there is no such connection of type qewqew in Airflow's database or the environment")
+        raise HTTPException(404, "Airflow's database and environment have no such connection of type qewqew")
     return connection
 
 
@@ -322,7 +322,7 @@ def _connection(connection_id: str, user: Any = None) -> Connection:
 
 
 class Act(Place):
-    """A dead batch, or a leased one, as the user saw it: if anything happened to it since, nothing is done."""
+    """A dead or leased batch as the user saw it. If it has changed since, nothing is done."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -333,7 +333,7 @@ class Act(Place):
 
 
 async def _asked(request: Request) -> Act:
-    """What is to be done, from a page of ours; raises 403 for what another site may have sent, with the user's cookie."""
+    """The request of our page. Raises 403 if another site may have sent it with the user's cookie."""
     if CUSTOM_HEADER not in request.headers or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
         raise HTTPException(403, "this request does not come from the page")
     origin = request.headers.get("Origin")
@@ -360,20 +360,20 @@ ACTIONS: dict[str, Callable[[Batch], None]] = {"return": Batch.return_to_queue, 
 def act(
     connection_id: str, action: Literal["return", "put-back", "drop"], asked: Annotated[Act, Depends(_asked)], user: GetUserDep
 ) -> dict[str, Any]:
-    """Return, put back or drop a dead batch, as `Batch` does; or return one that is leased, whose owner is gone.
+    """Return, put back or drop a dead batch, as `Batch` does. Or return a leased batch whose owner is gone.
 
-    The queue's lock is waited for `LOCK_TIMEOUT` seconds.
+    Waits `LOCK_TIMEOUT` seconds for the queue's lock.
     """
     hook = _hook(connection_id)
     path = asked.path(hook)
-    found = find_batch(path, asked.reader, asked.batch)  # opening what is not there would make it
+    found = find_batch(path, asked.reader, asked.batch)  # opening a queue creates it
     directory = directory_of(asked.stem(path), found)
     _check_owner(directory)
     source = Source(asked.queue, asked.topic, asked.reader)
     with contextlib.ExitStack() as stack:
         if asked.state == "leased":
             if action != "return":
-                raise BadArgument(f"a leased batch can be returned, not {action}: an attempt may have written something of it")
+                raise BadArgument(f"{action}: a leased batch can only be returned, as an attempt may have written some of it")
             check_abandoned(found)
             stack.enter_context(alone(directory, found.id))
         opened = stack.enter_context(source.open(hook, lock_timeout=LOCK_TIMEOUT))
@@ -395,22 +395,22 @@ def act(
 
 
 def _write_audit_log(event: str, task: dict[str, Any] | None, told: dict[str, Any], user: Any) -> None:
-    """For Browse -> Audit Log, and that of the task whose batch it was. If it cannot be written, what was done stays done."""
+    """For Browse -> Audit Log, and that of the batch's task. If it cannot be written, the action stands."""
     about = {} if task is None else {"dag_id": task["dag"], "run_id": task["run"], "task_id": task["task"]}
     try:
         with create_session() as session:
             name = user.get_name()
             session.add(Log(event=event, owner=name, owner_display_name=name, extra=json.dumps(told), **about))
     except SQLAlchemyError:
-        _logger.exception("The action above is not in Airflow's audit log")
+        _logger.exception("The action above could not be written to Airflow's audit log")
 
 
 def _check_owner(directory: str) -> None:
-    """Raise `BadPath` if the files are another user's: what this one makes, mode 0600, would lock the workers out."""
+    """Raise `BadPath` if the files are another user's: files of this user, with mode 0600, would lock the workers out."""
     owner, me = os.stat(directory).st_uid, os.geteuid()
     if owner != me:
         raise BadPath(
-            f"belongs to user {owner}, and the API server runs as user {me}: the workers could not use what it writes. "
-            "Run both as one user, or do this with the command `qewqew dead` as theirs",
+            f"belongs to user {owner}, but the API server runs as user {me}: the workers could not use the files that it writes. "
+            "Run both as one user, or use the command `qewqew dead` as the user of the workers",
             path=directory,
         )

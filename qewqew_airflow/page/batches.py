@@ -1,4 +1,4 @@
-"""The batches of a queue or of a reader of a topic while they are remembered, and what Airflow keeps of the work on them."""
+"""The batches of a queue or reader that are remembered, and what Airflow keeps of the work on them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from qewqew_core.queue import inspection
 
 SHOWN = 100  # batches
 ORDER = "dead", "leased", "returned", "acked"
-NAMED = 20  # tasks that have staged into a batch
-MOST_TASKS = 10_000  # of Airflow that are compared with the keys of a queue
-LARGEST_MANIFEST = 16 << 20  # bytes; nobody waits for the page to read more
-# Of a task's result: what became of the batch. Anything else in it is the task's own.
+NAMED = 20  # tasks that staged into a batch
+MOST_TASKS = 10_000  # of Airflow, compared with the keys of a queue
+LARGEST_MANIFEST = 16 << 20  # bytes; reading more would take too long
+# The part of a task's result that says what became of the batch. The rest is the task's own.
 TOLD = ("read", "good", "bad", "reasons", "outputs", "quarantine", "note", "seconds", "oldest")
 
 
 def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str, Any]], bool]:
-    """Rows of the batches, those first that wait for somebody, then the newest, and whether there are more.
+    """Rows of the batches, and whether there are more. Batches that wait for somebody come first, then the newest.
 
-    Those whose records are gone have their manifest still. Raises `BadPath`, `Corrupt`.
+    Includes batches whose records are gone, but whose manifest is still there. Raises `BadPath`, `Corrupt`.
     """
     now, state = now_ms(), state_of(path, reader)
     kept = [*state.batches.values(), *state.history.newest(SHOWN)]
@@ -47,7 +47,7 @@ def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str,
 
 
 def _past(home: str, known: set[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Batches of which the manifest alone is left."""
+    """Batches with nothing left but their manifest."""
     found: list[tuple[float, str]] = []
     with contextlib.suppress(FileNotFoundError), os.scandir(home) as entries:
         for entry in entries:
@@ -73,7 +73,7 @@ def _past_row(directory: str) -> dict[str, Any] | None:
 
 
 def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Of each batch that a task of ours has a result of: its row, and the result."""
+    """The row and the result of each batch for which a task has left a result."""
     wanted: dict[Identity, list[dict[str, Any]]] = {}
     for row in rows:
         if row["task"] is not None:
@@ -93,10 +93,10 @@ def results_of(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dic
 
 
 def add_stagers(rows: list[dict[str, Any]], path: str, may_see: Callable[[str], bool]) -> None:
-    """Say of each batch of a queue which tasks have staged into it, as ``staged_by``: up to `NAMED`, and the count of all.
+    """Add ``staged_by`` to each batch of a queue: the tasks that staged into it, up to `NAMED`, and the count of all.
 
-    The queue remembers the hash of the key of each commit, and when that was; the key is made of the task. A commit belongs to a
-    batch if it lies between its oldest record (if nobody has noted that: the lease before) and its lease.
+    The queue remembers the hash of the key of each commit and its time, and the key is made of the task. A commit belongs to
+    a batch if it lies between the batch's oldest record (if unknown, the lease before) and its lease.
     """
     puts = inspection.inspect_state(path)[1].idempotency_keys
     leased = sorted(((_ms(row["leased"]), row) for row in rows if row["leased"] is not None), key=itemgetter(0))

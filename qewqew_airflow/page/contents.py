@@ -1,4 +1,4 @@
-"""What the page lists: the queues and topics of every connection of type `qewqew`, read without a lock."""
+"""What the page lists: the queues and topics of all connections of type `qewqew`, read without a lock."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from qewqew_core.queue import inspection
 from qewqew_core.tools import listing
 from qewqew_core.topic import topic_inspection
 
-FRESH = 2.0  # seconds: however many people look, a directory is read once in this time
-MOST_BATCHES = 100  # of one queue, the oldest first; it is said how many there are
+FRESH = 2.0  # seconds: a directory is read at most once in this time, however many people look
+MOST_BATCHES = 100  # of one queue, the oldest first; the page says how many there are
 
 _logger = logging.getLogger(__name__)
 
 
 def connections() -> dict[str, Connection]:
-    """Those of type qewqew in Airflow's database and in the environment, which wins; a secrets backend cannot be listed."""
+    """Those of type qewqew in Airflow's database, and in the environment, which overrides it. Not those in secrets backends."""
     with create_session() as session:
         found = {
             connection.conn_id: connection
@@ -47,13 +47,13 @@ def connections() -> dict[str, Connection]:
         session.expunge_all()
     environment = EnvironmentVariablesBackend()
     for name in os.environ:
-        # A team's connections begin with another underscore; they are in the database if the page is to list them.
+        # A team's connections begin with another underscore. The page lists only those in the database.
         if name.startswith(CONN_ENV_PREFIX) and not name.startswith(CONN_ENV_PREFIX + "_"):
             conn_id = name.removeprefix(CONN_ENV_PREFIX).lower()
             try:
                 connection = environment.get_connection(conn_id)
-            except Exception:  # it cannot be read, so nobody can say that it is one of ours
-                _logger.debug("The environment's connection %s cannot be read", conn_id)
+            except Exception:  # it cannot be read, so it may not be one of ours
+                _logger.debug("The connection %s in the environment cannot be read", conn_id)
                 continue
             if connection is not None and connection.conn_type == QewQewHook.conn_type:
                 found[conn_id] = connection
@@ -64,13 +64,13 @@ def connections() -> dict[str, Connection]:
 
 def hook_of(connection: Connection) -> QewQewHook:
     hook = QewQewHook(connection.conn_id)
-    hook.connection = connection  # the server's class for what tasks have another one for
+    hook.connection = connection  # of the server's class; tasks have another
     return hook
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in the directory of a connection. Queues and topics are dicts, as the page gets them (see `page.js`)."""
+    """The contents of a connection's directory. Queues and topics are dicts, as the page gets them (see `page.js`)."""
 
     directory: str
     queues: list[dict[str, Any]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Contents:
 
 
 def contents_of(connection: Connection) -> Contents:
-    """Raises nothing: what is wrong with the directory, or with one queue, is part of what is shown."""
+    """Never raises: errors of the directory, or of one queue, are among what is shown."""
     hook = hook_of(connection)
     try:
         directory = hook.directory()
@@ -94,7 +94,7 @@ def contents_of(connection: Connection) -> Contents:
 
 
 def _find_stuck(rows: list[dict[str, Any]]) -> None:
-    """Say of each row how many batches are leased by those who will not work on them any more."""
+    """Add to each row how many batches are leased by tasks that will not work on them any more."""
     add_owners([batch for row in rows for batch in row.get("batches", ())])
     for row in rows:
         if "batches" in row:
@@ -102,7 +102,7 @@ def _find_stuck(rows: list[dict[str, Any]]) -> None:
 
 
 def add_owners(batches: list[dict[str, Any]]) -> None:
-    """Say of each leased batch of a task what became of its owner, see `owners`."""
+    """Add to each batch that a task has leased what became of its owner, see `owners`."""
     leased = [batch for batch in batches if batch["state"] == "leased" and batch["task"] is not None]
     found = owners_of(batch["task"] for batch in leased)
     for batch in leased:
@@ -111,7 +111,7 @@ def add_owners(batches: list[dict[str, Any]]) -> None:
 
 
 def places_to_sample() -> dict[str, Callable[[], list[Seen]]]:
-    """By directory, once for all connections that have it, a function that looks at its queues and topics."""
+    """For each directory, however many connections have it, a function that looks at its queues and topics."""
     found: dict[str, Callable[[], list[Seen]]] = {}
     for connection in connections().values():
         hook = hook_of(connection)
@@ -175,7 +175,7 @@ def topic_row(path: str) -> dict[str, Any]:
     ]
     return {
         "messages": stats.messages,
-        "waiting": max(stats.readers.values(), default=0),  # for the reader that is farthest behind
+        "waiting": max(stats.readers.values(), default=0),  # for the slowest reader
         "next": stats.next,
         "bytes": stats.bytes,
         "on_disk": stats.on_disk,
@@ -186,7 +186,7 @@ def topic_row(path: str) -> dict[str, Any]:
 
 
 def batch_rows(batches: list[BatchState]) -> dict[str, Any]:
-    """How many there are of each kind, and the batches themselves. Dead ones come first: they wait for a person."""
+    """The number of batches of each state, and the batches. Dead batches come first, because they wait for a person."""
     now = now_ms()
     kinds: dict[str, list[BatchState]] = {"dead": [], "leased": [], "returned": []}
     for batch in batches:
@@ -204,17 +204,17 @@ def batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
         "records": batch.records,
         "bytes": batch.bytes,
         "attempt": batch.attempt,
-        "made": batch.created,  # tells batches of one id apart
+        "made": batch.created,  # distinguishes batches of one id
         "leased": iso(arguments.moment(batch.created)),  # for the first time
         "since": iso(arguments.moment(batch.changed)),
         "expires": iso(arguments.moment(batch.expires)) if batch.expires is not None else None,
         "reason": visible(batch.reason),
-        "owner": None,  # of a leased one, see `owners`
+        "owner": None,  # of a leased batch, see `owners`
     }
 
 
 def state_of(path: str, reader: str | None) -> LeaseState:
-    """The batches of a queue, or of a reader of a topic, and its keys. Takes no lock."""
+    """The batches and keys of a queue, or of a reader of a topic, without a lock."""
     if reader is None:
         return inspection.inspect_state(path)[1]
     return topic_inspection.inspect_topic(path)[1].get(reader) or LeaseState()
@@ -223,12 +223,12 @@ def state_of(path: str, reader: str | None) -> LeaseState:
 def find_batch(path: str, reader: str | None, batch_id: str) -> BatchState:
     """A batch of a queue, or of a reader of a topic, without a lock. Raises `BatchNotFound`."""
     if (found := state_of(path, reader).find(batch_id)) is None:
-        raise BatchNotFound(f"batch {batch_id!r:.120} is no more: it was put back, dropped, or acknowledged long ago")
+        raise BatchNotFound(f"batch {batch_id!r:.120} no longer exists: it was put back, dropped, or acknowledged long ago")
     return found
 
 
 class RecentContents:
-    """The contents of each connection, for `FRESH` seconds as they were."""
+    """The contents of each connection, kept for `FRESH` seconds."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -237,19 +237,19 @@ class RecentContents:
     def __call__(self, connection: Connection) -> Contents:
         with self._guard:
             lock, kept = self._kept.setdefault((connection.conn_id, connection.host or ""), (threading.Lock(), []))
-        with lock:  # of this connection alone: a directory that hangs holds up nobody else's
+        with lock:  # of this connection alone: a directory that hangs must not hold up others
             if not kept or time.monotonic() - kept[0][0] > FRESH:
                 kept[:] = [(time.monotonic(), contents_of(connection))]
             return kept[0][1]
 
     def forget(self, is_old: Callable[[str], bool]) -> None:
-        """Look anew at these connections, by their ids, when they are asked for."""
+        """Look again at the connections with these ids when they are next asked for."""
         with self._guard:
             self._kept = {key: kept for key, kept in self._kept.items() if not is_old(key[0])}
 
 
 def explained(error: Exception) -> str:
-    """For people who may read the connection; others get the part before the colon."""
+    """The text for people who may read the connection. Others get the part before the colon."""
     text = str(error) if isinstance(error, QewQewError) else getattr(error, "strerror", None) or str(error)
     return visible(f"{type(error).__name__}: {text}")
 
@@ -259,5 +259,5 @@ def iso(moment: datetime | None) -> str | None:
 
 
 def visible(text: str) -> str:
-    """Lines as they are, but no other characters that control how text is shown, or that UTF-8 does not have."""
+    """The text with control characters (except line ends and tabs) and what UTF-8 cannot have as escapes."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)

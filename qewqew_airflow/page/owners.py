@@ -1,4 +1,4 @@
-"""Whether those who leased batches still work on them, as Airflow's database says."""
+"""Whether the tasks that leased batches still work on them, according to Airflow's database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Identity = tuple[str, str, str, int]  # the same, in this order
 
 
 class Owner(NamedTuple):
-    """``alive``: works on the batch, or will; ``gone``: will not any more; ``unknown``: of no DAG of this Airflow."""
+    """``alive``: works on the batch, or will. ``gone``: will not any more. ``unknown``: not of a DAG of this Airflow."""
 
     life: Literal["alive", "gone", "unknown"]
     why: str
@@ -59,7 +59,7 @@ def owners_of(tasks: Iterable[Task]) -> dict[Identity, Owner]:
 
 def _judged(state: str | None, run_state: str | None) -> Owner:
     over = run_state in State.finished_dr_states
-    if state == "success" and not over:  # what it leased is for the tasks after it
+    if state == "success" and not over:  # its batch is for the tasks after it
         return Owner("alive", f"its task succeeded, and its run is {run_state}: a task that follows may work on the batch")
     if state in State.finished or (state is None and over):
         return Owner("gone", f"its task is {state or 'without a state'}, its run {run_state}")
@@ -68,33 +68,33 @@ def _judged(state: str | None, run_state: str | None) -> Owner:
 
 def _without_instance(known: bool) -> Owner:
     if known:
-        return Owner("gone", "Airflow does not have its task instance any more")
-    return Owner("unknown", "it is of no DAG of this Airflow")
+        return Owner("gone", "Airflow no longer has its task instance")
+    return Owner("unknown", "its task is not of a DAG of this Airflow")
 
 
 def check_abandoned(batch: BatchState) -> None:
-    """Raise `BatchConflict` unless Airflow says that nobody works on this leased batch any more, or will."""
+    """Raise `BatchConflict` unless Airflow says that no task works, or will work, on this leased batch."""
     task = task_of(batch.keys[-1])
     if task is None:
         raise BatchConflict(
-            f"batch {batch.id} was leased by {batch.keys[-1]!r:.120}, which is no task of Airflow: whether that still works on "
-            "it cannot be seen from here. If nobody does, `qewqew nack` returns it"
+            f"batch {batch.id} was leased by {batch.keys[-1]!r:.120}, which is not a task of Airflow, so the page cannot see "
+            "whether it still works on the batch. If it does not, return the batch with `qewqew nack`"
         )
     (owner,) = owners_of([task]).values()
     if owner.life != "gone":
-        raise BatchConflict(f"batch {batch.id} stays with its owner: {owner.why}. What somebody works on cannot be returned")
+        raise BatchConflict(f"batch {batch.id} stays with its owner: {owner.why}. A batch that is worked on cannot be returned")
 
 
 @contextlib.contextmanager
 def alone(directory: str, batch_id: str) -> Iterator[None]:
-    """The lock that a task of ours holds while it works on a batch; raises `BatchConflict` if one does."""
+    """The lock that a task holds while it works on a batch. Raises `BatchConflict` if a task has it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BatchConflict(
-                f"batch {batch_id} stays with its owner: a process on this host still works on it, whatever Airflow says of "
+                f"batch {batch_id} stays with its owner: a process on this host still works on it, whatever Airflow says about "
                 "its task"
             ) from None
         yield

@@ -1,7 +1,7 @@
-"""Records as a person reads them, and where they are read from: without a lock, and nothing is taken.
+"""Records as text for people. Reading them takes no lock and no records.
 
-The memory of the API server does not grow with them. Of a large message only what is shown is read; of a queue, whose checksums
-are those of whole commits, nothing that needs more than `LARGEST_PIECE` bytes at once.
+The memory of the API server does not grow with the records. Of a large message only what is shown is read. In a queue, where a
+checksum is that of a whole commit, records that need more than `LARGEST_PIECE` bytes at once are not read.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from qewqew_core.tools.exchange import chunk_records
 from qewqew_core.topic.reader_inspection import effective_state
 from qewqew_core.topic.view import WINDOW, View
 
-SHOWN = 4096  # bytes of a record, or as hex …
+SHOWN = 4096  # bytes of a record; as hex, …
 SHOWN_HEX = 512
-LARGEST_PIECE = 64 << 20  # what is read, at most, to see one record
+LARGEST_PIECE = 64 << 20  # bytes read at most to see one record
 MOST_NESTED = 16
 MOST_SKIPPED = 500  # windows of 64 KiB
 
 
 def queue_records(path: str, most: int) -> list[dict[str, Any]]:
-    """The first records of a queue; again, if somebody took them while they were read. Raises `BadPath`, `Corrupt`."""
+    """The first records of a queue, read again if somebody took them meanwhile. Raises `BadPath`, `Corrupt`."""
     found = inspection.steady(path, lambda: list(islice(_records(path), most)))
     return [{"number": number, **described(record)} for number, record in enumerate(found)]
 
@@ -58,7 +58,7 @@ def _small_pieces(chunk: Chunk) -> Iterator[int]:
 
 def _check_piece(size: int) -> None:
     if size > LARGEST_PIECE:
-        raise BadArgument(f"{size:,} bytes must be read to see the next record, more than the page reads at once")
+        raise BadArgument(f"to see the next record, {size:,} bytes must be read, more than the page reads at once")
 
 
 def batch_records(directory: str, most: int) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _records_of_batch(directory: str, body: manifest.Manifest, segment: manifest
 
 
 def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[tuple[Message, int]]:
-    """The messages, and how long their bodies are, which are cut; without the segment's checksum, for which all is read."""
+    """The messages, with their bodies cut, and the bodies' lengths. Does not check the checksum of the whole segment."""
     dialect, chosen = str(body.dialect), Filter(body.filter)
     unpack = zbus.unpack_head(dialect)
     at = start = segment.start
@@ -96,15 +96,15 @@ def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifes
 
 
 def topic_messages(path: str, most: int, start: int | None, reader: str | None) -> list[dict[str, Any]]:
-    """Messages of a topic: what a reader gets next, or from number ``start`` on, or from the oldest.
+    """Messages of a topic: those that a reader gets next, or those from number ``start`` on, or the oldest.
 
-    A reader's filter may let nothing pass for long: after `MOST_SKIPPED` windows this gives up. Raises `BadPath`,
-    `Corrupt`, and `BadArgument` where there is no such reader.
+    Gives up after `MOST_SKIPPED` windows in which nothing passes the reader's filter. Raises `BadPath`, `Corrupt`, and
+    `BadArgument` if the reader does not exist.
     """
     with closing(View.of(Files(), path)) as view:
         state = None if reader is None else effective_state(Files(), view, reader)
         if reader is not None and state is None:
-            raise BadArgument(f"the topic has no reader {reader!r}")
+            raise BadArgument(f"the topic does not have a reader {reader!r}")
         place = view.by_number(start) if start is not None else None
         begin = state.committed_position() if state else place or view.oldest()
         chosen = Filter(state.filter) if state else None
@@ -115,14 +115,14 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
 
 
 def described_message(message: Message, size: int) -> dict[str, Any]:
-    """``size``: of its body, of which it may have the beginning alone."""
+    """``size`` is that of the whole body. The message may have only its beginning."""
     time = None if message.timestamp is None else iso(arguments.moment(message.timestamp))
     head = {"number": message.number, "tag": visible(message.tag or ""), "id": visible(message.id or ""), "time": time}
     return {**head, **described(message.body, size)}
 
 
 def described(body: bytes, size: int | None = None) -> dict[str, Any]:
-    """A record as JSON, text or hex, and cut. ``size``: of all of it, if ``body`` is its beginning."""
+    """A record as JSON, text or hex, cut. ``size`` is that of the whole record, if ``body`` is only its beginning."""
     size = len(body) if size is None else size
     shown, text = SHOWN, _text(body, size)
     if text is None:
@@ -135,7 +135,7 @@ def described(body: bytes, size: int | None = None) -> dict[str, Any]:
 
 
 def _text(body: bytes, size: int) -> str | None:
-    """The beginning of the body; None if it is no text."""
+    """The beginning of the body, or None if it is not text."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(body[:SHOWN], final=size <= SHOWN)
     except UnicodeDecodeError:
@@ -145,8 +145,8 @@ def _text(body: bytes, size: int) -> str | None:
 
 
 def _indented(text: str) -> str | None:
-    """JSON with a value on each line and every token as it was, which reading and writing it again would not leave
-    (numbers, the order and repetition of names); None if it is not an object or an array.
+    """JSON with a value on each line and every token as it was. (Parsing and writing it again would change numbers, and the
+    order and repetition of names.) None if it is not an object or an array.
     """
     try:
         if not isinstance(json.loads(text), (dict, list)):

@@ -1,7 +1,7 @@
-"""How the queues were: a small SQLite file with what waited, was put and was drained, for the plots of the page.
+"""The history of the queues: a small SQLite file with what waited, was put and was drained, for the plots of the page.
 
-Each process of the API server has a thread that looks once a minute; who is first in a minute writes it, for all. The file has a
-bounded size, and one that is damaged is replaced by a new one: nothing but plots depends on it.
+Each process of the API server has a thread that looks once a minute; the first in each minute writes for all. The size of the
+file is bounded. A damaged file is replaced by a new one, because only plots depend on it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MINUTE = 60
-FINE_MINUTES = 48 * 60  # of so many minutes there is a sample of each, …
-COARSE = 15  # … before that one of so many minutes together, …
-COARSE_MINUTES = 14 * 24 * 60  # … and none before that
-MOST_SAMPLES = 500_000  # of all queues together: beyond that the oldest go. Some 20 MB
-MOST_PAGES = 16_384  # of 4 KiB: the file never grows beyond that, whatever happens
-LONGEST_GAP = 5  # minutes: what was put and drained while nobody looked for longer belongs to no minute
+FINE_MINUTES = 48 * 60  # a sample of each minute for so many minutes, …
+COARSE = 15  # … before that one sample of so many minutes together, …
+COARSE_MINUTES = 14 * 24 * 60  # … and nothing before that
+MOST_SAMPLES = 500_000  # of all queues together (some 20 MB); beyond that the oldest are removed
+MOST_PAGES = 16_384  # of 4 KiB; the file never grows beyond that
+LONGEST_GAP = 5  # minutes; after a longer gap between samples, what was put and drained is not known
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, directory TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (directory, name));
@@ -60,19 +60,19 @@ class Seen:
 
 
 class Samples:
-    """The file. Every method opens it anew: threads and processes share nothing else. Raises sqlite3.Error."""
+    """The file. Every method opens it, so that threads and processes share nothing else. Raises sqlite3.Error."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def has(self, directory: str, minute: int) -> bool:
-        """Has somebody written this minute already?"""
+        """Has this minute been written already?"""
         with self._opened() as file:
             asked = "SELECT 1 FROM series JOIN samples ON series = id WHERE directory = ? AND minute = ? LIMIT 1"
             return file.execute(asked, (directory, minute)).fetchone() is not None
 
     def add(self, directory: str, minute: int, at: int, seen: Iterable[Seen]) -> None:
-        """What was seen in a directory; what is there of this minute stays."""
+        """Add what was seen in a directory. Existing samples of this minute stay."""
         with self._opened() as file, file:
             file.execute("BEGIN IMMEDIATE")
             for queue in seen:
@@ -91,7 +91,7 @@ class Samples:
                 file.execute("INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def thin(self, minute: int) -> None:
-        """Join what is old, and remove what is too old, or too much."""
+        """Merge old samples, and remove those that are too old or too many."""
         with self._opened() as file, file:
             file.execute("BEGIN IMMEDIATE")
             limits = {"coarse": COARSE, "before": (minute - FINE_MINUTES) // COARSE * COARSE}
@@ -110,7 +110,7 @@ class Samples:
             file.execute("DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM samples WHERE series = id)")
 
     def depths(self, directory: str, since: int) -> dict[str, list[tuple[int, int]]]:
-        """(milliseconds since the epoch, what waited) of each queue and topic from a minute on, the oldest first."""
+        """(milliseconds since the epoch, what waited) of each queue and topic since a minute, the oldest first."""
         asked = (
             "SELECT name, at, depth FROM series JOIN samples ON series = id WHERE directory = ? AND minute >= ? ORDER BY minute"
         )
@@ -133,10 +133,10 @@ class Samples:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         try:
             file = self._connect()
-        except sqlite3.OperationalError:  # it is in use, or may not be written: another time
+        except sqlite3.OperationalError:  # in use or not writable: try again later
             raise
         except sqlite3.DatabaseError as error:
-            _logger.warning("%s is damaged (%s): the plots of the page begin anew", self.path, error)
+            _logger.warning("%s is damaged (%s): the plots of the page begin again", self.path, error)
             self._remove()
             file = self._connect()
         with closing(file):
@@ -144,7 +144,7 @@ class Samples:
                 yield file
             except sqlite3.OperationalError:
                 raise
-            except sqlite3.DatabaseError:  # the next call finds none
+            except sqlite3.DatabaseError:  # the next call makes a new file
                 self._remove()
                 raise
 
@@ -171,10 +171,10 @@ class Samples:
 
 
 def moved(now: Seen, at: int, before: int, depth: int, total: int | None) -> tuple[int, int]:
-    """What was put and drained since the sample of the time ``before``.
+    """What was put and drained since the sample at the time ``before``.
 
-    Of a topic both are counted. Of a queue, what is put is what was put under a key, or what the leases since then and the
-    depth say, whichever is more; records that were put without a key and taken without a lease between two samples are not seen.
+    For a topic both are counted. For a queue, put is what was put under a key, or what follows from the depth and the leases
+    since then, whichever is more. Records that were put without a key and taken without a lease between two samples are missed.
     """
     change = now.depth - depth
     if now.total is not None and total is not None:
@@ -187,7 +187,7 @@ def moved(now: Seen, at: int, before: int, depth: int, total: int | None) -> tup
 
 
 class Sampler:
-    """Looks once a minute, in a thread. ``find`` gives by directory a function that says what is to be seen there."""
+    """Looks once a minute, in a thread. ``find`` gives for each directory a function that looks there."""
 
     def __init__(self, samples: Samples, find: Callable[[], dict[str, Callable[[], list[Seen]]]]) -> None:
         self._samples, self._find = samples, find
@@ -203,19 +203,19 @@ class Sampler:
             yield
         finally:
             self._stop.set()
-            thread.join(5)  # a directory that hangs must not keep the server from stopping
+            thread.join(5)  # a directory that hangs must not stop the server from ending
 
     def _work(self) -> None:
         while True:
             try:
                 self.sample()
-            except Exception as error:  # the database may be away, or the disk full; the next sample may succeed
-                _logger.warning("The depths of the queues could not be sampled: %s: %s", type(error).__name__, error)
+            except Exception as error:  # the database may be gone, or the disk full; the next sample may succeed
+                _logger.warning("The queues could not be sampled for the plots: %s: %s", type(error).__name__, error)
             if self._stop.wait(MINUTE - time.time() % MINUTE):
                 return
 
     def sample(self) -> None:
-        """Write down this minute, where nobody has yet."""
+        """Write this minute, where no other process has yet."""
         minute = int(time.time()) // MINUTE
         if minute % 60 == 0:
             self._samples.thin(minute)

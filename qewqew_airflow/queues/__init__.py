@@ -1,4 +1,4 @@
-"""The message queue provider, by which Airflow's ``MessageQueueTrigger`` finds the trigger.
+"""The message queue provider, through which Airflow's ``MessageQueueTrigger`` finds the trigger.
 
 May import `triggers`.
 """

@@ -11,7 +11,7 @@ from qewqew_core import BadArgument
 
 
 class QewQewMessageQueueProvider(BaseMessageQueueProvider):
-    """Its other arguments are those of `QewQewEventTrigger`."""
+    """The arguments besides ``scheme`` are those of `QewQewEventTrigger`."""
 
     scheme = "qewqew"
 
@@ -19,7 +19,7 @@ class QewQewMessageQueueProvider(BaseMessageQueueProvider):
         return QewQewEventTrigger
 
     def queue_matches(self, queue: str) -> bool:
-        """Who gives ``queue`` and means ours is told what to write; those of the other providers are URLs."""
+        """True where ``queue`` may be meant for QewQew, to say in `trigger_kwargs` what to write. Other providers take URLs."""
         return queue.startswith("qewqew:") or ":" not in queue
 
     def trigger_kwargs(self, queue: str, **kwargs: Any) -> NoReturn:

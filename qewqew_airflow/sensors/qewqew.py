@@ -22,43 +22,41 @@ from qewqew_core import errors
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-READY = "ready"  # the key in the task's state store, which lives as long as the run: what was seen
+READY = "ready"  # the key of what was seen, in the task's state store, which lives as long as the run
 
 
 class QewQewSensor(BaseSensorOperator):
-    """Waits until a queue or a reader is worth a batch; reads it without its lock, so nobody waits for the sensor.
+    """Waits until a queue or a reader has enough for a batch. It reads without the queue's lock, so nobody waits for it.
 
-    Ready is a queue (or reader, of which all that follows is true too) that reached any of the thresholds
-    that are given: at least ``min_records`` records, at least ``min_bytes`` bytes, or an oldest record older
-    than ``max_age`` (a record of unknown age, as a Java program leaves it, counts as older). With no threshold
-    given, one record is enough. A batch that was returned (by the last failure of a task), or of which the
-    lease time is over (its task was killed), is always ready.
+    A queue (or a reader) is ready when it reaches any of the thresholds: ``min_records`` records, ``min_bytes`` bytes, or
+    an oldest record older than ``max_age`` (a record of unknown age, from a Java program, counts as older). Without a
+    threshold, one record is enough. A batch that was returned (its task failed), or whose lease has ended (its task was
+    killed), always makes it ready.
 
-    A sensor that was ready once in a DAG run is ready at once when it is cleared (from Airflow 3.3 on): the run's batch
-    is the one it leased then, whatever is in the queue now.
+    A sensor that was ready once in a DAG run is ready at once when it is cleared (from Airflow 3.3), because the run has
+    its batch already, whatever is in the queue now.
 
-    Returns (XCom) what it saw: queue (or topic and reader), ready (the reason), records, bytes, oldest
-    (ISO 8601 or None), returned (leases whose time is over included) and leased (numbers of batches).
+    Returns (XCom) what it saw: queue (or topic and reader), ready (the reason), records, bytes, oldest (ISO 8601 or None),
+    and numbers of batches: returned (including those whose lease has ended) and leased.
 
-    With ``deferrable`` it looks once, and then waits in the triggerer, which must have the directory too: it needs no
-    worker, and is ready within a second or two. ``mode`` means nothing then, and ``poke_interval`` is how long it waits
-    at most until it looks again where the file system tells no changes (NFS).
+    With ``deferrable`` it looks once and then waits in the triggerer, which must have the directory too. It needs no
+    worker, and is ready within a second or two. ``mode`` then has no effect, and ``poke_interval`` is the longest pause
+    between two looks where the file system does not report changes (NFS).
 
     :param queue_name: file name of the queue in the connection's directory (templated)
     :param topic: instead of queue_name: name of the topic there (templated); messages are its records
     :param reader: whose messages of the topic are waited for (templated)
-    :param filter: which tags these have (templated); without it what the reader was given before. Give sensor
-        and Spark operator the same. The messages that wait must be read to count those that match
-    :param start: where a reader begins that does not exist yet, and that the sensor then makes: "oldest",
-        "latest", the number of a message, or a datetime
+    :param filter: which tags these have (templated); without it the reader keeps its filter. Give the sensor and the
+        Spark operator the same. To count with a filter, the sensor reads the messages that wait
+    :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
     :param min_records: number of records, from 1 (templated)
     :param min_bytes: bytes of records, from 1 (templated)
     :param max_age: timedelta or seconds, from 0.001 s to ten years (templated)
     :param qewqew_conn_id: the connection (templated)
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``
 
-    Fails at once, it does not wait and is not tried again: for `BadArgument`, thresholds out of range or above what the
-    connection lets a queue hold, and for `BadPath`, a directory that does not exist or cannot be read.
+    Fails at once and without retries for `BadArgument` (thresholds out of range, or above what the connection lets a queue
+    hold) and `BadPath` (a directory that does not exist or cannot be read).
     """
 
     template_fields: Sequence[str] = (
@@ -96,24 +94,24 @@ class QewQewSensor(BaseSensorOperator):
         self.deferrable = deferrable
         self._prepared = False
         self._source()
-        self._thresholds()  # a wrong number is an error of the DAG file, shown before any run
+        self._thresholds()  # so a wrong number is an import error of the DAG file
 
     @no_retry_for_the_hopeless()
     def execute(self, context: Context) -> Any:
         store = context.get("task_state_store")
         before: Any = store.get(READY) if store is not None else None
         if before:
-            self.log.info("Not waiting again: %s was ready in this run before (%s)", self._source(), before["ready"])
+            self.log.info("Not waiting again: %s was already ready in this run (%s)", self._source(), before["ready"])
             return before
         return self._remember(context, super().execute(context))
 
     @no_retry_for_the_hopeless()
     def resume_execution(self, *args: Any, **kwargs: Any) -> Any:
-        """Outside of what Airflow does here: it would skip a task with soft_fail, which is for time-outs."""
+        """Wraps what Airflow does here, which would skip a task with soft_fail. That is for time-outs only."""
         return super().resume_execution(*args, **kwargs)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """The trigger has fired."""
+        """Called when the trigger has fired."""
         if "error" in event:
             if self.never_fail:
                 raise AirflowSkipException(f"never_fail: {event['message']}")
@@ -154,9 +152,9 @@ class QewQewSensor(BaseSensorOperator):
         return PokeReturnValue(False)
 
     def _defer(self, source: Source, thresholds: Thresholds) -> None:
-        from qewqew_airflow.triggers.qewqew import QewQewReadyTrigger  # late: no DAG file needs it
+        from qewqew_airflow.triggers.qewqew import QewQewReadyTrigger  # late, because DAG files do not need it
 
-        # Filter and start are the reader's by now: it was made, or given the filter.
+        # The reader exists by now and has this filter.
         names = Source(source.queue_name, source.topic, source.reader)
         self.defer(
             trigger=QewQewReadyTrigger(

@@ -1,4 +1,4 @@
-"""What several folders need: the source of a batch and when it is ready, records as bytes, metrics and lineage.
+"""What several folders share: the source of a batch and when it is ready, records as bytes, metrics, lineage.
 
 May import `hooks`.
 """

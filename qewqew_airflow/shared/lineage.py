@@ -1,4 +1,4 @@
-"""OpenLineage: the names of datasets, and what a task tells of them. Imported only where the OpenLineage provider asks."""
+"""OpenLineage: the names of datasets, and what a task reports about them. Imported only if the OpenLineage provider asks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def written_queue(conn_id: str, name: str, records: int, size: int | None = None
 
 
 def written_output(output: Mapping[str, Any], spark_conn_id: str) -> OutputDataset:
-    """An output of the ready-made job: a path by the rules of OpenLineage, an Iceberg table under ``iceberg://CATALOG``, another
-    one under ``spark://CONNECTION``.
+    """An output of the ready-made job. A path is named by OpenLineage's rules. The namespace of an Iceberg table is
+    ``iceberg://CATALOG``, that of other tables ``spark://CONNECTION``.
     """
     path, table = output.get("path"), str(output.get("table"))
     if path is None and str(output.get("format")).lower() == "iceberg":

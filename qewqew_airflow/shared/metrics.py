@@ -1,9 +1,9 @@
-"""What Airflow's metrics get to know; they go wherever Airflow sends its own (StatsD, OpenTelemetry).
+"""The metrics. They go where Airflow sends its own (StatsD, OpenTelemetry).
 
 Counters, in records: ``qewqew.staged``, ``qewqew.leased``, ``qewqew.acknowledged``, ``qewqew.nacked`` and ``qewqew.bad``.
 A timer: ``qewqew.batch_duration``. Gauges of what waits: ``qewqew.depth`` (records), ``qewqew.oldest_age`` (seconds) and
-``qewqew.dead`` (batches in the dead letters). Their tags are ``connection`` and ``queue``, or ``connection``, ``topic`` and
-``reader``.
+``qewqew.dead`` (batches in the dead letters). `locks` has two more. Their tags are ``connection`` and ``queue``, or
+``connection``, ``topic`` and ``reader``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def count(what: Literal["staged", "leased", "acknowledged", "nacked", "bad"], re
 
 
 def ended(batch: Batch, **tags: str | None) -> None:
-    """A batch was acknowledged, or returned; ``tags`` as of `count`."""
+    """A batch was acknowledged or returned. ``tags`` as for `count`."""
     count("acknowledged" if batch.state == "acked" else "nacked", batch.records, **tags)
     if batch.state == "acked":
         lasted = datetime.now(UTC) - batch.created
@@ -35,13 +35,13 @@ def ended(batch: Batch, **tags: str | None) -> None:
 
 
 def gauge(hook: QewQewHook, source: Source, seen: QueueStats | None = None) -> None:
-    """Tell what waits, of a reader only if it was ``seen``: counting may mean reading all of it. Never raises."""
+    """Send how much waits. For a reader only if it was ``seen``, because counting may read all messages. Never raises."""
     if seen is None and source.topic is not None:
         return
     try:
         seen = seen or source.inspect(hook)
     except Exception as error:
-        _logger.warning("No metrics of %s: %s", source, error)
+        _logger.warning("The metrics of %s could not be sent: %s", source, error)
         return
     tags = {"connection": hook.qewqew_conn_id, **source.names()}
     stats.gauge("qewqew.depth", seen.records, tags=tags)

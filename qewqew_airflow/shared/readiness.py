@@ -1,4 +1,4 @@
-"""When a queue, or a reader of a topic, is worth a batch: what the sensor and the triggers wait for."""
+"""When a queue, or a reader of a topic, has enough for a batch. Sensor and triggers wait for this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, QueueStats
 
-RETURNED = "a batch waits that was returned, or of which the lease time is over"
+RETURNED = "a batch was returned, or its lease has ended"
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "min_records": whole,
     "min_bytes": whole,
@@ -21,7 +21,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Any of those that are given is enough; with none, one record is. A returned batch is always enough."""
+    """Reaching any of those given is enough. Without any, one record is enough. A returned batch always is."""
 
     min_records: int | None = None
     min_bytes: int | None = None
@@ -29,7 +29,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From arguments of a task or trigger; raises `BadArgument`. What is a template still is left out."""
+        """From the arguments of a task or trigger. Leaves out templates that are not rendered yet. Raises `BadArgument`."""
         return cls(
             **{
                 name: CHECKS[name](name, value)
@@ -44,18 +44,18 @@ class Thresholds:
             wanted, most = getattr(self, name), settings.get(bound)
             if wanted is not None and most is not None and wanted > most:
                 raise BadArgument(
-                    f"{name} is {wanted:,}, and never reached: by its connection's {bound}, the queue never holds more than "
+                    f"{name} is {wanted:,} and could never be reached, because {bound} of the connection limits the queue to "
                     f"{most:,}; give at most that"
                 )
 
     def reason(self, stats: QueueStats) -> str | None:
-        """Which condition is met, as text; None: none of them."""
+        """Which condition is met, as text. None if no condition is."""
         if stats.returned:
             return RETURNED
         if not stats.records:
             return None
         if self == Thresholds():
-            return "at least 1 records"
+            return "at least 1 record"
         if self.min_records is not None and stats.records >= self.min_records:
             return f"at least {self.min_records:,} records"
         if self.min_bytes is not None and stats.bytes >= self.min_bytes:
@@ -65,14 +65,14 @@ class Thresholds:
         return None
 
     def seconds_left(self, stats: QueueStats) -> float | None:
-        """Until the oldest record is old enough; None: age alone will not do it."""
+        """Seconds until the oldest record is old enough. None if age alone will never be enough."""
         if self.max_age is None or not stats.records or stats.oldest is None:
             return None
         return max(0.0, (self.max_age - (datetime.now(UTC) - stats.oldest)).total_seconds())
 
 
 def announcement(source: Source, stats: QueueStats, reason: str) -> dict[str, Any]:
-    """What a sensor returns, and a trigger announces: JSON."""
+    """What a sensor returns and a trigger sends, as JSON."""
     return {
         **source.names(),
         "ready": reason,

@@ -1,4 +1,4 @@
-"""What the stage operator reads: files here or in an object store, and queries; and how a record becomes bytes."""
+"""What the stage operator reads (files, object stores, queries), and how a record becomes bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _logger = logging.getLogger(__name__)
 def encode(record: Any, number: int) -> bytes:
     """One record as bytes: bytes as they are, text as UTF-8, anything else as compact JSON.
 
-    Raises `BadRecord` naming the record by ``number`` (from 0) for what JSON does not have: dates,
-    sets, NaN, keys that are not text.
+    Raises `BadRecord`, which gives the record's ``number`` (from 0), for values that JSON does not have: dates, sets, NaN,
+    keys that are not text.
     """
     try:
         if isinstance(record, (bytes, bytearray, memoryview)):
@@ -39,7 +39,7 @@ def encode(record: Any, number: int) -> bytes:
 
 
 def open_file(path: Any, conn_id: str | None) -> BinaryIO:
-    """A file by its path on this machine, by the URL of an object store, or by an ObjectStoragePath."""
+    """Open a file: a path on this machine, the URL of an object store, or an ObjectStoragePath."""
     if isinstance(path, str) and "://" not in path:
         return open(path, "rb")
     from airflow.sdk import ObjectStoragePath  # with all of fsspec
@@ -50,7 +50,7 @@ def open_file(path: Any, conn_id: str | None) -> BinaryIO:
 
 
 def lines(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The lines of a file as they are, without their ends; blank ones are left out."""
+    """The lines of a file as they are, without their line ends. Blank lines are left out."""
     blank = 0
     for number, line in enumerate(file):
         record = line.removeprefix(b"\xef\xbb\xbf") if number == 0 else line
@@ -63,20 +63,20 @@ def lines(file: BinaryIO, path: str) -> Iterator[bytes]:
 
 
 def rows(file: BinaryIO, path: str) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file in UTF-8, by the names in its first line. Raises `BadRecord` for one that does not fit."""
+    """The rows of a CSV file in UTF-8, by the names in its first line. Raises `BadRecord` if a row does not fit."""
     blank = 0
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     found = csv.reader(text, strict=True)
     try:
         names = next(found, [])
         if len(set(names)) < len(names):
-            raise BadRecord("the first line names a column twice", path=path)
+            raise BadRecord("the first line has a column twice", path=path)
         for row in found:
             if len(row) == len(names):
                 yield dict(zip(names, row, strict=True))
             elif row:
                 raise BadRecord(
-                    f"line {found.line_num} has {len(row)} fields, the first line names {len(names)}. Nothing was stored",
+                    f"line {found.line_num} has {len(row)} fields, but the first line has {len(names)}. Nothing was stored",
                     path=path,
                 )
             else:
@@ -92,21 +92,21 @@ def _say_blank(path: str, blank: int) -> None:
 
 
 def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a query by the names of its columns, read through a cursor of the server where the database has one.
+    """The rows of a query by the names of its columns, read through a cursor on the server where the database has one.
 
-    Raises `BadArgument` for a connection that is no database, and for what gives no rows or two columns of one name.
+    Raises `BadArgument` if the connection is not a database, the statement returns no rows, or two columns have one name.
     """
     from airflow.sdk import BaseHook
 
     hook = BaseHook.get_hook(conn_id)
     if not hasattr(hook, "get_sqlalchemy_engine"):
-        raise BadArgument(f"sql_conn_id {conn_id!r} is no database: {type(hook).__name__} is no DbApiHook")
+        raise BadArgument(f"sql_conn_id {conn_id!r} is not a database: its hook, {type(hook).__name__}, is not a DbApiHook")
     engine = hook.get_sqlalchemy_engine()
     try:
         with engine.connect() as connection:
             result = connection.execution_options(yield_per=FETCHED).exec_driver_sql(sql, parameters)
             if not result.returns_rows:
-                raise BadArgument("the sql gives no rows; give a query. Nothing was stored, nor changed in the database")
+                raise BadArgument("the sql returns no rows; give a query. Nothing was stored, or changed in the database")
             names = list(result.keys())
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise BadArgument(f"the query has two columns {twice[0]!r}; name one of them with AS")
@@ -117,7 +117,7 @@ def query(conn_id: str, sql: str, parameters: Any) -> Iterator[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """What a database gave as what JSON has, so that Spark reads it back as the type it had: see the table in the manual."""
+    """A value of a database as JSON has it, so that Spark reads it back with its type: see docs/airflow/stage.md."""
     if isinstance(value, (date, time)):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):

@@ -1,4 +1,4 @@
-"""What a sensor waits for, and a batch is leased from: a queue, or a reader of a topic."""
+"""Where batches come from: a queue, or a reader of a topic."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.shared import locks
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
 from qewqew_core.formats.tags import Filter
 from qewqew_core.topic.topic_paths import check_reader_name, rdx_of, stem_of
@@ -26,9 +27,9 @@ def check_either(queue_name: str | None, topic: str | None) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A queue, or a reader of a topic, by the arguments of an operator; raises `BadArgument`, `BadPath` if they cannot be meant.
+    """A queue, or a reader of a topic, from the arguments of an operator. Raises `BadArgument`, `BadPath` if they are wrong.
 
-    What is a template still is checked when it is rendered.
+    Templates are checked when they are rendered.
     """
 
     queue_name: str | None = None
@@ -45,14 +46,14 @@ class Source:
                     raise BadArgument(f"{name} is for a topic")
             return
         if self.reader is None:
-            raise BadArgument("what is in a topic waits for its readers: give the name of one in reader")
+            raise BadArgument("a topic needs the name of one of its readers: give reader")
         if not is_rendered_later(self.reader):
             check_reader_name(self.reader)
         if self.filter is not None and not is_rendered_later(self.filter):
             Filter(self.filter)
         if isinstance(self.start, datetime):
             if self.start.tzinfo is None:
-                raise BadArgument(f"start is a time without a time zone: {self.start}")
+                raise BadArgument(f"start needs a time zone: {self.start}")
         elif self.start not in ("oldest", "latest") and (type(self.start) is not int or self.start < 0):
             raise BadArgument(f"start must be 'oldest', 'latest', the number of a message or a time, not {self.start!r:.80}")
 
@@ -61,7 +62,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Of the queue or topic."""
+        """The name of the queue or topic."""
         return str(self.queue_name if self.topic is None else self.topic)
 
     def names(self) -> dict[str, Any]:
@@ -69,22 +70,24 @@ class Source:
         return {"queue": self.queue_name} if self.topic is None else {"topic": self.topic, "reader": self.reader}
 
     def path(self, hook: QewQewHook) -> str:
-        """Of the queue or topic; raises `BadPath`, and touches nothing."""
+        """The path of the queue or topic. Raises `BadPath`, and touches nothing."""
         return hook.path(self.name)
 
     @contextlib.contextmanager
     def open(self, hook: QewQewHook, **settings: Any) -> Iterator[Queue | Reader]:
-        """What has `lease`, `batches` and `batch`. A reader that is not there is made, and has the filter from now on."""
-        if self.topic is None:
-            with hook.queue(self.name, **settings) as queue:
-                yield queue
-        else:
-            assert self.reader is not None
-            with hook.topic(self.topic, **settings) as topic, topic.reader(self.reader, self.filter, self.start) as reader:
-                yield reader
+        """Open what has `lease`, `batches` and `batch`. Creates a missing reader. The reader has the filter from now on."""
+        with contextlib.ExitStack() as opened:
+            with locks.lock_wait(connection=hook.qewqew_conn_id, **self.names()):
+                if self.topic is None:
+                    found: Queue | Reader = opened.enter_context(hook.queue(self.name, **settings))
+                else:
+                    assert self.reader is not None
+                    topic = opened.enter_context(hook.topic(self.topic, **settings))
+                    found = opened.enter_context(topic.reader(self.reader, self.filter, self.start))
+            yield found
 
     def prepare(self, hook: QewQewHook) -> None:
-        """So that what `inspect` counts is what a lease will get: have the reader begin where it is to, with its filter."""
+        """Create the reader, or set its filter, so that `inspect` counts what a lease will get."""
         if self.topic is not None and (self.filter is not None or not self._has_reader(hook)):
             with self.open(hook):
                 pass
@@ -97,14 +100,14 @@ class Source:
         return hook.inspect_reader(self.topic, self.reader)
 
     def files(self, hook: QewQewHook) -> list[str]:
-        """How the absolute paths begin of the files that change when what `inspect` counts does."""
+        """The beginnings of the absolute paths of the files that change when the counts of `inspect` change."""
         path = self.path(hook)
         if self.topic is None:
             return [path]
         return [os.path.join(path, os.path.basename(path) + "."), stem_of(path, f"{self.reader}.")]
 
     def may_have_leases(self, hook: QewQewHook) -> bool:
-        """False if there is nothing to open in order to return a batch. Makes nothing."""
+        """False if there cannot be a batch to return. Creates nothing."""
         return self._has_reader(hook) if self.topic is not None else bool(self.inspect(hook).leased)
 
     def _has_reader(self, hook: QewQewHook) -> bool:

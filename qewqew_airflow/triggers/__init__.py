@@ -1,4 +1,4 @@
-"""What runs in the triggerer: the triggers, and the watch for changes of files that wakes them.
+"""What runs in the triggerer: the triggers, and the watch on files that wakes them.
 
 May import `hooks` and `shared`.
 """

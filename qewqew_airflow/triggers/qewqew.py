@@ -1,7 +1,7 @@
-"""Triggers: one starts DAG runs when a queue or reader is ready, the other is what the deferrable sensor waits with.
+"""Triggers: one starts DAG runs when a queue or reader is ready, the other waits for the deferrable sensor.
 
 Both run in the triggerer, which must have the connection's directory. They look at the queue without its lock, when its
-files change and every few seconds in any case.
+files change and at least every few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 try:
     from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
-except ImportError:  # before Airflow 3.3: Airflow calls `run`, and each trigger looks for itself
+except ImportError:  # before 3.3, Airflow calls `run`, and each trigger looks for itself
     SharedStreamProducer = object  # type: ignore[assignment,misc]
 
 from qewqew_airflow.arguments import check_rendered, seconds, whole
@@ -30,14 +30,14 @@ from qewqew_airflow.shared.source import Source, Start
 from qewqew_airflow.triggers.watching import Watch
 from qewqew_core import BadArgument, QueueStats
 
-PAUSE = 0.2  # seconds between two looks at least, and ten times what a look takes: a busy queue costs a tenth of a processor
+PAUSE = 0.2  # seconds between two looks at least; also ten times what a look takes, so that it costs a tenth of a processor
 LONGEST_RETRY = 60.0  # seconds
 LONGEST_REMIND = 3600.0  # seconds
 _logger = logging.getLogger(__name__)
 
 
 class Look(NamedTuple):
-    """What was seen, the queue's settings, and how to ask for the next look after at most so many seconds."""
+    """What was seen, the queue's settings, and a function to ask for the next look within some seconds."""
 
     stats: QueueStats
     settings: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Look(NamedTuple):
 
 
 async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGenerator[Look, None]:
-    """Look now, and whenever something may have changed, for as long as this is iterated; raises what looking raises."""
+    """Look now and whenever something may have changed, as long as this is iterated. Raises what looking raises."""
     hook = QewQewHook(conn_id)
     hook.connection = await hook.aget_connection(conn_id)
     settings = hook.settings() if source.topic is None else {}
@@ -64,12 +64,12 @@ async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGene
 
 
 class QewQewReadyTrigger(BaseTrigger):
-    """Fires once, when a queue or reader is ready: for `QewQewSensor`, which has looked (and made the reader) before.
+    """Fires once, when a queue or reader is ready. `QewQewSensor` has looked, and has created the reader, before.
 
-    The event is what was seen; or, if looking fails, error (the name of its class) and message.
+    The event is what was seen. If looking fails, it has error (the name of the class) and message.
 
     :param source: the arguments of `Source`
-    :param thresholds: those of `Thresholds`
+    :param thresholds: the arguments of `Thresholds`
     :param poll_interval: seconds
     """
 
@@ -93,7 +93,7 @@ class QewQewReadyTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
             event = await self._ready()
-        except Exception as error:  # to fail the task is the task's part
+        except Exception as error:  # the task fails, not the trigger
             event = {"error": type(error).__name__, "message": str(error)}
         yield TriggerEvent(event)
 
@@ -108,17 +108,17 @@ class QewQewReadyTrigger(BaseTrigger):
 
 
 class Announced(NamedTuple):
-    last_lease: datetime | None  # as it was then
+    last_lease: datetime | None  # at that time
     remind_in: float
     remind_at: float
 
 
 class Announcer:
-    """When to announce that a queue is ready: once for each batch, and again where nobody seems to have heard.
+    """When to announce that a queue is ready: once for each batch, and again if nobody seems to have heard.
 
-    An announcement is a hint that Airflow may coalesce with another, or drop (the DAG is paused), and the run that it
-    starts may fail before it leases anything. So one holds until something was leased: if the queue is ready then, that is
-    the next batch, and announced at once. And until the time for a reminder; each time the wait for that is doubled.
+    An announcement is a hint. Airflow may merge it with another, or drop it (the DAG is paused), and the run that it starts
+    may fail before it leases. So an announcement holds until something is leased. If the queue is ready then, that is the
+    next batch, which is announced at once. If nothing is leased, a reminder follows, each time after twice the time.
     """
 
     def __init__(self, thresholds: Thresholds, remind: float) -> None:
@@ -126,7 +126,7 @@ class Announcer:
         self._last: Announced | None = None
 
     def reason(self, stats: QueueStats, now: float) -> str | None:
-        """Why to announce it now; None: not now."""
+        """Why to announce it now. None if not now."""
         reason = self._thresholds.reason(stats)
         if reason is None:
             self._last = None
@@ -141,7 +141,7 @@ class Announcer:
         return reason
 
     def seconds_left(self, stats: QueueStats, now: float) -> float | None:
-        """Until the answer may be another although nothing changes."""
+        """Seconds until the reason may change although the queue does not."""
         return self._thresholds.seconds_left(stats) if self._last is None else max(0.0, self._last.remind_at - now)
 
 
@@ -150,29 +150,30 @@ def _is_later(moment: datetime | None, than: datetime | None) -> bool:
 
 
 class QewQewEventTrigger(BaseEventTrigger):
-    """Starts a run for each batch that is ready, as the trigger of an `AssetWatcher`; never defer a task to it.
+    """Starts a run for each batch that is ready, as the trigger of an `AssetWatcher`. Never defer a task to it.
 
-    When it is ready is said as for `QewQewSensor`. The run must lease, not count on what the event says: by then there may
-    be more, or another run has taken it. Announced is once for each batch: again after a lease if the queue is ready then,
-    and as a reminder when nobody leases. All triggers of a queue or reader share the looks at it.
+    The thresholds are those of `QewQewSensor`. The run must lease, and must not rely on the numbers in the event: there may
+    be more by then, or another run may have the batch. There is one event for each batch: another one after a lease if the
+    queue is ready then, and reminders if nobody leases. All triggers of a queue or reader share the looks at it.
 
-    The payload of the event is what `QewQewSensor` returns, and max_records.
+    The payload of the event is what `QewQewSensor` returns, with max_records.
 
     :param queue_name: file name of the queue in the connection's directory
     :param topic: instead of queue_name: name of the topic there
     :param reader: whose messages of the topic
     :param filter: which tags these have; see `QewQewSensor`
-    :param start: where a reader begins that does not exist yet, and that the trigger then makes
+    :param start: where a new reader begins
     :param min_records: number of records, from 1
     :param min_bytes: bytes of records, from 1
     :param max_age: timedelta or seconds, from 0.001 s to ten years
-    :param max_records: what the run is to lease at most, from min_records: for the event's payload, nothing else
+    :param max_records: how many records the run should lease at most, not below min_records; only put into the payload
     :param qewqew_conn_id: the connection
-    :param remind: seconds after which it is announced again that nobody has leased; doubled each time, up to an hour
-    :param poll_interval: seconds between two looks at most; default: ``[qewqew] poll_interval`` of Airflow's configuration, 10
+    :param remind: seconds until the event is repeated if nobody leases; doubled each time, up to an hour
+    :param poll_interval: longest pause in seconds between two looks; default: ``[qewqew] poll_interval`` of Airflow's
+        configuration, 10
 
-    Raises `BadArgument` and `BadPath` for arguments that cannot be meant. What is wrong only in the triggerer (no such
-    connection, a directory that cannot be read) is an error in its log, and tried again, at last every minute.
+    Raises `BadArgument` and `BadPath` for wrong arguments. Errors that only the triggerer can see (a missing connection, a
+    directory that cannot be read) go to its log, and it tries again, in the end every minute.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class QewQewEventTrigger(BaseEventTrigger):
         self.thresholds = Thresholds.of(thresholds)
         self.max_records = None if max_records is None else whole("max_records", max_records)
         if self.max_records is not None and self.max_records < (self.thresholds.min_records or 0):
-            raise BadArgument(f"max_records is {max_records:,}: a batch of that is less than min_records, {min_records:,}")
+            raise BadArgument(f"max_records is {max_records:,}, less than min_records, which is {min_records:,}")
         self.qewqew_conn_id = qewqew_conn_id
         self.remind = seconds("remind", remind, low=1).total_seconds()
         given = conf.get("qewqew", "poll_interval", fallback="10") if poll_interval is None else poll_interval
@@ -231,17 +232,17 @@ class QewQewEventTrigger(BaseEventTrigger):
                 settings = look.settings
                 try:
                     self.thresholds.check_bounds(settings)
-                except BadArgument as error:  # a trigger that fails is started again at once, for ever
-                    self.log.error("%s will not start runs: %s", self.source, error)
+                except BadArgument as error:  # a trigger that fails would be started again and again
+                    self.log.error("%s will not start any runs: %s", self.source, error)
             reason = announcer.reason(look.stats, clock())
             if (left := announcer.seconds_left(look.stats, clock())) is not None:
                 look.again_in(left)
             if reason is not None:
-                self.log.info("%s is ready: %s; announced", self.source, reason)
+                self.log.info("%s is ready (%s): sent an event", self.source, reason)
                 yield TriggerEvent({**announcement(self.source, look.stats, reason), "max_records": self.max_records})
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Without sharing; Airflow calls this where it has no shared streams."""
+        """The same without sharing. Airflow before 3.3 calls this."""
         async with contextlib.aclosing(_Producer(self).open_stream()) as stream:
             async for event in self.filter_shared_stream(look async for look, _ in stream):
                 yield event
@@ -250,9 +251,9 @@ class QewQewEventTrigger(BaseEventTrigger):
 class _Producer(SharedStreamProducer):
     """Looks for all triggers of one queue or reader.
 
-    It has nothing to acknowledge: records stay where they are until a task leases them. But because there is a producer,
-    Airflow confirms to each trigger that its announcement was stored, and starts it anew if that fails; it has no memory
-    then, and announces again.
+    It has nothing to acknowledge, because records stay in the queue until a task leases them. But because there is a
+    producer, Airflow confirms to each trigger that its event was stored. If that fails, Airflow restarts the trigger, which
+    has forgotten the event and sends it again.
     """
 
     def __init__(self, trigger: QewQewEventTrigger) -> None:
@@ -268,9 +269,9 @@ class _Producer(SharedStreamProducer):
                         retry_in = 1.0
                         yield look, None
             except Exception as error:
-                # A stream that ended would be started again every second.
+                # If the stream ended, Airflow would restart it every second.
                 what = f"{source} of connection {conn_id!r}"
-                _logger.error("Cannot look at %s, again in %.0f s: %s: %s", what, retry_in, type(error).__name__, error)
+                _logger.error("Cannot look at %s, trying again in %.0f s: %s: %s", what, retry_in, type(error).__name__, error)
             await asyncio.sleep(retry_in)
             retry_in = min(2 * retry_in, LONGEST_RETRY)
 

@@ -1,8 +1,8 @@
-"""`Watch`: wakes when files change, without polling them; a thread and an inotify instance for all watches of a process.
+"""`Watch` wakes when files change, without polling them. All watches of a process share a thread and an inotify instance.
 
-Watchers of their own would not do: `watchfiles.awatch` holds one of anyio's forty threads, which other triggers need too, and
-the kernel has 128 inotify instances for a user. It is a hint, nothing else: changes that are made on another host, or while
-the directories are looked up anew, are not seen. Who waits gives a time-out, and looks again by then.
+Separate watchers would need too much: `watchfiles.awatch` holds one of anyio's forty threads, which other triggers need too,
+and the kernel gives a user 128 inotify instances. A watch is only a hint. It misses changes that another host makes, or that
+happen while the directories are looked up again. So callers wait with a time-out, and look again after it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from typing import Self
 from weakref import WeakKeyDictionary
 
-GATHER = 0.2  # seconds: changes are told together, so that a busy directory wakes nobody more often
-LOOK_UP = 10.0  # seconds until the directories are looked up anew: one may be new, or another one than before
+GATHER = 0.2  # seconds: changes within this time are reported together, so that a busy directory does not wake more often
+LOOK_UP = 10.0  # seconds until the directories are looked up again: one may be new, or replaced by another
 _logger = logging.getLogger(__name__)
-logging.getLogger("watchfiles.main").setLevel(logging.WARNING)  # it has a line at INFO for all changes
+logging.getLogger("watchfiles.main").setLevel(logging.WARNING)  # it logs all changes at INFO
 
 
 class Watch:
-    """Of the files whose paths begin with one of ``prefixes`` (absolute); their directories need not exist yet."""
+    """A watch on the files whose absolute paths begin with one of ``prefixes``. Their directories need not exist yet."""
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self.prefixes = tuple(prefixes)
@@ -38,14 +38,14 @@ class Watch:
         await self._watcher.remove(self)
 
     async def wait(self, timeout: float) -> None:
-        """Returns when something may have changed since the last call, at the latest after so many seconds."""
+        """Returns when something may have changed since the last call, or after ``timeout`` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.changed.wait(), timeout)
         self.changed.clear()
 
 
 class _Watcher:
-    """What the watches of an event loop share."""
+    """The watcher that all watches of an event loop share."""
 
     def __init__(self) -> None:
         self._watches: set[Watch] = set()
@@ -70,15 +70,15 @@ class _Watcher:
         while True:
             try:
                 await self._watch()
-            except (OSError, RuntimeError) as error:  # a directory that is gone; the kernel's bound on watches
+            except (OSError, RuntimeError) as error:  # a directory is gone, or the kernel's limit of watches is reached
                 if self._warned != str(error):
                     self._warned = str(error)
-                    _logger.warning("cannot watch for changes of files (%s): they are looked at every few seconds only", error)
+                    _logger.warning("Cannot watch files for changes (%s): they are only looked at every few seconds", error)
                 await asyncio.sleep(LOOK_UP)
 
     async def _watch(self) -> None:
-        """Until the directories to watch are others."""
-        from watchfiles import awatch  # late: only a triggerer watches
+        """Watch until other directories are to be watched."""
+        from watchfiles import awatch  # late, because only a triggerer watches
 
         self._added.clear()
         directories = {os.path.dirname(prefix) for watch in self._watches for prefix in watch.prefixes}
@@ -103,7 +103,7 @@ class _Watcher:
             async for found in changes:
                 paths = [path for _, path in found]
                 for watch in self._watches:
-                    # What was changed before this first answer, while nobody watched, is not known.
+                    # Before this first answer nobody watched, so anything may have changed.
                     if first or any(path.startswith(watch.prefixes) for path in paths):
                         watch.changed.set()
                 first = False
@@ -116,7 +116,7 @@ class _Watcher:
 
 
 def _places(directories: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Those that are there, and which they are."""
+    """The directories that exist, with their device and inode."""
     found = {}
     for directory in directories:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Batches: their life cycle, their directories and manifests, and reading them, whoever has the queue or reader they are of.
+"""Batches: their life cycle, their directories and manifests, and reading them, also while others have the queue or reader.
 
 It may import `disk` and `formats`.
 """

@@ -1,7 +1,7 @@
 """Batches: the records that one consumer has leased under a key, and the files they lie in.
 
-What a batch is (its records, its owner, its state) stands in the transaction log. Its files follow: after the commit they
-are moved to where the log says (`places.roll_forward_place` …), and recovery does the same again after a crash.
+The transaction log says what a batch is: its records, its owner, its state. Its files follow: after the commit they are moved to
+where the log says (`places.roll_forward_place` …), and recovery does the same again after a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qewqew_core.formats.zbus import Message
 
 
 class Endings(Protocol):
-    """What happens to a batch at the wish of whoever has it: `Leases`."""
+    """What the owner of a batch can do with it; `Leases` does it."""
 
     def end(self, batch: Batch, to: str, reason: str) -> None: ...
 
@@ -34,11 +34,11 @@ class Endings(Protocol):
 
 
 class Batch:
-    """A batch as it was when it was looked up. Its records are read from its own files, whoever has the queue.
+    """A batch as it was when it was looked up. Its records are read from its own files, also while others have the queue.
 
-    ``state`` is "leased", "returned" (waits, whole, for the next lease), "dead" or "acked". The methods that
-    end it need the queue, or the reader of a topic, that it came from to be open. They are durable when they return,
-    whatever ``sync`` is.
+    ``state`` is "leased", "returned" (it waits, whole, for the next lease), "dead" or "acked". The methods that end a batch need
+    an open queue, or an open reader of a topic: the one that it came from. They are durable when they return, also with
+    ``sync="never"``.
     """
 
     def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str) -> None:
@@ -61,7 +61,7 @@ class Batch:
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The records in order (of a topic: the bodies), some 1 MiB at a time: none is given out before its checksum is verified.
+        """The records in order (for a topic: bodies), about 1 MiB at a time, each verified before it is given out.
 
         Raises `Corrupt`, `BadManifest`, or `BatchExpired` when the files are gone.
         """
@@ -69,7 +69,7 @@ class Batch:
             yield record.body if isinstance(record, Message) else record
 
     def messages(self) -> Iterator[Message]:
-        """The messages of a topic's batch, as iterating gives their bodies; raises `BadArgument` for a queue's batch."""
+        """The messages of a topic's batch; iterating gives only their bodies. Raises `BadArgument` for a queue's batch."""
         for record in self._records():
             if not isinstance(record, Message):
                 raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
@@ -93,7 +93,7 @@ class Batch:
     ) -> str:
         """Copy the batch to ``url``/ID, for readers on other machines; returns that path or URL. See `publishing.publish`.
 
-        The batch stays where it is, in its state: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
+        The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
         return publish(self._directory(), url, options=options, progress=progress)
 
@@ -104,44 +104,43 @@ class Batch:
         return f"<Batch {self.id} {self.state}, attempt {self.attempt}, {self.records:,} records>"
 
     def ack(self) -> None:
-        """The work on the batch is done: it will not be leased again. Acknowledging it twice is no error.
+        """The work on the batch is done: it will not be leased again. It may be acknowledged twice.
 
-        Raises `BatchConflict` if it is not leased any more, or somebody else has leased it since, and `BatchNotFound`.
+        Raises `BatchConflict` if it is not leased any more, or if somebody else has leased it since, and `BatchNotFound`.
         """
         self._leases.end(self, "acked", "")
 
     def nack(self, reason: str = "") -> None:
         """The work failed: the batch waits, whole, and the next lease gets it first, with one more attempt.
 
-        After the ``max_attempts`` of what it came from it goes to the dead letters instead. Raises as `ack`.
+        After ``max_attempts`` (of the queue or reader) it goes to the dead letters instead. Raises as `ack`.
         """
         self._leases.end(self, "returned", reason)
 
     def extend(self, lease_timeout: float | None = None) -> None:
-        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as long as it was given).
+        """The owner still works on it: the lease lasts ``lease_timeout`` seconds from now on (None: as many as it was given).
 
-        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument`
-        if it was leased without a time-out and none is given.
+        Raises `BatchConflict` if the lease is over and somebody has returned the batch, `BatchNotFound`, and `BadArgument` if the
+        batch was leased without a time-out and none is given.
         """
         self._leases.extend(self, lease_timeout)
 
     def to_dead_letters(self, reason: str = "") -> None:
-        """Set the batch aside, to be looked at by a person. Raises as `ack`."""
+        """Set the batch aside for a person to look at. Raises as `ack`."""
         self._leases.end(self, "dead", reason)
 
     def return_to_queue(self) -> None:
-        """A dead batch is returned, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
+        """Return a dead batch, whole: the next lease gets it first. Raises `BatchConflict` if it is not dead."""
         self._leases.revive(self)
 
     def put_back(self) -> None:
-        """The records go back to the front of what they were leased from, in their order, and the batch is no more.
+        """Put the records back to the front of the queue or reader, in their order. The batch is gone after that.
 
-        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another
-        id, so nothing can find and replace what this one may have left. For a leased, returned or dead batch;
-        raises as `ack`.
+        Only for a consumer that knows that it wrote nothing: the records will come in another batch, under another id, so
+        nothing can find and replace what this one may have left. For a leased, returned or dead batch; raises as `ack`.
         """
         self._leases.put_back(self)
 
     def drop(self) -> None:
-        """Delete a dead batch and its records for ever. Raises `BatchConflict` if it is not dead."""
+        """Delete a dead batch and its records. Raises `BatchConflict` if it is not dead."""
         self._leases.drop(self)

@@ -1,4 +1,4 @@
-"""What happens to batches: the same in the log of a queue and of a reader. See `operations`."""
+"""What happens to batches. The logs of queues and of readers have the same operations; see `operations`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LeaseAgain(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """The owner of a batch lives."""
+    """The owner of a batch is alive."""
 
     id: str
     lease_timeout: int | None

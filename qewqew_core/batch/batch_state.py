@@ -1,4 +1,4 @@
-"""A batch at one moment, and how the logs of queues and readers have it, and what happens to it, as JSON."""
+"""A batch at one moment. Also: how the logs of queues and readers write it, and what happens to it, as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchState:
     """A batch that is leased, returned or dead; or acknowledged, with its files still there."""
 
     id: str
-    keys: list[str]  # of all who leased it, the present or last owner at the end
+    keys: list[str]  # of all its owners; the present or last one is at the end
     state: str  # "leased", "returned", "dead", "acked"
     attempt: int
     records: int
@@ -44,7 +44,7 @@ BATCH_ID = re.compile("[A-Za-z0-9_-]+-[0-9a-f]{16}")  # see `places.numbered_id`
 
 
 def checked(batch: BatchState) -> BatchState:
-    """A batch that a log tells of; raises ValueError for what nothing of ours has written. Its id names a directory."""
+    """Check a batch from a log; raises ValueError for one that QewQew cannot have written. Its id names a directory."""
     numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.extended
     if (
         type(batch.id) is not str
@@ -64,7 +64,7 @@ _FIELDS = [attribute.name for attribute in fields(BatchState) if attribute.name 
 
 
 def batch_fields(batch: BatchState) -> dict[str, Any]:
-    """As logs write it, in JSON; chunks they write otherwise."""
+    """A batch as logs write it, in JSON. They write its chunks in another way."""
     return {name: getattr(batch, name) for name in _FIELDS}
 
 
@@ -80,7 +80,7 @@ BATCH_NAMES = {kind: name for name, kind in BATCH_OPERATIONS.items()}
 
 
 def batch_operation(name: str, values: dict[str, Any]) -> BatchOperation:
-    """Raises ValueError and the like for what nothing of ours has written."""
+    """Raises ValueError and the like for values that QewQew cannot have written."""
     return BATCH_OPERATIONS[name](**{name: BATCH_CHECKS[name](value) for name, value in values.items()})
 
 

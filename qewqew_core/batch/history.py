@@ -1,8 +1,8 @@
 """`History`: the acknowledged batches whose records are still kept. There may be tens of thousands, and hardly anybody asks.
 
-So each stays as the logs have it until somebody does: a line break, then JSON, ``[id, keys, attempt, records, bytes, created,
-changed, on disk]``, the last one in bytes. Opening a queue and `inspect` read the lines, and parse none. A line break is nowhere
-else, since JSON escapes it in texts.
+So each stays as the logs have it until somebody asks: a line break, then JSON, ``[id, keys, attempt, records, bytes, created,
+changed, on disk]``, the last one in bytes. Opening a queue and `inspect` read the lines without parsing them. Line breaks are
+nowhere else, because JSON escapes them in texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ID = re.compile(rb'\n\["([^"]*)"')
 
 @dataclass(slots=True)
 class Block:
-    """Lines, and what their batches have together."""
+    """Lines, and sums over their batches."""
 
     count: int = 0
     records: int = 0
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class History:
-    """Oldest acknowledgement first. What looks into it raises `Corrupt` for a line that nothing of ours has written."""
+    """Oldest acknowledgement first. Methods that parse a line raise `Corrupt` if QewQew cannot have written it."""
 
     blocks: deque[Block] = field(default_factory=deque)
 
@@ -54,7 +54,7 @@ class History:
         return (_unpack(line)[0] for block in self.blocks for line in block.each())
 
     def newest(self, most: int) -> list[BatchState]:
-        """Up to ``most`` of those that were acknowledged last, in order."""
+        """The last ``most`` acknowledged batches, in order."""
         lines: list[bytes] = []
         for block in reversed(self.blocks):
             if len(lines) >= most:
@@ -97,7 +97,7 @@ class History:
         return None
 
     def add(self, batch: BatchState, on_disk: int) -> None:
-        """It was acknowledged."""
+        """Add a batch that was acknowledged."""
         if not self.blocks or len(self.blocks[-1].lines) >= BLOCK_BYTES:
             self.blocks.append(Block())
         block = self.blocks[-1]
@@ -106,7 +106,7 @@ class History:
         block.add_up(batch, on_disk, 1)
 
     def remove(self, batch_id: str) -> BatchState:
-        """Its records are no longer kept. Raises KeyError."""
+        """Remove a batch whose records are no longer kept. Raises KeyError."""
         begin = _begin(batch_id)
         for block in self.blocks:  # the oldest go first
             if (at := block.lines.find(begin)) >= 0:
@@ -120,7 +120,7 @@ class History:
         raise KeyError(batch_id)
 
     def drop_nonsense(self) -> int:
-        """Forget the blocks of which a line, or a sum, is wrong; returns how many batches they were to have."""
+        """Forget blocks with a wrong line or sum; returns how many batches they said to have."""
         wrong = [block for block in self.blocks if not _makes_sense(block)]
         self.blocks = deque(block for block in self.blocks if block not in wrong)
         return sum(block.count for block in wrong)
@@ -141,13 +141,13 @@ def _begin(batch_id: str) -> bytes:
 
 
 def _line(lines: bytes, at: int) -> bytes:
-    """The line whose line break is there."""
+    """The line that begins with the line break at ``at``."""
     end = lines.find(b"\n", at + 1)
     return lines[at + 1 : end if end >= 0 else len(lines)]
 
 
 def _unpack(line: bytes) -> tuple[BatchState, int]:
-    """The batch, and the bytes of disk of its files."""
+    """The batch, and the bytes that its files take on disk."""
     try:
         batch_id, keys, attempt, records, size, created, changed, on_disk = json.loads(line)
         if type(on_disk) is not int:

@@ -20,7 +20,7 @@ class LeaseState:
     expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
 
     def with_history(self) -> list[BatchState]:
-        """All batches whose records are kept, acknowledged ones first."""
+        """All batches whose records are kept, the acknowledged ones first."""
         return [*self.history, *self.batches.values()]
 
     def find(self, batch_id: str) -> BatchState | None:

@@ -1,8 +1,8 @@
-"""`Leases`: the life cycle of batches, the same for a queue and for a reader of a topic, which have one each.
+"""`Leases`: the life cycle of batches. Queues and readers of topics have one each; it is the same for both.
 
-A batch is leased under a key, and its lease may be extended. Then it is acknowledged (and its records are kept for a
-while), or returned, also when its time is over, or after too many attempts set aside as a dead letter. What changes
-is committed first, as one of `operations.BatchOperation`; the files follow. What that needs of room on the disk is taken before.
+A batch is leased under a key, and its lease may be extended. Then it is acknowledged (and its records are kept for a while), or
+it is returned, by its owner or because its time is over. After too many attempts it becomes a dead letter. A change is committed
+first, as one of `operations.BatchOperation`, and the files follow. The room that they need on the disk is taken before.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _logger = logging.getLogger(__name__)
 class Source(ABC):
     """What batches are cut from. All calls are made with the engine's lock.
 
-    The batches lie in ``stem``.batches/ID, dead letters in ``stem``.dead/ID; ``name`` is the path or name that their ids
-    are made from, see `places.batch_id`.
+    The batches are in ``stem``.batches/ID, dead letters in ``stem``.dead/ID. Their ids are made from ``name``, a path or a
+    name: see `places.batch_id`.
     """
 
     def __init__(self, files: Files, stem: str, name: str, engine: Engine[Any]) -> None:
@@ -58,11 +58,11 @@ class Source(ABC):
 
     @abstractmethod
     def put_back(self, batch: BatchState) -> None:
-        """Put the records of a batch back to the front; the batch is no more. Durable when it returns."""
+        """Put the records of a batch back to the front. The batch is gone after that. Durable when it returns."""
 
     @abstractmethod
     def commit(self, operation: BatchOperation) -> None:
-        """Commit what happens to a batch; durable when it returns, as the files follow."""
+        """Commit what happens to a batch. Durable when it returns, because the files follow."""
 
     @abstractmethod
     def manifest_of(self, batch: BatchState) -> Manifest:
@@ -70,26 +70,26 @@ class Source(ABC):
 
     @abstractmethod
     def occupied(self, records: int, size: int) -> int:
-        """Bytes that so many acknowledged records, of together ``size`` bytes, take, as ``retention_bytes`` counts them."""
+        """Bytes that acknowledged records with ``size`` bytes of payload take, as ``retention_bytes`` counts them."""
 
     @abstractmethod
     def on_disk(self, batch: BatchState) -> int:
         """Bytes of disk that the files of a batch take for themselves."""
 
-    # Room on the disk. To enter a name into a directory may need some.
+    # Room on the disk. A new name in a directory may need some.
 
     def prepare(self, act: Callable[[], T]) -> T:
-        """Do before a commit what needs room; raises `DiskFull`, and nothing has changed."""
+        """Do what needs room before a commit. If it raises `DiskFull`, nothing has changed."""
         with naming_full_disk(self.engine.path):
             return self.with_room(act)
 
     def with_room(self, act: Callable[[], T]) -> T:
-        """Do it, also on a full disk if that is possible."""
+        """Do it, if possible also on a full disk."""
         return act()
 
     @abstractmethod
     def keep_room(self, names: int, size: int = 0) -> None:
-        """See to it that so many files can be moved after the next commit (``size``: its bytes, if they may be many).
+        """Make sure that so many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
 
         Raises `DiskFull`; then nothing has changed.
         """
@@ -100,9 +100,9 @@ class Source(ABC):
 
 
 class Leases:
-    """The batches of a source. All calls are made with the engine's lock, but for those that end or extend a `Batch`.
+    """The batches of a source. Callers have the engine's lock, except in calls that end or extend a `Batch`.
 
-    ``max_attempts``, ``retention``, ``retention_bytes``: as of `Queue`; raises `BadArgument`.
+    ``max_attempts``, ``retention``, ``retention_bytes``: see `Queue`. Raises `BadArgument`.
     """
 
     def __init__(self, source: Source, max_attempts: int, retention: timedelta, retention_bytes: int) -> None:
@@ -246,7 +246,7 @@ class Leases:
             self._forget([self._current(batch, "dead").id], keep_manifest=False)
 
     def _current(self, batch: Batch, *states: str) -> BatchState:
-        """The state of the batch now, if it is in one of ``states`` and, if leased, by the same owner and attempt."""
+        """The present state of the batch. It must be in one of ``states`` and, if leased, have the same owner and attempt."""
         state, path = self._state.find(batch.id), self.engine.path
         if state is None:
             raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=path)
@@ -274,7 +274,7 @@ class Leases:
         self.engine.notify()
 
     def _expire(self) -> None:
-        """Drop the records of acknowledged batches that are too old, then of the oldest while they are too many bytes."""
+        """Drop the records of acknowledged batches that are too old, and of the oldest ones while all take too many bytes."""
         history, occupied = self._state.history, self._source.occupied
         kept = occupied(history.records, history.size)
         oldest = now_ms() - self.retention // timedelta(milliseconds=1)
@@ -293,7 +293,7 @@ class Leases:
 
 
 class HasBatches:
-    """What a queue and a reader offer of their batches."""
+    """The methods of queues and readers for their batches."""
 
     path: str  # what errors name
     _leases: Leases
@@ -321,16 +321,16 @@ class HasBatches:
     ) -> Batch | None:
         """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
-        The same key gives the same batch again, also after it was acknowledged (``state`` says so: process it again or
-        not, acknowledging it once more is no error). Otherwise a returned batch comes first, whole, whatever the limits;
-        otherwise a new one is cut off the front of what waits: up to ``max_records`` records of together up to
-        ``max_bytes`` payload bytes, at least one. In a queue, the cost depends on the number of chunk files, not of records
-        (a chunk that holds records of open sessions is copied).
+        The same key gives the same batch again, also after it was acknowledged: its ``state`` says so, and it may be processed
+        and acknowledged once more. Otherwise a returned batch comes first, whole, without regard to the limits. Otherwise a new
+        one is cut off the front of what waits: up to ``max_records`` records with up to ``max_bytes`` of payload in all, but at
+        least one record. In a queue the cost depends on the number of chunk files and not of records (a chunk is copied if
+        open sessions hold some of its records).
 
         ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
-        (`Batch.extend`); None: never. A lease whose time is over is returned by the next `lease` under another key.
+        (`Batch.extend`); None: never. The next `lease` under another key returns a batch whose time is over.
 
-        Raises `BadKey`, `BadArgument`, `BatchExpired` (acknowledged, and its records are no longer kept),
+        Raises `BadKey`, `BadArgument`, `BatchExpired` (it was acknowledged, and its records are no longer kept),
         `BatchConflict` (somebody else has this key's batch now, or it is dead), `Corrupt`, `DiskFull`.
         """
         with self._leases.engine.exclusive():
@@ -338,8 +338,8 @@ class HasBatches:
             return self._present(state) if state else None
 
     def return_expired(self) -> list[Batch]:
-        """Return the batches whose lease time is over: their owners have not extended them (or, after ``max_attempts``,
-        send them to the dead letters). Anyone may; a lease without ``lease_timeout`` never ends so.
+        """Return the batches whose lease time is over, or send them to the dead letters after ``max_attempts``. Anyone may call
+        this. A lease without ``lease_timeout`` never ends in this way.
         """
         with self._leases.engine.exclusive():
             return [self._present(state) for state in self._leases.return_expired()]
@@ -366,8 +366,8 @@ class HasBatches:
             return self._present(self._leases.of_id(batch_id))
 
     def find_batch(self, key: str) -> Batch:
-        """The batch with this id, or that was leased under this key. Raises as `batch`, and `BatchConflict` if somebody else has
-        the key's batch now, or it is dead.
+        """The batch with this id, or the batch that was leased under this key. Raises as `batch`, and `BatchConflict` if somebody
+        else has the key's batch now, or it is dead.
         """
         with self._leases.engine.exclusive():
             try:

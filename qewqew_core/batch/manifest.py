@@ -1,9 +1,9 @@
 """The manifest of a batch: the JSON file that hands leased records over to Spark or any other engine.
 
-A batch is a directory: `manifest.json` and the segment files it names, each a chunk file of a queue (see
-`chunk`) or a block of a topic (see `zbus`) of which the bytes from ``start`` to ``end`` are this batch's
-records; of a topic's, with a filter, those that match. Paths are relative to the manifest, so the
-directory can be copied as it is, manifest last (`publishing` does that), and read where it lies: in any `store`.
+A batch is a directory: `manifest.json` and the segment files that it names. Each is a chunk file of a queue (see `chunk`) or a
+block of a topic (see `zbus`). Its bytes from ``start`` to ``end`` are the records of the batch; with a filter, the messages that
+match. Paths are relative to the manifest, so the directory can be copied as it is, manifest last (`publishing` does that), and
+read from any `store`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Segment:
 
     @property
     def base(self) -> int:
-        """Of a block: the offset in the topic at which the file begins."""
+        """The offset in the topic at which a block begins."""
         return int(self.file[:20])
 
     @property
     def cuts(self) -> list[int]:
-        """The offsets at which it can be cut into parts: its boundaries."""
+        """The offsets at which the segment can be cut into parts: its boundaries."""
         return [offset for offset, _ in self.boundaries]
 
     def part(self, start: int, end: int) -> Segment:
-        """The records between two offsets, each of which is one of its `cuts` or an end of it."""
+        """The records between two offsets. Each offset is one of its `cuts`, or an end of the segment."""
         first, last = bisect_left(self.boundaries, (start, 0)), bisect_left(self.boundaries, (end, 0))
         before, seed, records, crc32 = 0, self.seed, self.records, self.crc32
         if end < self.end:
@@ -76,7 +76,7 @@ class Segment:
 
 
 def checksums(crcs: Iterable[int]) -> tuple[str, ...]:
-    """Eight hex digits for each."""
+    """Each checksum as eight hex digits."""
     values = tuple(crcs)
     return tuple(struct.pack(f">{len(values)}I", *values).hex(" ", 4).split())
 
@@ -85,8 +85,8 @@ def checksums(crcs: Iterable[int]) -> tuple[str, ...]:
 class Manifest:
     """What `manifest.json` says.
 
-    ``records``, also those of segments and boundaries, counts what belongs to the batch: with a ``filter`` only the messages
-    that match. ``bytes`` counts payloads: without the two length bytes of each record, or without the heads of messages.
+    ``records``, also of segments and boundaries, counts what belongs to the batch: with a ``filter`` only messages that match.
+    ``bytes`` counts payload, without the two length bytes of each record or the head of each message.
     """
 
     id: str
@@ -130,7 +130,7 @@ class Manifest:
 
 
 def manifest_path(path: str | os.PathLike[str]) -> str:
-    """The manifest of a batch that is given by its directory or by its manifest: a path, or a URL."""
+    """The path or URL of a batch's manifest, given the batch's directory or the manifest itself."""
     path = os.fspath(path)
     local = local_path(path)
     if local is None:
@@ -139,7 +139,7 @@ def manifest_path(path: str | os.PathLike[str]) -> str:
 
 
 def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Manifest:
-    """Read a manifest and check all that can be checked without reading the segments.
+    """Read a manifest and check everything that can be checked without reading the segments.
 
     ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). Raises
     `BadManifest`, which names file and field, and `StoreError`, `BadArgument`.
@@ -173,7 +173,7 @@ def load_all(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> 
 
 
 def parse(body: Any, path: str) -> Manifest:
-    """The manifest in a decoded JSON body; raises `BadManifest` for whatever is missing or contradicts itself."""
+    """The manifest in a decoded JSON body; raises `BadManifest` if something is missing or contradicts itself."""
 
     def field(holder: Any, name: str, kind: type, where: str = "") -> Any:
         value: Any = holder.get(name) if isinstance(holder, dict) else None
@@ -290,7 +290,7 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
 
 
 def _check_files(store: Store, manifest: Manifest, path: str) -> None:
-    """Raise `BadManifest` if a segment's file is not there, is no plain file, or is too short."""
+    """Raise `BadManifest` if a segment's file is not there, is not a regular file, or is too short."""
     ends = manifest.files()
     sizes = store.sizes(list(ends))
     for name, end in ends.items():
@@ -298,7 +298,7 @@ def _check_files(store: Store, manifest: Manifest, path: str) -> None:
             size = sizes[name] if name in sizes else store.size(name)
         except StoreError:
             raise
-        except (OSError, UnicodeEncodeError) as error:  # JSON can name what no file can be named
+        except (OSError, UnicodeEncodeError) as error:  # JSON allows names that no file can have
             raise BadManifest(f"segment file {name!r} cannot be read: {error}", path=path) from error
         if size < end:
             raise BadManifest(f"segment file {name!r} has {size} bytes, the segment ends at {end}", path=path)

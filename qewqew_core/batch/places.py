@@ -1,4 +1,4 @@
-"""The directories of batches: where they lie, and how they are made, moved and removed, durably."""
+"""The directories of batches: where they are, and how they are made, moved and removed, durably."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_manifest(files: Files, directory: str, body: Manifest) -> None:
 
 
 def prepare_manifest(files: Files, directory: str, body: Manifest) -> None:
-    """Write it durably, but not yet into place: all that needs room."""
+    """Write it durably, but not yet into its place. This is the part that needs room."""
     write_new(files, os.path.join(directory, manifest.MANIFEST + ".tmp"), body.to_json())
 
 
@@ -42,7 +42,7 @@ def place_manifest(files: Files, directory: str) -> None:
 
 
 def remove_tree(files: Files, directory: str) -> None:
-    """Remove a batch's directory; its files lie flat."""
+    """Remove a batch's directory with its files."""
     if files.is_directory(directory):
         for name in files.list(directory):
             _remove(files, os.path.join(directory, name))
@@ -76,7 +76,7 @@ def make_home(files: Files, path: str, suffix: str) -> str:
     """The directory that holds batches, made durably if it is not there."""
     home = path + suffix
     while not files.is_directory(home):
-        if files.exists(home) and not files.is_directory(home):  # of stages, another process may make it just now
+        if files.exists(home) and not files.is_directory(home):  # another process may make that of stages just now
             raise BadPath("is in the way: the batches of the queue belong there. Nothing was changed; move it away", path=home)
         try:
             files.make_directory(home)
@@ -118,7 +118,7 @@ def queue_name(path: str) -> str:
 
 
 def batch_id(path: str, key: str) -> str:
-    """A readable prefix and a hash of the key: safe in every file system and in Hadoop paths."""
+    """A readable prefix and a hash of the key, safe in every file system and in Hadoop paths."""
     return numbered_id(path, int.from_bytes(key_hash(key)[:8]))
 
 

@@ -1,6 +1,6 @@
-"""A batch, copied to where other machines read it: another directory, or the URL of an object store.
+"""Copying a batch to where other machines read it: another directory, or the URL of an object store.
 
-Its files are copied first and its manifest last, so what is there is a batch once its manifest is, and then whole.
+The files are copied first and the manifest last. So if the manifest is there, the batch is whole.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def publish(
 ) -> str:
     """Copy the batch in the directory ``batch`` to ``url``/ID, where `manifest.load` reads it; returns that path or URL.
 
-    When it returns, the batch is there, whole: its files were verified by their checksums while they were read, their sizes
-    were asked for after they were written, and only then was the manifest written. In a directory it is durable. If it raises
-    or is killed, there is no manifest, or still that of an earlier publication; call it again. It then reads what
-    is there, compares checksums of whole files, and sends those that are missing or differ. Publishing a batch twice gives
-    the same, but for key and attempt, which are those of its last lease.
+    When it returns, the whole batch is there. Its files were verified by their checksums while they were read, their sizes were
+    checked after they were written, and only then was the manifest written. In a directory it is durable. If it raises or is
+    killed, there is no manifest, or still that of an earlier publication: call it again. It then reads what is there, compares
+    checksums of whole files, and sends those that are missing or differ. Publishing a batch twice gives the same, except for key
+    and attempt, which are those of its last lease.
 
-    ``options``: see `store.store_of`. ``progress`` is told how many bytes were done, and how many there are.
+    ``options``: see `store.store_of`. ``progress`` is called with the bytes done so far, and with how many there are.
 
     Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there,
     `BadArgument`, `StoreError`, `DiskFull`, and `OSError` of a directory.
@@ -69,7 +69,7 @@ def publish(
 
 
 def _check(target: Store, body: Manifest) -> None:
-    """Raise `BadPath` if another batch lies there; what is no manifest was torn by a store that does not write in one."""
+    """Raise `BadPath` if another batch is there. What is not a manifest was torn by a store that does not write at once."""
     path = target.locate(MANIFEST)
     try:
         text = target.read(MANIFEST)

@@ -1,4 +1,4 @@
-"""What `verify` and `repair` say of a queue, or of a topic."""
+"""What `verify` and `repair` report about a queue or a topic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Report:
-    """What `verify` has read, and what was wrong with it: one message for each problem, with path and offset."""
+    """What `verify` has read, and what was wrong: one message for each problem, with path and offset."""
 
     records: int = 0  # of a topic: messages
     bytes: int = 0  # payload, read and found right
@@ -38,7 +38,7 @@ class Damage:
 
 @dataclass
 class RepairReport:
-    """What `repair` or `repair_topic` has found, and what the queue or topic holds afterwards."""
+    """What `repair` or `repair_topic` has found, and what is in the queue or topic afterwards."""
 
     records: int = 0  # that will be delivered; of a topic: messages
     batches: int = 0  # of a topic: those of all readers

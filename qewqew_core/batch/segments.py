@@ -1,4 +1,4 @@
-"""The records of a batch, read from its files: none is given out before its checksum is verified."""
+"""The records of a batch, read from its files. Each is verified by a checksum before it is given out."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _AT_ONCE = 8 << 20  # what is longer is read once to verify it, and once more to
 def read_records(
     store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment
 ) -> Iterator[list[bytes] | list[zbus.Message]]:
-    """The records of a segment, in order, some 1 MiB at a time: bytes, or the messages of a topic.
+    """The records of a segment, in order, about 1 MiB at a time: bytes, or the messages of a topic.
 
-    ``store``: where its file is; a directory's path will do. Raises `Corrupt` and `BadManifest`, and `StoreError`;
-    before it gives out a record of a run that is not what its checksum says.
+    ``store``: where its file is; the path of a directory will do. Raises `Corrupt`, `BadManifest` and `StoreError`, before it
+    gives out any record of a run whose checksum is wrong.
     """
     if manifest.layout == BLOCK:
         for run in read_messages(store, manifest, segment):
@@ -59,7 +59,7 @@ def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_by
 
 
 class RawMessages(NamedTuple):
-    """Whole messages of a block, as they stand there."""
+    """Whole messages of a block, as they are in it."""
 
     offset: int  # in the topic, of the first byte
     data: bytes
@@ -71,7 +71,7 @@ class RawMessages(NamedTuple):
 
 
 class Walk:
-    """Goes from message to message of a block, and makes sure that they are whole, with numbers that follow each other."""
+    """Goes from message to message of a block, and makes sure that they are whole and that their numbers follow each other."""
 
     def __init__(self, path: str, base: int, at: int, dialect: str, number: int | None, filter: Filter | None) -> None:
         """``number``: of the message that begins at ``at``; None: any. ``filter``: which messages are wanted."""
@@ -79,7 +79,7 @@ class Walk:
         self._path, self._base, self._dialect, self._number, self._filter = path, base, dialect, number, filter or None
 
     def to(self, end: int, read: Read, run_bytes: int) -> Iterator[RawMessages]:
-        """The messages up to ``end`` in runs of at most ``run_bytes``, or one message; in some there may be none that is wanted.
+        """The messages up to ``end``, in runs of at most ``run_bytes`` or of one message. A run may have no wanted message.
 
         Raises `Corrupt`.
         """
@@ -109,10 +109,10 @@ class Walk:
 def read_messages(
     store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
 ) -> Iterator[RawMessages]:
-    """The segment of a topic as runs that hold one message of the batch at least, and at most ``run_bytes`` or one message.
+    """The segment of a topic, in runs of at most ``run_bytes`` or one message. Each has at least one message of the batch.
 
-    Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages with numbers that
-    follow each other, and `BadManifest` if they, or those up to a boundary, are not as many as the manifest says.
+    Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages whose numbers follow each
+    other, and `BadManifest` if their number, in all or up to a boundary, is not the one in the manifest.
     """
     with open_file(_store(store), segment.file) as file:
         walk = Walk(file.path, segment.base, segment.start, str(manifest.dialect), None, Filter(manifest.filter))
@@ -147,7 +147,7 @@ class SegmentFile(NamedTuple):
     pread: Read
 
     def read(self, start: int, end: int) -> bytes:
-        """All of these bytes; raises `Corrupt` if they are not there."""
+        """Exactly these bytes; raises `Corrupt` if some are missing."""
         try:
             data = self.pread(start, end)
         except FileNotFoundError as error:  # other stores say so when it is read
@@ -194,7 +194,7 @@ def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
 
 
 def _parts(segment: Segment, size: int) -> Iterator[Segment]:
-    """The segment in parts of at least ``size`` bytes, but for the last, and the first ones: their records are to come soon."""
+    """The segment in parts of at least ``size`` bytes, except the last one and the first ones: their records are to come soon."""
     start, least = segment.start, -(-size // 32)
     for end in (*segment.cuts, segment.end):
         if end - start >= least or end == segment.end:
@@ -204,7 +204,7 @@ def _parts(segment: Segment, size: int) -> Iterator[Segment]:
 
 @contextmanager
 def _located(file: SegmentFile, part: Segment) -> Iterator[None]:
-    """If what is verified within is damaged, the error names the bytes between two boundaries, and not all of the part."""
+    """Let an error about a damaged part name the bytes between two boundaries, and not all of the part."""
     try:
         yield
     except Corrupt:
@@ -214,7 +214,7 @@ def _located(file: SegmentFile, part: Segment) -> Iterator[None]:
 
 
 def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list[Message]]:
-    """The records of a batch of a queue or of a topic, some at a time, if its manifest is that of this batch.
+    """The records of a batch of a queue or of a topic, several at a time, if its manifest is that of this batch.
 
     Raises `Corrupt` and `BadManifest`.
     """

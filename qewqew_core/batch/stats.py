@@ -1,4 +1,4 @@
-"""What waits, and what is leased, in numbers: the same for a queue and for a reader of a topic."""
+"""How much waits and how much is leased. Queues and readers of topics have the same numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Records, payload bytes and chunks of the queue (what open sessions hold included); numbers of batches; disk space."""
+    """Records, payload bytes and chunks of the queue (also those that open sessions hold), numbers of batches, and disk space."""
 
     records: int
     bytes: int
@@ -41,7 +41,7 @@ def counts(batches: Collection[BatchState]) -> dict[str, int]:
 
 
 def oldest_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
-    """When that of these was leased that has been leased for longest, and still is."""
+    """When the oldest of these leases began that has not ended."""
     now = now_ms()
     times = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
     return arguments.moment(min(times)) if times else None

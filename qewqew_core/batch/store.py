@@ -1,6 +1,6 @@
-"""Where the files of a batch lie: a directory of this machine, or a URL of any store that fsspec knows.
+"""Where the files of a batch are: a directory of this machine, or a URL of any store that fsspec knows.
 
-A store can be pickled, and sent to the process that reads: it holds a place and options, and no connection.
+A store can be pickled and sent to the process that reads. It has a place and options, but no connection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Store(ABC):
         """Bytes of a file."""
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """Those of many files, where asking for all at once is quicker than one by one; may leave out any."""
+        """The sizes of many files, if asking for all at once is quicker than one by one. May leave out any."""
         return {}
 
     @abstractmethod
@@ -61,18 +61,18 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, name: str) -> AbstractContextManager[Read]:
-        """What reads parts of a file."""
+        """A function that reads parts of a file."""
 
     def clean(self) -> None:  # noqa: B027 - most stores keep nothing of what was not finished
         """Remove what a killed `write` has left."""
 
     @abstractmethod
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """A file of these parts, whole or not at all, also if they raise; replaces what is there. Durable when it returns."""
+        """Write a file of these parts, whole or not at all, also if they raise. Replaces an old one. Durable when it returns."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Remove the directory and all that is in it, if it is there."""
+        """Remove the directory with everything in it, if it is there."""
 
     def check(self) -> None:  # noqa: B027 - of a directory there is nothing to know beforehand
         """Raise `BadArgument` if the package for the store is missing, or its options are wrong, before it is used."""
@@ -140,7 +140,7 @@ class Local(Store):
                     raise
 
     def clean(self) -> None:
-        """Remove what a killed `write` has left. Another that goes on just now fails."""
+        """Remove what a killed `write` has left. A `write` that is under way fails."""
         if DISK.is_directory(self.path, follow=True):
             for name in DISK.list(self.path):
                 if name.startswith(".") and name.endswith(_TEMPORARY):
@@ -157,7 +157,7 @@ class Local(Store):
 
 @dataclass(frozen=True)
 class Remote(Store):
-    """What fsspec reaches under a URL."""
+    """A directory that fsspec reaches under a URL."""
 
     options: Mapping[str, Any] = field(repr=False)  # there may be secrets among them
 
@@ -258,7 +258,7 @@ class Remote(Store):
 
     @contextmanager
     def _errors(self, name: str, offset: int | None = None) -> Iterator[None]:
-        """Name the file in whatever goes wrong. Each kind of store has errors of its own, and they may quote options."""
+        """Let every error name the file. Each kind of store has errors of its own, and they may quote options."""
         url = self.locate(name)
         try:
             yield
@@ -297,7 +297,7 @@ def _needs(url: str) -> str:
 
 
 def local_path(path: str) -> str | None:
-    """The path of a file on a mounted file system that is given by path or `file:` URI; None for the URL of another store.
+    """The path of a file on a mounted file system, given a path or a `file:` URI; None for the URL of another store.
 
     Raises `BadArgument` for a `file:` URI of another host.
     """
@@ -314,14 +314,14 @@ def local_path(path: str) -> str | None:
 
 
 def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
-    """The store of the files in a directory that is given by path or URL.
+    """The store of the files in a directory, given its path or URL.
 
-    ``options`` are those of fsspec's file system (of s3: ``endpoint_url``, ``profile`` …), as text or as values: true and
-    false, and what begins with { or [, are taken as JSON. Secrets are better left to the environment, where each store's
-    client looks for them: options travel with the tasks of a job.
+    ``options`` are those of fsspec's file system (for s3: ``endpoint_url``, ``profile`` …), as text or as values. Texts that are
+    true or false, or begin with { or [, are read as JSON. Leave secrets to the environment, where the client of each store looks
+    for them, because options travel with the tasks of a job.
 
-    Raises `BadArgument`, here or when the store is first used: for a URL that carries a password, for an option that is no
-    JSON, and if the package for the store is not installed.
+    Raises `BadArgument`, here or when the store is first used: if the URL has a password in it, if an option is not valid JSON,
+    or if the package for the store is not installed.
     """
     local = local_path(path)
     if local is not None:

@@ -1,5 +1,5 @@
-"""crc32 of a part, from those of the whole: a lease does not read the records to give their checksum, and who looks for frames in
-a damaged log does not read the same bytes again for each place where one might begin.
+"""crc32 of a part, computed from checksums of the whole. So a lease gives the checksum of records without reading them, and a
+search for frames in a damaged log does not read the same bytes again for each place where one might begin.
 
 crc(A+B) = crc(A)·x^(8·len B) + crc(B), over GF(2): the identity behind zlib's crc32_combine.
 """

@@ -1,7 +1,7 @@
 """`Engine`: what makes a store transactional, written once for queues, topics and readers: a log, a state, and a lock.
 
 A commit becomes true in `Engine.commit`: one frame is appended to the log, and then the state in memory follows. `durable`
-waits until it is on disk. The files that follow the log are the business of whoever has the engine: it brings them up to
+waits until it is on disk. The files that follow the log are the business of the engine's owner: it brings them up to
 where the log is before that is cut back (`rotate`).
 
 A call that fails in the middle of a change leaves the disk unknown. Then the engine is poisoned: every further call raises
@@ -146,7 +146,7 @@ class Engine(Generic[S]):
     # Opening and closing
 
     def attach(self, log: Journal, state: S) -> None:
-        """This is the log, and what it says."""
+        """Take over a log, and the state that it describes."""
         self.log, self.state = log, state
         self.rotate_at = log.snapshot_end + max(self._log_bytes, log.snapshot_end)
 
@@ -155,13 +155,13 @@ class Engine(Generic[S]):
         return hasattr(self, "log")
 
     def detach(self) -> None:
-        """The log is another one from now on."""
+        """Give the log up; another one will be attached."""
         log = self.log
         del self.log
         log.close()
 
     def open(self) -> None:
-        """Calls are let in."""
+        """Let calls in."""
         self.closed_reason = None
 
     @property
@@ -174,15 +174,15 @@ class Engine(Generic[S]):
         return isinstance(self.closed_reason, Closed)
 
     def check_open(self) -> None:
-        """Raise what every call is refused with."""
+        """Raise the reason for which every call is refused, if there is one."""
         if self.closed_reason is not None:
             raise self.closed_reason.with_traceback(None)
 
     def close(self, checkpoint: Callable[[], None], release: Callable[[], None]) -> None:
-        """Refuse all calls from now on, bring the files to where the log is, and release all that is held.
+        """Refuse all calls from now on, bring the files up to the log, and release everything.
 
-        A second call does nothing, unless the first one was interrupted: then it releases what that did not. Of a poisoned
-        store nothing is written.
+        A second call does nothing, or releases what a first one that was interrupted did not. If the store is poisoned, nothing
+        is written.
         """
         with self.lock:
             if self.is_closed:
@@ -215,7 +215,7 @@ class Engine(Generic[S]):
         self.closed_reason = Closed(
             f"the {self._what} was opened before this process was forked; open it again here", path=self.path
         )
-        self.lock = threading.RLock()  # whoever held it does not exist here
+        self.lock = threading.RLock()  # the thread that held it does not exist here
         self._changed = threading.Condition(self.lock)
         if self.has_log:
             self.log.forked()
@@ -226,6 +226,8 @@ class Engine(Generic[S]):
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """One call has the store to itself; it may come inside another one. Raises what a closed or poisoned store does."""
+        # A generator, and not a class with `__exit__`: Python looks for signals where a function begins, so a Ctrl-C in the first
+        # instruction of an `__exit__` would leave the lock held. A generator that is dropped there ends its own `with`.
         with self.lock:
             self.check_open()
             outer, self.committed = self.committed, False
@@ -240,7 +242,7 @@ class Engine(Generic[S]):
                 self._gate.leave()
 
     def run(self, act: Callable[[*A], T], *arguments: *A) -> T:
-        """``act`` in `exclusive`, for what is called most often: a generator would cost a fifth of a put."""
+        """``act`` in `exclusive`, for the calls made most often: a generator would cost a fifth of a put."""
         with self.lock:
             if self.closed_reason is not None:
                 self.check_open()
@@ -259,7 +261,7 @@ class Engine(Generic[S]):
                     gate.leave()
 
     def poison_after(self, error: BaseException) -> None:
-        """A call has raised: poison the store if that has left the disk unknown."""
+        """Poison the store after a call that has raised, if it is not known any more what is on disk."""
         if isinstance(error, QewQewError):
             if isinstance(error, Broken):
                 self.poison(error)
@@ -272,7 +274,7 @@ class Engine(Generic[S]):
             self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
 
     def poison(self, error: OSError) -> Broken:
-        """A call of the file system failed in the middle of a change: what is on disk is no longer known here."""
+        """Refuse all calls: the file system failed in the middle of a change, so what is on disk is not known any more."""
         broken = (
             error
             if isinstance(error, Broken)
@@ -282,20 +284,20 @@ class Engine(Generic[S]):
                 path=error.filename or self.path,
             )
         )
-        with self.lock:  # whoever calls: a thread that waited for the disk, or a repair that has nobody beside it
+        with self.lock:  # also for a thread that waited for the disk
             if not self.is_closed:  # else it happened in `close`, which goes on to release everything
                 self.closed_reason = broken
             self._changed.notify_all()
         return broken
 
     def full(self, error: OSError) -> DiskFull | None:
-        """What to raise for an error of the system before a commit, if it means that the disk is full."""
+        """The `DiskFull` to raise for an error before a commit; None if it does not mean that the disk is full."""
         return no_room(error, self.path)
 
     # Waiting
 
     def wait(self, deadline: float | None) -> bool:
-        """Let others in until one of them has changed something; False when the time is over."""
+        """Let others in until one of them changes something; False if the time is over first."""
         rest = None if deadline is None else deadline - clock.monotonic()
         if rest is not None and rest <= 0:
             return False
@@ -310,17 +312,17 @@ class Engine(Generic[S]):
         return True
 
     def notify(self) -> None:
-        """Something has changed that a thread may wait for."""
+        """Wake the threads in `wait`: something has changed."""
         if self.waiting:
             self._changed.notify_all()
 
     # Commits
 
     def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:
-        """The operations have happened, all of them, or none if this raises. Returns the position that `durable` takes.
+        """Make the operations happen: all of them, or none if this raises. Returns the position that `durable` takes.
 
-        Raises `DiskFull` (nothing has changed) or `Broken`. ``now``: milliseconds since the epoch; ``reserve``: keep room
-        in the log for commits that make room on a full disk.
+        Raises `DiskFull` (nothing has changed) or `Broken`. ``now``: milliseconds since the epoch; ``reserve``: keep room in the
+        log for commits that free room on a full disk.
         """
         now = now_ms() if now is None else now
         body = self._format.commit(now, operations)
@@ -346,7 +348,7 @@ class Engine(Generic[S]):
     def rotate(self, checkpoint: Callable[[], None]) -> bool:
         """Cut the log back to a snapshot. ``checkpoint`` brings all other files to where the log is, durably, before that.
 
-        Where there is no room for the new log the old one goes on, and False comes back.
+        If there is no room for the new log, the old one goes on, and this returns False.
         """
         try:
             checkpoint()

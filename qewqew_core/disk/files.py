@@ -1,7 +1,7 @@
 """The file-system calls that everything above goes through, so that tests can crash, tear and fill the disk.
 
-`Files` is the real disk and holds no policy: who calls decides what must be durable, and in which order.
-Errors are those of the operating system. Questions change nothing; what changes something is durable only where it says so.
+`Files` is the real disk and has no policy: callers decide what must be durable, and in which order. Errors are those of the
+operating system. Questions change nothing. A change is durable only if its docstring says so.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewe
 
 
 class Files:
-    """The real file system. What each call guarantees is what the tests' simulated disk takes away."""
+    """The real file system. The tests' simulated disk loses everything that these calls do not guarantee."""
 
-    # Questions. The answer may be out of date at once, where other processes change the same files.
+    # Questions. If other processes change the same files, the answer may be out of date at once.
 
     def open_to_read(self, path: str, *, follow: bool = False) -> int:
-        """A descriptor of a regular file; anything else is an error, and a pipe is not waited for."""
+        """A descriptor of a regular file. Anything else is an error; a pipe does not block."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -39,7 +39,7 @@ class Files:
         return fd
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer only where the file ends. What was written is read, synced or not."""
+        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file. What was written is read, synced or not."""
         data = os.pread(fd, size, offset)
         while 0 < len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
@@ -50,16 +50,16 @@ class Files:
         return os.fstat(fd).st_size
 
     def status(self, file: str | int, *, follow: bool = True) -> os.stat_result:
-        """What the system knows of a file, by its path or its descriptor. Without ``follow`` a link is itself the file."""
+        """What the system knows about a file, by its path or descriptor. Without ``follow`` a link itself is the file."""
         return os.stat(file, follow_symlinks=follow)
 
     def inode_and_size(self, path: str) -> tuple[int, int]:
-        """They differ when another process has replaced the file, or appended to it."""
+        """Inode and size. They differ if another process has replaced the file or appended to it."""
         status = os.stat(path)
         return status.st_ino, status.st_size
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Inode, and time of the last change in nanoseconds: they differ when another program has made the file anew."""
+        """Inode, and time of the last change in nanoseconds. They differ if another program has replaced the file."""
         status = os.stat(path)
         return status.st_ino, status.st_mtime_ns
 
@@ -68,22 +68,22 @@ class Files:
         return os.stat(path).st_mtime_ns // 1_000_000
 
     def exists(self, path: str) -> bool:
-        """Whether the name is there, be it of a link that leads nowhere."""
+        """Whether the name exists, even as a link that leads nowhere."""
         return os.path.lexists(path)
 
     def is_directory(self, path: str, *, follow: bool = False) -> bool:
-        """Whether a directory is there; a link to one is none unless ``follow``."""
+        """Whether there is a directory. A link to one counts only with ``follow``."""
         return os.path.isdir(path) and (follow or not os.path.islink(path))
 
     def is_regular(self, path: str) -> bool:
-        """Whether a regular file is there; a link is none."""
+        """Whether there is a regular file. A link does not count."""
         try:
             return stat.S_ISREG(os.lstat(path).st_mode)
         except FileNotFoundError:
             return False
 
     def is_link(self, path: str) -> bool:
-        """Whether a symbolic link is there, wherever it leads."""
+        """Whether there is a symbolic link, wherever it leads."""
         return os.path.islink(path)
 
     def resolved(self, path: str) -> str:
@@ -91,7 +91,7 @@ class Files:
         return os.path.realpath(path)
 
     def kinds(self, path: str) -> dict[str, bool]:
-        """The names in a directory, in no order, and whether each is a regular file; a link is none."""
+        """The names in a directory, in no order, and whether each is a regular file (a link is not)."""
         with os.scandir(path) as entries:
             return {entry.name: entry.is_file(follow_symlinks=False) for entry in entries}
 
@@ -109,7 +109,7 @@ class Files:
         return status.f_bavail * status.f_frsize
 
     def boot(self) -> bytes:
-        """Tells one run of the machine from another, between which there may have been a power cut; empty where nothing does."""
+        """Names this run of the machine: after a power cut it is another one. Empty if the system does not say."""
         return _boot()
 
     # Changes
@@ -123,8 +123,8 @@ class Files:
     def open_into(
         self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
     ) -> None:
-        """The same, put into a list: an interrupt finds the file opened and in the list, or neither. With ``make`` it need not
-        exist, but may.
+        """The same, into a list: an interrupt finds the file opened and in the list, or neither. ``make`` makes it if it does not
+        exist.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW) | (os.O_CREAT if make or new else 0)
         descriptors.extend(map(os.open, (path,), (flags | (os.O_EXCL if new else 0),), (0o600,)))
@@ -144,15 +144,15 @@ class Files:
         os.posix_fallocate(fd, 0, size)
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut the file off, or fill it up with zeros, which take no room. Durable only after `sync`."""
+        """Cut the file off, or extend it with zeros, which take no room. Durable only after `sync`."""
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Bytes and size of the file are durable. If it fails, nobody knows what is: it must not be called again."""
+        """Make bytes and size of the file durable. If it fails, nobody knows what is on disk: do not call it again."""
         os.fdatasync(fd)
 
     def sync_directory(self, path: str) -> None:
-        """Files created in, renamed to or from, and removed from this directory are so after a power cut too."""
+        """Make durable which files were created in this directory, renamed to or from it, and removed."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -168,11 +168,11 @@ class Files:
         os.link(source, target)
 
     def unlink(self, path: str) -> None:
-        """The name goes, and with its last name and last descriptor the file. Durable after `sync_directory` of its parent."""
+        """Remove the name; with its last name and descriptor the file goes. Durable after `sync_directory` of the parent."""
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        """An empty directory, for its owner alone. Durable after `sync_directory` of its parent."""
+        """Make a directory, for its owner alone. Durable after `sync_directory` of its parent."""
         os.mkdir(path, 0o700)
 
     def remove_directory(self, path: str) -> None:
@@ -180,7 +180,7 @@ class Files:
         os.rmdir(path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all that is in it, in no order; an error or a crash leaves any part of it."""
+        """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
         shutil.rmtree(path)
 
 
@@ -196,12 +196,12 @@ DISK = Files()  # for those to whom nobody gives another
 
 
 def open_again(descriptors: list[int], fd: int) -> None:
-    """Another opening of the same file, for reading, put into a list: locks tell it from the first one."""
+    """Open the same file again for reading, into a list. For locks this is another opening than the first one."""
     descriptors.extend(map(os.open, (f"/proc/self/fd/{fd}",), (os.O_RDONLY | os.O_CLOEXEC,)))
 
 
 def has_open(pid: int, fd: int) -> bool:
-    """Whether this process has the file open, too. What we may not look at counts as yes: it is another user's."""
+    """Whether that process has the file open too. If we may not look, because it is another user's, this is True."""
     mine = os.fstat(fd)
     directory = f"/proc/{pid}/fd"
     try:
@@ -221,7 +221,7 @@ def has_open(pid: int, fd: int) -> bool:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Each of them once, however often this is interrupted and called again."""
+    """Close each of them once, however often this is interrupted and called again."""
     while descriptors:
         any(map(os.close, map(descriptors.pop, (-1,))))
 
@@ -231,19 +231,19 @@ def close_first(descriptors: list[int]) -> None:
 
 
 def close_each(descriptors: dict[int, int], *which: int) -> None:
-    """The same for descriptors by what they are of: all of them, or these."""
+    """The same for a dictionary of descriptors: all of them, or those with these keys."""
     any(map(os.close, map(descriptors.pop, which or tuple(descriptors))))
 
 
 class Descriptors(list[int]):
-    """Open descriptors, which are closed with the list: wherever an interrupt takes it away, none of them is left open."""
+    """Open descriptors that are closed with the list: wherever an interrupt comes, none of them stays open."""
 
     def close(self) -> None:
-        """Close them, and forget them. Called again after an interrupt, it goes on where that came."""
+        """Close and forget them. Called again after an interrupt, it goes on where it was interrupted."""
         close_all(self)
 
     def hand_over(self, fds: list[int]) -> None:
-        """The last one is in the other list from now on."""
+        """Move the last one to the other list."""
         fds.extend(map(self.pop, (-1,)))
 
     def __enter__(self) -> Self:
@@ -273,8 +273,8 @@ def read_all(files: Files, fd: int, path: str) -> bytes:
 
 
 def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None) -> None:
-    """A new file with this content, durable but for its name. Replaces what is at ``path``. ``fds`` gets its descriptor, or
-    it is closed.
+    """Make a file with this content, durable but for its name, in place of what is at ``path``. ``fds`` gets its descriptor;
+    without ``fds`` it is closed.
     """
     if files.exists(path):
         files.unlink(path)

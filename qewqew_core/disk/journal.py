@@ -1,7 +1,7 @@
-"""The framing of logs: a checked head, then checksummed frames that are only ever appended. Nothing else knows its bytes.
+"""The framing of logs: a checked head, then checksummed frames that are only ever appended. No other module knows its bytes.
 
-A log is a snapshot of a state followed by one frame for each commit since. A commit *is* its frame: it happened if
-and only if the whole frame is in the log. What the kinds of frames mean is up to who writes them: for queues see
+A log is a snapshot of a state, followed by one frame for each commit since. A commit *is* its frame: it happened if
+and only if the whole frame is in the log. Each kind of log gives the kinds of frames their meaning: for queues see
 `log`. All integers are big-endian::
 
      0        8           12      16          each frame:   0        4       8         12     13
@@ -10,12 +10,12 @@ and only if the whole frame is in the log. What the kinds of frames mean is up t
     │        │    u32    │       │        │               │  u32   │  u32  │   u32   │  u8  │ length │
     └────────┴───────────┴───────┴────────┴──             └────────┴───────┴─────────┴──────┴────────┘
 
-A frame's crc is that of all behind it, begun with the generation, which is new for each snapshot: bytes of an
-older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame
-was written. A kind of zero (unwritten space) is no frame.
+A frame's crc covers everything behind it. It begins with the generation, which is new for each snapshot, so bytes of an
+older log are never taken for frames. ``durable`` is the offset up to which the log was on disk when the frame was written.
+Kind 0 is unwritten space.
 
-What is no whole frame ends the log: a commit that was torn never happened, and is cut off. But if a good frame
-further on says that the place was durable, then it was not torn but damaged.
+The first thing that is not a whole frame ends the log: that commit was torn, never happened, and is cut off. But if a good
+frame further on says that the place was durable, it was not torn but damaged.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _frame_end(data: bytes, generation: int, at: int) -> int | None:
 
 
 def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
-    """The same, and what they say."""
+    """The same, with the bodies."""
     for start, kind, body, end in places(data, generation, at):
         yield Frame(start, kind, data[body:end], end)
 
@@ -135,7 +135,7 @@ _ZEROS = bytes(64 << 10)
 
 
 def ends_in_zeros(data: bytes, at: int) -> bool:
-    """Whether nothing else comes from ``at`` on: no frame can hide there."""
+    """Whether there are only zeros from ``at`` on, where no frame can hide."""
     return all(data.startswith(_ZEROS[: len(data) - begin], begin) for begin in range(at, len(data), len(_ZEROS)))
 
 
@@ -150,8 +150,8 @@ def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -
 def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T:
     """What ``replay`` makes of a log that somebody may be appending to while it is read.
 
-    A read that has passed a place before a frame came there may still find the frames behind it, which say that the one before
-    them was durable: that looks like damage. At the next look the frame is there; damage is the same, and is raised.
+    A read may pass a place before a frame is written there, and still find the frames behind it. They say that the one before
+    them was durable, which looks like damage. At the next look the frame is there; real damage looks the same, and is raised.
     """
     seen: tuple[int | None, bytes] | None = None
     while True:
@@ -166,7 +166,7 @@ def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T
             seen = here
 
 
-# What a body that is not as it was written raises while it is read and applied.
+# What a body that QewQew cannot have written raises while it is read and applied.
 NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
 
 
@@ -184,9 +184,9 @@ def json_fields(body: bytes) -> dict[str, Any]:
 
 
 def look_again(look: Callable[[], T], changing: tuple[type[Exception], ...] = (Corrupt,)) -> T:
-    """What ``look`` finds in a store that others use: it may change between two looks at it. Damage looks the same each time.
+    """What ``look`` finds in a store that may change while it looks. Damage looks the same each time.
 
-    ``changing``: what it raises then; the fifth time it passes through.
+    ``changing``: what ``look`` raises then. The fifth time this passes through.
     """
     for attempt in range(4):
         with contextlib.suppress(*changing):
@@ -201,8 +201,8 @@ def look_again(look: Callable[[], T], changing: tuple[type[Exception], ...] = (C
 def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int], durable: int = 0) -> Iterator[Frame]:
     """Whole frames of these kinds from ``at`` on, wherever they begin, that say that ``durable`` bytes or more were on disk.
 
-    Where frames seem to begin everywhere and to reach to the end, each costs no more than a short one (`Parts`): the time is
-    linear in the size of the log, whatever stands in it.
+    Frames may seem to begin everywhere and to reach to the end of the log. A long one costs no more than a short one (`Parts`),
+    so the time is linear in the size of the log, whatever is in it.
     """
     parts, kind = None, re.compile(b"[%b]" % re.escape(bytes(kinds)))
     while found := kind.search(data, at + _FRAME.size - 1):
@@ -218,7 +218,9 @@ def find_frames(data: bytes, generation: int, at: int, kinds: Collection[int], d
 
 
 def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | None:
-    """As the head says or, if that is damaged, as the checksum of the first frame was begun with; ``kinds``: it is of these."""
+    """The generation in the head or, if that is damaged, the one with which the checksum of the first frame begins. That frame is
+    of one of these ``kinds``.
+    """
     if len(data) < _HEAD.size + _FRAME.size:
         return None
     generation: int = _HEAD.unpack_from(data)[1]
@@ -235,9 +237,7 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 
 
 def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:
-    """Put a new log into place, whole or not at all, and durably. ``snapshot`` makes all of it, head included, for the
-    generation that it is given.
-    """
+    """Put a new log in place, whole or not at all, and durably. ``snapshot`` makes all of it for a generation, head included."""
     generation, fds = new_generation(), Descriptors()
     data = snapshot(generation)
     write_new(files, path + ".tmp", data, fds)
@@ -271,7 +271,7 @@ class Journal:
         owner: str = "queue",
         frames: int = 0,
     ) -> None:
-        """``fds``: a list with the descriptor; whoever else has it may close it, too."""
+        """``fds``: a list with the descriptor. Others that have the list may close it too."""
         self._files = files
         self.path = path
         self._owner = owner
@@ -283,8 +283,8 @@ class Journal:
         self._base = 0  # position of offset 0
         self._failed: OSError | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
-        # Nobody syncs the descriptor while a thread has both. A `with` takes them, and never a generator: an interrupt could
-        # leave one behind that has them, and `close` in the same thread would wait for ever.
+        # Nobody syncs the descriptor while a thread has both. They are taken by `with`, never in a generator: an interrupt could
+        # leave one behind that has them, and then `close` in the same thread would wait forever.
         self._sync_lock = threading.Lock()  # of the next line
         self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
@@ -300,7 +300,7 @@ class Journal:
         return self._base + self.synced
 
     def reserved(self, size: int) -> None:
-        """The file has this size, and nothing but zeros behind the end."""
+        """Say that the file has this size, with nothing but zeros behind the end."""
         self._allocated = size
 
     def follow(self, end: int) -> None:
@@ -327,7 +327,7 @@ class Journal:
 
     @property
     def slow_to_open(self) -> bool:
-        """Whether the next opening would have much to do; then the log is cut back to a snapshot when its owner closes it."""
+        """Whether the next opening would have much to do. If so, the log is cut back to a snapshot when it is closed."""
         return self.end - self.snapshot_end > LIMITS.log_bytes_at_close or self.frames > LIMITS.log_frames_at_close
 
     @property
@@ -336,7 +336,7 @@ class Journal:
         return self._allocated - self.end
 
     def reserve(self, size: int) -> None:
-        """Make sure that ``size`` bytes can be appended and `RESERVE` is left; raises `DiskFull`."""
+        """Make sure that ``size`` bytes can be appended and `RESERVE` bytes are left; raises `DiskFull`."""
         wanted = self.end + size + RESERVE
         if wanted > self._allocated:
             try:
@@ -362,10 +362,10 @@ class Journal:
         return spare > 0
 
     def sync(self, position: int, refuse: bool) -> None:
-        """Everything up to ``position`` is durable. Threads that wait here together share one fsync.
+        """Make everything up to ``position`` durable. Threads that wait here together share one fsync.
 
-        Raises `Broken`, after which nothing is sure. ``refuse``: commits that are not durable have not returned to
-        their callers, and must not come back when the log is opened again.
+        Raises `Broken`; then nothing is sure. ``refuse``: commits that are not durable have not returned to their callers, so
+        they must not come back when the log is opened again.
         """
         while self._base + self.synced < position:
             turn = threading.Lock()
@@ -396,15 +396,15 @@ class Journal:
     def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
         """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
 
-        ``snapshot`` makes the whole of it, head included, for the generation that it is given.
+        ``snapshot`` makes all of it for a generation, head included.
         """
         generation = new_generation()
         data = snapshot(generation)
-        write_new(self._files, self.path + ".tmp", data, self._owned)  # whatever comes, `close` closes it
+        write_new(self._files, self.path + ".tmp", data, self._owned)  # `close` closes it in any case
         return Prepared(self._owned[-1], generation, len(data))
 
     def replace(self, new: Prepared) -> None:
-        """Go on in the prepared log. All other files say by now what it says; raises `Broken`."""
+        """Go on in the prepared log. By now all other files say what it says. Raises `Broken`."""
         try:
             self._files.rename(self.path + ".tmp", self.path)
             self._files.sync_directory(parent(self.path))
@@ -417,7 +417,7 @@ class Journal:
             self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
 
     def close(self, unlock: bool = False) -> None:
-        """A second call does nothing, but for what an interrupted one has not done."""
+        """A second call does nothing, or finishes a first one that was interrupted."""
         with self._sync_lock, self._turn:
             if unlock:
                 lock.unlock(*self._owned)
@@ -428,13 +428,13 @@ class Journal:
             close_all(self._owned)
 
     def replaced(self) -> None:
-        """Another process has put a durable snapshot into its place: who waits in `sync` has nothing left to wait for."""
+        """Another process has put a durable snapshot in its place: threads in `sync` have nothing left to wait for."""
         with self._sync_lock, self._turn:
             self.synced = sys.maxsize - self._base
             close_all(self._owned)
 
     def forked(self) -> None:
-        """In a forked child: whoever held the lock does not exist here."""
+        """In a forked child: the thread that held the lock does not exist here."""
         self._sync_lock = threading.Lock()
         self._turn = threading.Lock()
 

@@ -1,9 +1,9 @@
 """Who may open a queue: one owner at a time, between processes, between threads, and against a Java process.
 
-The lock is the one that the original takes, a write lock on the header file (we leave out bytes far behind its end, see `_Line`),
-as an *open file description* lock: it collides with the POSIX locks of the JVM in both directions, with a second opening in
-the same process, and it is not dropped when another descriptor of the file is closed. portalocker takes it and lets it go, with
-the locker of `ofd`; so it does for readers and their consumers. The kernel drops it when the process dies.
+The lock is the one that the original takes: a write lock on the header file, except on bytes far behind its end (see `_Line`).
+It is an *open file description* lock. Such a lock collides with the POSIX locks of the JVM in both directions and with a second
+opening in the same process, and it stays when another descriptor of the file is closed. portalocker takes and releases it, with
+the locker of `ofd`, also for readers and their consumers. The kernel drops it when the process dies.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
@@ -22,15 +23,15 @@ from qewqew_core.disk.files import DISK, Descriptors, Files, close_all, close_ea
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
-_LINE = 1 << 62  # where in a file those who wait stand in line: far behind all that is written …
+_LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
 _OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them
-_QUICK_LOOKS = 0.005  # seconds for which who waits looks by himself: a call of a reader takes less than to wake a thread
-_LONGEST_PAUSE = 0.02  # seconds between two looks where the kernel wakes nobody
+_QUICK_LOOKS = 0.005  # seconds for which a waiter looks by itself: a call of a reader takes less time than waking a thread
+_LONGEST_PAUSE = 0.02  # seconds between two looks if the kernel does not wake us
 _PATIENCE = 1.0  # seconds without moving forward
 
 
 def check_system(path: str) -> None:
-    """Raises `BadPath` where the locks do not exist that all this rests on."""
+    """Raise `BadPath` if the system does not have the locks that all this needs."""
     if sys.platform != "linux" or not hasattr(fcntl, "F_OFD_SETLK"):
         raise BadPath(
             "cannot be opened: this system has no open file description locks, without which two owners could destroy each "
@@ -39,7 +40,8 @@ def check_system(path: str) -> None:
         )
 
 
-# Locks on bytes of an open file. Imported late: Spark executors read batches with this package, and need not have portalocker.
+# Locks on bytes of an open file. portalocker is imported late: Spark's executors read batches with this package and need not have
+# it, and it imports redis where that is installed, which takes 0.5 s and 17 MiB.
 
 
 def take(fd: int, start: int, length: int) -> bool:
@@ -51,7 +53,7 @@ def take(fd: int, start: int, length: int) -> bool:
     except ofd.AlreadyLocked:
         return False
     except ofd.LockException as error:
-        raise error.__cause__ or error from None  # as of any other call of the system
+        raise error.__cause__ or error from None  # as any other call of the system would
     return True
 
 
@@ -74,12 +76,12 @@ def first_locked(fd: int, start: int, length: int) -> int | None:
 
 
 def whole(fd: int) -> bool:
-    """Lock all that a file can have, which collides with a Java program's lock on it; False if another opening has some of it."""
+    """Lock the whole file, which collides with a Java program's lock; False if another opening has a lock on a part of it."""
     return take(fd, 0, _LINE)
 
 
 def unlock(*fds: int) -> None:
-    """Before they are closed: a forked child may share the open file descriptions, and closing alone would leave it the locks."""
+    """Unlock before closing: a forked child may share the open file descriptions, and closing alone would leave it the locks."""
     for fd in fds:
         with contextlib.suppress(OSError, ImportError):  # when the interpreter ends nothing can be imported any more
             drop(fd, 0, 0)
@@ -104,12 +106,12 @@ class HeaderLock:
         return self._descriptors[0] if self._descriptors else -1
 
     def release(self) -> None:
-        """Unlock, then close; finishes what an interrupted call has begun. Files of the queue must be deleted before."""
+        """Unlock, then close, or finish what an interrupted call has begun. Delete files of the queue before this."""
         unlock(*self._descriptors)
         close_all(self._descriptors)
 
     def forked(self) -> None:
-        """In a forked child: close, without a word to the lock, which stays the parent's."""
+        """In a forked child: close without unlocking, since the lock stays the parent's."""
         close_all(self._descriptors)
 
     def __del__(self) -> None:
@@ -125,7 +127,7 @@ class HeaderLock:
         return (now.st_dev, now.st_ino) == self._identity
 
     def _try(self, path: str, follow: bool) -> bool | None:
-        """Lock the file without waiting. Whether it was made; None if somebody else has it."""
+        """Lock the file without waiting. Returns whether it was made; None if somebody else has the lock."""
         created = False
         try:
             self._files.open_into(self._descriptors, path, follow=follow)
@@ -164,11 +166,11 @@ def is_awaited(fd: int) -> bool:
 
 
 class _Line:
-    """Those who wait for a lock on a file, in the order in which they came: each holds a byte behind what the lock covers, the
-    next one behind all that are held.
+    """The waiters for a lock on a file, in the order in which they came. Each holds a byte behind what the lock covers, and a new
+    one takes the byte behind all that are held.
 
-    Without it, who comes back at once finds the lock free before those who sleep between two tries have looked. Where nobody
-    can stand in line (there is no file, a Java process has all of it), everybody is the first.
+    Without a line, a process that comes back at once would find the lock free before others, which sleep between two tries, have
+    looked. If nobody can stand in line (there is no file, or a Java process has all of it), everybody is the first.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -194,7 +196,7 @@ class _Line:
                 return
 
     def before(self) -> int:
-        """How many are before us. Of several the kernel names any: if not the first one, we say fewer, but never 0."""
+        """How many are before us. If there are several, the kernel names any of them, so this may be too few, but never 0."""
         found, at = 0, _LINE
         while self._fd is not None and at < self.place:
             taken = first_locked(self._fd, at, self.place - at)
@@ -210,6 +212,17 @@ class _Line:
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 drop(self._fd, _LINE, 0)
+
+
+@dataclass
+class Waits:
+    """How this process has waited for locks until now, for metrics."""
+
+    seconds: float = 0.0
+    refused: int = 0  # how often it gave up
+
+
+WAITS = Waits()
 
 
 def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length: int = _LINE) -> _T | None:
@@ -229,10 +242,11 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
             if fd is not None and before and first_locked(fd, 0, length) is not None:
                 waiting.moved = now  # somebody has the lock: nobody before us is late
             still = now - waiting.moved
-            # Nobody waits for ever for one who is before him and was stopped.
+            # Nobody waits forever for a process before it that was stopped.
             is_turn = not before or still > _PATIENCE or now >= deadline
             taken = act() if is_turn else None
             if taken is not None or now >= deadline:
+                WAITS.refused += taken is None
                 waiting.leave()
                 return taken
             if fd is not None and now - began > _QUICK_LOOKS:
@@ -243,8 +257,10 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
             pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
     except BaseException:
-        waiting.leave()  # also where leaving was interrupted: nobody is to wait for one who has gone
+        waiting.leave()  # also if leaving was interrupted: nobody must wait for a process that has gone
         raise
+    finally:
+        WAITS.seconds += time.monotonic() - began
 
 
 def acquire(
@@ -252,8 +268,8 @@ def acquire(
 ) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`; `NotNeeded` if ``unless()`` is true when
-    our turn comes. Errors of opening the file pass through. Whatever is raised, nothing stays open or locked.
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Raises `NotNeeded` if ``unless()`` is
+    true when our turn comes. Errors of opening the file pass through. When it raises, nothing stays open or locked.
     """
     check_system(path)
     header, line = HeaderLock(files), list[int]()
@@ -289,7 +305,7 @@ def _locked(path: str, timeout: float) -> Locked:
 
 
 def holder(path: str) -> int | None:
-    """The process that has the header locked, where the system tells it; never takes or drops a lock."""
+    """The process that has the header locked, if the system tells it. Never takes or drops a lock."""
     with contextlib.suppress(OSError), Descriptors([DISK.open_to_read(path, follow=True)]) as (fd,):
         return _holder(fd)
     return None
@@ -304,6 +320,6 @@ def _holder(fd: int) -> int | None:
     _, pid = found
     if pid > 0:  # a POSIX lock, as a Java program takes
         return pid
-    # An OFD lock has no process. Ours say it by another lock; of another container it may be somebody else's number here.
+    # An OFD lock names no process. Our owners say theirs by another lock; in another container the number may be another's.
     at = first_locked(fd, _OWNERS, 0)
     return at - _OWNERS if at is not None and has_open(at - _OWNERS, fd) else None

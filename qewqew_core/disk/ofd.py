@@ -1,8 +1,8 @@
 """The locker that we give to portalocker: which kind of lock it takes, and on which bytes. Imported when the first lock is taken.
 
-portalocker's own lockers take flock(2), which does not collide with Java's lock at all, or POSIX locks, which collide with
-nothing in the same process and are dropped when any descriptor of the file is closed. Ours is made as they are, from the
-function that `PosixLocker` calls; portalocker's global `LOCKER`, which others in this process may use, stays as it is.
+portalocker's own lockers take flock(2) or POSIX locks. The former do not collide with Java's locks at all. The latter do not
+collide within a process, and are dropped when any descriptor of the file is closed. Ours is a `PosixLocker` with another kind of
+lock. portalocker's global `LOCKER` stays as it is, because others in this process may use it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class RangeLocker(PosixLocker):
 def wait_until_free(fd: int, start: int, length: int) -> None:
     """Sleep in the kernel until no other opening has a lock on these bytes. The descriptor need only be open for reading."""
     locker = RangeLocker(start, length)
-    locker.lock(fd, LockFlags.SHARED)  # for a moment: who locks without waiting may find it taken
+    locker.lock(fd, LockFlags.SHARED)  # for a moment, in which others that do not wait find it taken
     locker.unlock(fd)
 
 
 def lock_on(fd: int, start: int, length: int) -> tuple[int, int] | None:
     """Where a lock begins that another opening has on some of these bytes, and the process that has it: -1 for an OFD lock.
 
-    portalocker has no such question.
+    portalocker cannot ask this.
     """
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
     kind, _, found, _, pid = _FLOCK.unpack(answer)

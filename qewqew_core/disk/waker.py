@@ -1,8 +1,8 @@
 """Asleep in the kernel until a lock on a file is dropped, for up to a given time.
 
-The kernel's call that waits for a lock knows no time-out, and cannot be taken back. So a thread makes it, with an opening
-of its own, gives the lock back at once, and wakes all in this process who wait for the same bytes. One whose time is over
-goes on; the thread sleeps on, for the next who waits, and ends when the lock is dropped.
+The kernel's call that waits for a lock has no time-out and cannot be cancelled. So a thread makes it, with an opening of its own,
+gives the lock back at once, and wakes all waiters in this process for the same bytes. A waiter whose time is over goes on; the
+thread sleeps on for the next waiter, and ends when the lock is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Waker(threading.Thread):
         try:
             ofd.wait_until_free(self.fds[0], *self._key[2:])
         except ofd.LockException:
-            pass  # who waits looks himself
+            pass  # the waiter looks by itself
         finally:
             with _guard:
                 _wakers.pop(self._key, None)
@@ -41,7 +41,7 @@ class _Waker(threading.Thread):
 def sleep_until_free(fd: int, start: int, length: int, timeout: float) -> bool:
     """Sleep until no other opening of the file has a lock on these bytes, for up to ``timeout`` seconds.
 
-    False at once if nobody has one, or if the kernel cannot be asked here: then who waits must look by himself.
+    Returns False at once if nobody has one, or if the kernel cannot be asked: then the waiter must look by itself.
     """
     from qewqew_core.disk import ofd
 
@@ -63,7 +63,7 @@ def sleep_until_free(fd: int, start: int, length: int, timeout: float) -> bool:
 
 
 def _forked() -> None:
-    """The threads are the parent's; so are the locks that they ask for."""
+    """In a forked child: the threads are the parent's, and so are the locks that they wait for."""
     global _guard
     for waker in _wakers.values():
         close_all(waker.fds)

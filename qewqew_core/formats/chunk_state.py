@@ -140,7 +140,7 @@ class Chunk:
         self.crc = crc
 
     def reset(self) -> None:
-        """An empty chunk begins anew, as in the original: the bytes behind the tail are stale."""
+        """An empty chunk starts over, as in the original: the bytes behind the tail are stale."""
         self.base = self.head = self.tail = chunk.BEGIN
         self.taken = self.total = self.crc = 0
         self.index = []

@@ -1,6 +1,6 @@
 """The files of a queue's batches: chunk files, moved into the batch's directory and back.
 
-Each `roll_forward_…` makes the files agree with what was committed, from any point at which a crash stopped it.
+Each `roll_forward_…` makes the files agree with what was committed, from any point at which a crash may have stopped it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def segment_file(path: str, chunk_id: int) -> str:
 
 
 def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[str]) -> Manifest:
-    """The manifest of a batch whose segments lie at these paths now; raises `Corrupt` as a reader does."""
+    """The manifest of a batch whose segments are at these paths now; raises `Corrupt` as a reader does."""
     segments = []
     for chunk_state, where in zip(batch.chunks, segment_paths, strict=True):
         *inside, whole = manifest.checksums(crcs_of_unread(files, where, chunk_state))
@@ -69,18 +69,18 @@ def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
 
 
 def segment_paths(path: str, batch: BatchState) -> list[str]:
-    """Where the segments of a batch lie that is in its directory."""
+    """The paths of the segments of a batch that is in its directory."""
     directory = directory_of(path, batch)
     return [os.path.join(directory, segment_file(path, chunk_state.id)) for chunk_state in batch.chunks]
 
 
 def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
-    """The manifest of a batch that lies in its directory."""
+    """The manifest of a batch whose files are in its directory."""
     return manifest_of(files, path, batch, segment_paths(path, batch))
 
 
 def roll_forward_manifest(files: Files, path: str, batch: BatchState) -> None:
-    """Write the manifest anew: owner or attempt have changed."""
+    """Rewrite the manifest: owner and attempt have changed."""
     write_manifest(files, directory_of(path, batch), manifest_in_place(files, path, batch))
 
 

@@ -1,7 +1,7 @@
 """`Chain`: the chunk files of an open queue, which follow its log.
 
-Frames of small commits are in the log first, and go into the last chunk's file later, many at once. Large commits write
-theirs past the tail, where no reader looks, before they happen. What a commit has emptied is removed after it.
+Frames of small commits are in the log first and go into the last chunk's file later, many at once. Large commits write
+their frames past the tail, where no reader looks, before they happen. Chunks that a commit has emptied are removed after it.
 
 Only the first chunk and the last stay open, and locked as a Java program locks them.
 """
@@ -76,9 +76,9 @@ class Chain:
         return position
 
     def after_commit(self, position: int) -> None:
-        """Remove the files of chunks that the commit has dropped, cut the log back when it has grown.
+        """Remove the files of chunks that the commit has dropped, and cut the log back if it has grown.
 
-        Log first, then the header, then the files: the original loses the whole queue when a crash finds them otherwise.
+        First the log, then the header, then the files. After a crash in another order the original would lose the whole queue.
         """
         engine = self._engine
         if dropped := engine.state.dropped:
@@ -99,11 +99,11 @@ class Chain:
                 self.rotate()
 
     def expect_changes(self) -> None:
-        """Count the changes of batches from now on, as of which the log is to be cut back."""
+        """Count the changes of batches from now on: after so many the log is cut back."""
         self._rotate_at_changes = self._engine.state.changes + LIMITS.log_changes
 
     def rotate(self) -> None:
-        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        """Cut the log back to a snapshot. If there is no room for one, the old log goes on."""
         self.expect_changes()
         expired = self._engine.state.prune_keys(now_ms())
         if self._engine.rotate(self._checkpoint):
@@ -117,10 +117,10 @@ class Chain:
         except OSError as error:
             if isinstance(error, QewQewError):
                 raise
-            raise self._engine.poison(error) from error  # be it for want of room: nobody knows what is on disk
+            raise self._engine.poison(error) from error  # a full disk too: nobody knows what is on it now
 
     def forget_emptied(self) -> None:
-        """What is kept of the records of chunks that the commit has emptied is stale."""
+        """Forget cached and pending records of chunks that the commit has emptied."""
         emptied = self._engine.state.emptied
         if self._piece is not None and self._piece[0].id in emptied:
             self._piece = None
@@ -176,9 +176,9 @@ class Chain:
         self.store_header()
 
     def hand_over(self) -> None:
-        """As `store`, for another process of ours that waits to go on: what is written here it syncs, when nobody waits for it.
+        """As `store`, but nothing except the log is synced: another process of ours waits, and the last owner syncs.
 
-        The log is durable, so a power cut loses nothing: who opens the queue after one redoes from the log what this has written.
+        A power cut loses nothing, because the log is durable: the next opening redoes from it what this has written.
         """
         engine, files = self._engine, self.files
         engine.durable(engine.log.position, always=True)
@@ -213,7 +213,7 @@ class Chain:
         """The first chunk and the last have changed: from now on these are the ones that are locked."""
         self.close_others()
         state = self._engine.state
-        with contextlib.suppress(Locked):  # who needs the chunk is told
+        with contextlib.suppress(Locked):  # a call that needs the chunk raises it
             for end in (next(iter(state.chain.values()), None), state.last):
                 if end is not None:
                     chunk_files.own_chunk(self.files, self.path, self.descriptors, end.id)
@@ -237,7 +237,7 @@ class Chain:
     # New chunks
 
     def free_ids(self, count: int, start: int, step: Callable[[int], int]) -> list[int]:
-        """Ids for ``count`` new chunks: the next ones that no file has, be it of the chain or left by somebody else."""
+        """Ids for ``count`` new chunks: the next ones that no file has, in the chain or beside it."""
         ids: list[int] = []
         start = start or self.begin - 1
         for _ in range(chunk.MAX_ID):
@@ -255,8 +255,8 @@ class Chain:
         )
 
     def size_for(self, size: int) -> int:
-        """Bytes of the file of the next chunk, which is to hold so many bytes of frames at first. An almost empty queue takes
-        little room; one that grows comes to whole chunks soon.
+        """The size of the next chunk file, which is to hold ``size`` bytes of frames at once. An almost empty queue takes little
+        room, and one that grows comes to whole chunks soon.
         """
         last = self._engine.state.last
         found, least = LIMITS.first_chunk_bytes, max(chunk.BEGIN + size, last.size + 1 if last else 0)
@@ -328,7 +328,8 @@ class Chain:
     ) -> tuple[Cut, int]:
         """Copy the first records of a chunk that nobody holds, as many as fit, into a new chunk file, durably.
 
-        Returns what was copied, and the size of the file. Its pointers say so if it is ``finished``, else that it is empty.
+        Returns what was copied, and the size of the file. The file's pointers say so if it is ``finished``; otherwise they say
+        that it is empty.
         """
         copy, spans = Chunk(source.id, 0), []
         fd = self.files.open(path, new=True)
@@ -373,9 +374,10 @@ class Chain:
         return at
 
     def compact(self) -> None:
-        """Write chunks with gaps anew: the original knows no gaps. What open sessions held is there again.
+        """Rewrite chunks with gaps, because the original knows no gaps. What open sessions held is there again.
 
-        Ids count back from the first chunk, as in a put-back, but for the last: the original takes the id after that.
+        Ids count back from the first chunk, as in a put-back. The last chunk gets a higher id, with the id after it free: the
+        original gives that to its next chunk.
         """
         state = self._engine.state
         *others, last = state.chain.values()
@@ -412,7 +414,7 @@ class Chain:
     # The end
 
     def release(self) -> None:
-        """Give all files back. It may be called again, and goes on where it was interrupted."""
+        """Close and unlock all files. It may be called again, and goes on where it was interrupted."""
         lock.release_each(self.descriptors)
 
     def forked(self) -> None:

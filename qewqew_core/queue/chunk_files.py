@@ -20,7 +20,7 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
     Raises `Locked` if somebody else has it.
     """
     name = chunk.chunk_path(path, chunk_id)
-    with contextlib.suppress(OSError):  # who reads it says what is wrong with it
+    with contextlib.suppress(OSError):  # reading it says what is wrong with it
         owned[chunk_id] = owned.get(chunk_id) or files.open(name)
     if chunk_id in owned and not lock.whole(owned[chunk_id]):
         close_each(owned, chunk_id)
@@ -28,7 +28,7 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
 
 
 def store_pointers(files: Files, path: str, state: State, unsure: Collection[int] = (), durable: bool = True) -> list[int]:
-    """Make head, tail and next in each chunk file say what the log says, durably; returns of which chunks they had changed.
+    """Make head, tail and next in each chunk file say what the log says, durably; returns the chunks where they were different.
 
     ``unsure``: chunks that a killed process may have made, and not synced.
     """
@@ -48,9 +48,9 @@ def store_pointers(files: Files, path: str, state: State, unsure: Collection[int
 
 
 def store_header(files: Files, header_fd: int, first: int, sure: bool = True) -> None:
-    """Make the header say which chunk is the first, durably, before anything it referred to is removed.
+    """Make the header say which chunk is the first, durably, before any file that it named is removed.
 
-    Not ``sure``: a killed process may have written just that, and not synced it.
+    Not ``sure``: a killed process may have written the same and not synced it.
     """
     data = chunk.FIRST.pack(first)
     if not sure or files.read(header_fd, 3, 0) != data:
@@ -60,7 +60,7 @@ def store_header(files: Files, header_fd: int, first: int, sure: bool = True) ->
 
 
 def restore_header(files: Files, path: str, first: int) -> None:
-    """Make the header anew, durable but for its name, if a Java program has removed it, or is not there for another reason."""
+    """Make the header again if it is gone: a Java program may have removed it. Durable but for its name."""
     if first and not files.exists(path):
         with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
             fd = files.open(path, new=True)
@@ -72,10 +72,9 @@ def restore_header(files: Files, path: str, first: int) -> None:
 
 
 def sync_moved(files: Files, path: str) -> None:
-    """Chunks that sessions spilled, or that were staged, have left their directory for the queue's: a move is durable when both
-    are synced.
+    """Make durable that spilled or staged chunks have moved into the queue's directory.
 
-    First that which they are in now, or a power cut could find them in neither.
+    That directory is synced first, and then the one that they came from: otherwise a power cut could find them in neither.
     """
     homes = [path + suffix for suffix in (paths.SPILL, paths.STAGED) if files.is_directory(path + suffix)]
     if homes:
@@ -88,7 +87,7 @@ def sync_moved(files: Files, path: str) -> None:
 
 
 def check_free(files: Files, path: str, min_free_bytes: int, size: int) -> None:
-    """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave less than ``min_free_bytes``."""
+    """Raise `DiskFull` if puts that take ``size`` more bytes of disk would leave fewer than ``min_free_bytes``."""
     if not min_free_bytes:
         return
     free = files.free(os.path.dirname(path))

@@ -1,4 +1,4 @@
-"""What is on disk of a queue before anybody has decided what it means, and what the chunk files alone tell."""
+"""What is on disk of a queue, before it is decided what it means, and what the chunk files alone tell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Found:
 
     files: Files
     path: str
-    header: int  # id of the first chunk; 0 also where there is no header
+    header: int  # id of the first chunk; 0 if there is none, or no header
     log: Replayed | None
     boot: bytes = b""  # which run of the machine this is
 
@@ -33,12 +33,12 @@ class Found:
 
     @property
     def ids(self) -> set[int]:
-        """Of chunk files, when somebody asked first."""
+        """The ids of the chunk files, as they were at the first question."""
         return self._listed[0]
 
     @property
     def irregular(self) -> set[int]:
-        """Of those of them that are links, directories, pipes."""
+        """The ids among them whose files are links, directories or pipes."""
         return self._listed[1]
 
     def has_regular(self, ids: Collection[int]) -> bool:
@@ -54,7 +54,7 @@ class Found:
 
     @property
     def is_handed_over(self) -> bool:
-        """Whether a process of ours has closed the queue for the next one, and not synced all; see `Chain.hand_over`."""
+        """Whether a process of ours closed the queue without syncing everything, for the next one; see `Chain.hand_over`."""
         return self.log is not None and self.log.handed_over == self.boot != b""
 
     @property
@@ -63,7 +63,7 @@ class Found:
 
 
 def chunk_files(files: Files, path: str) -> tuple[set[int], set[int]]:
-    """The ids of the chunk files beside a queue, and those of what is no regular file among them."""
+    """The ids of the chunk files beside a queue, and the ids among them whose files are not regular ones."""
     kinds = files.kinds(os.path.dirname(path))
     return paths.chunk_ids(path, kinds), paths.chunk_ids(path, (name for name, is_regular in kinds.items() if not is_regular))
 
@@ -102,7 +102,7 @@ def chain_of(files: Files, found: Found) -> tuple[dict[int, Chunk], list[int]]:
 
 
 def follow(files: Files, found: Found, first: int, after: int | None = None) -> tuple[dict[int, Chunk], list[int]]:
-    """The same from this chunk on. ``after``: all are chunks that a Java program has begun behind this one, one by one."""
+    """The same from chunk ``first`` on. ``after``: a Java program has begun them all, one by one, behind this chunk."""
     chain: dict[int, Chunk] = {}
     empty: dict[int, None] = {}
     current = first

@@ -1,4 +1,4 @@
-"""`Holds`: the records that open sessions have taken and not committed: they are there, and nobody else may take them."""
+"""`Holds`: the records that open sessions have taken and not committed. They are still there, but nobody else may take them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Holds(Gate):
         self.records = 0  # how many are held
         self.disturbed = 0  # counts what disturbs an iteration: records were taken, held or released
         self.is_asked = False  # the predicate of `Queue.get_if` is looking at the first record
-        self.is_needed = False  # set with whatever `enter` looks for, after it
+        self.is_needed = False  # set after everything that `enter` looks for
         self._steps: dict[int, list[Step]] = {}
         self._opened = 0  # how many sessions there were
         self._abandoned: deque[int] = deque()  # sessions that nobody has closed

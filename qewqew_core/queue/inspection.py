@@ -24,18 +24,18 @@ _T = TypeVar("_T")
 
 
 def inspect(path: str | os.PathLike[str]) -> QueueStats:
-    """Counts and sizes of a queue as of its last commit. Takes no lock, waits for nobody, changes nothing.
+    """Counts and sizes of a queue at its last commit. Takes no lock, waits for nobody, changes nothing.
 
-    Zeros for a queue that does not exist (an empty closed queue leaves no files), if its directory does. Reads the
-    transaction log, and the pointers of the chunks if the queue is closed; only where a Java program has used the
-    queue must the records be counted. Raises `BadPath`, `Corrupt`.
+    Gives zeros for a queue that does not exist (an empty closed queue leaves no files) in a directory that does. It reads the
+    transaction log and, if the queue is closed, the pointers of the chunks. Only after a Java program has used the queue must
+    it count the records. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
 
 
 def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
-    """The same, and the state: the batches, acknowledged ones too, and the keys. To look at, not to change."""
+    """The same, and the state: the batches, acknowledged ones too, and the keys. Do not change it."""
     full = paths.check_path(path)
     return steady(full, lambda: _with_state(full))
 
@@ -46,18 +46,18 @@ def _with_state(path: str) -> tuple[QueueStats, State]:
 
 
 class Snapshot(NamedTuple):
-    """The records of a queue as of a commit: where they lie in its chunk files, and what only the log has of them."""
+    """The records of a queue at a commit: where they are in its chunk files, and those that only the log has."""
 
     chunks: list[Chunk]  # those with records, first to last
     pending: dict[int, list[tuple[int, bytes]]]  # by chunk: offset, and the frames that belong there
 
 
 def snapshot(path: str) -> Snapshot:
-    """The records of a queue as of its last commit, those included that open sessions hold.
+    """The records of a queue at its last commit, with those that open sessions hold.
 
-    Takes no lock, waits for nobody, changes nothing: nothing keeps the records from being taken, and their files from being
-    removed or used again, while the snapshot is read; the checksums of the pieces tell. Empty for a queue that does not
-    exist, if its directory does. Raises `BadPath`, `Corrupt`.
+    Takes no lock, waits for nobody, changes nothing. While the snapshot is read, records may be taken and their files removed or
+    used again; the checksums of the pieces show that. Empty for a queue that does not exist in a directory that does. Raises
+    `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     return steady(full, lambda: _snapshot(full))
@@ -77,7 +77,7 @@ def _snapshot(path: str) -> Snapshot:
 
 
 def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int, Body]]) -> bytes:
-    """Bytes ``start`` to ``end`` of a chunk file, of which ``data`` was read, with what only the log has of them."""
+    """Bytes ``start`` to ``end`` of a chunk file: ``data``, as it was read, with the frames that only the log has."""
     over = [(offset, frames) for offset, frames in pending if start < offset + len(frames) and offset < end]
     if not over:
         return data
@@ -90,7 +90,7 @@ def with_pending(data: bytes, start: int, end: int, pending: Iterable[tuple[int,
 
 
 class WithPending(Files):
-    """Reads one chunk file, with what only the log has of it (see `Snapshot`)."""
+    """Reads one chunk file, with the frames that only the log has (see `Snapshot`)."""
 
     def __init__(self, pending: list[tuple[int, bytes]]) -> None:
         self._pending = pending
@@ -108,7 +108,7 @@ def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
-    """What ``look`` finds in a queue; again, if that changed under its eyes. Raises `BadPath`, `Corrupt`."""
+    """What ``look`` finds in a queue. It looks again if the queue changed meanwhile. Raises `BadPath`, `Corrupt`."""
     try:
         return look_again(look, (Corrupt, RecordsTaken, FileNotFoundError))
     except OSError as error:

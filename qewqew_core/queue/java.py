@@ -1,21 +1,20 @@
-"""What a Java program may have made of a queue since we closed it. It knows the chunk files, and not our log.
+"""What a Java program may have made of a queue since we closed it. Java knows the chunk files, and not our log.
 
 Our log says what header and pointers were, and has a checksum of every record. The Java library changes them in few ways, in
-a fixed order of stores, and it, too, is stopped at any point. What can have come about so is believed; everything else is
-damage. These are its ways:
+a fixed order of stores, and it may be killed at any point. A state that it can have left is believed; every other state is
+damage. This is what it does:
 
 - It takes records: the head of the first chunk moves to the beginning of another record. A chunk that was read to its end is
-  removed, then the header names the next one. The last chunk of all is not removed: it begins anew (head 10, then tail 10).
+  removed, then the header names the next one. The last chunk of all is not removed: it starts over (head 10, then tail 10).
 - It puts records: behind the tail of the last chunk; when that is full, its `next` becomes the following id, and a file with
   that id is made.
-- It clears: the header becomes 0, then the first chunk begins anew, then the others are removed, the first of them first.
-- It closes. If the queue is empty, it gives the lock back first, and then removes its chunk and the header. So the header may
-  vanish under somebody who has opened the queue since.
-- It begins a queue where it finds the header to be 0 or missing: with chunk 1, over whatever has that name. (We never give
-  that id to a chunk.)
+- It clears: the header becomes 0, then the first chunk starts over, then the others are removed, the first of them first.
+- It closes. If the queue is empty, it gives the lock back first and then removes its chunk and the header. So the header may
+  vanish after another process has opened the queue.
+- It begins a queue if the header is 0 or missing: with chunk 1, over any file of that name. (We never give that id to a chunk.)
 
-So chunks in the middle do not change, nor does what lies between the head and the tail that we have stored. Where a record
-that the log knows could be meant to be gone, or could have been lost, it is not dropped without a word: `Corrupt`.
+So chunks in the middle do not change, and neither do the bytes between the head and the tail that we have stored. If a record
+that the log knows may have been taken, but may as well have been lost, it is not dropped without a word: `Corrupt`.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class Vanishing(Corrupt):
 
 
 def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> bool:
-    """Whether header and pointers say what a clean log says. It looks into the first chunk and the last, however many there are:
-    a Java program reads from the first and writes to the last, and all chunk files must be there.
+    """Whether header and pointers say what a clean log says. All chunk files must be there, but only the first and the last are
+    opened: a Java program reads from the first and writes to the last.
     """
     assert found.log is not None
     state = found.log.state
@@ -74,7 +73,7 @@ def is_as_closed(files: Files, found: Found, *, all_chunks: bool = False) -> boo
 
 
 def checkpoint_identity(files: Files, path: str) -> bytes:
-    """What a checkpoint says of the files, so that `may_be_made_anew` can tell."""
+    """The body of a checkpoint, by which `may_be_made_anew` knows the files again."""
     return logs.checkpoint(files.identity(path + paths.LOG)[0], *files.identity(path))
 
 
@@ -121,14 +120,13 @@ def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool
 def believed(files: Files, found: Found) -> Believed:
     """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
-    anew = may_be_made_anew(files, found)
-    if anew and not all_as_committed(files, found.path, found.log.state):
+    if may_be_made_anew(files, found) and not all_as_committed(files, found.path, found.log.state):
         return _made_anew(files, found)
     return _Successor(files, found, found.log).believed()
 
 
 def _made_anew(files: Files, found: Found) -> Believed:
-    """Another queue of a Java program, from chunk 1 on; all files of ours are gone, but for those whose names it uses."""
+    """Another queue of a Java program, from chunk 1 on. Our files are gone, except those whose names it uses."""
     assert found.log is not None
     old = found.log.state
     chain, empty = chain_of(files, found)
@@ -146,7 +144,7 @@ _BRING_BACK = "bring the files back as they were"
 
 
 class _Successor:
-    """Goes from what the log says to what the files say, in the ways of a Java program."""
+    """Goes from what the log says to what the files say, by changes that a Java program makes."""
 
     def __init__(self, files: Files, found: Found, log: Replayed) -> None:
         self._files, self._found, self._path = files, found, found.path
@@ -250,7 +248,7 @@ class _Successor:
     # Chunks that are there
 
     def _move_head(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> None:
-        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read begins anew.)"""
+        """Records of the chunk were taken. (It is set to 10 just before a chunk that was read starts over.)"""
         head = pointers[0] if disk.head == chunk.BEGIN else disk.head
         if not pointers[0] <= head < chunk_state.tail:
             raise self._pointers(chunk_state, pointers, disk)
@@ -273,7 +271,7 @@ class _Successor:
             self._grow(chunk_state, pointers, disk)
             self._move_head(chunk_state, pointers, disk)
         elif alone and not kept and _written_over(self._files, path, chunk_state, min(disk.tail, chunk_state.tail)):
-            # Something was written over the records that the log knows. It is no damage if records begin where they must.
+            # Something was written over the records that the log knows. If records begin where they must, it is not damage.
             begun = scan(self._files, path, chunk_state.id, disk._replace(head=chunk.BEGIN))
             taken = 0
             if disk.head > chunk.BEGIN:

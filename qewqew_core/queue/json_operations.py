@@ -1,4 +1,4 @@
-"""Operations that happen rarely, as JSON: what the log calls them, and what a log may say of them."""
+"""Operations that happen rarely, as JSON: their names in the log, and checks of what a log says about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack(operation: JsonOperation) -> bytes:
 
 
 def unpack(body: Body) -> JsonOperation:
-    """Raises `journal.NONSENSE` for what nothing of ours has written."""
+    """Raises `journal.NONSENSE` for JSON that QewQew cannot have written."""
     fields = json.loads(bytes(body))
     name = fields.pop("op")
     if name in BATCH_OPERATIONS:
@@ -39,7 +39,7 @@ def unpack(body: Body) -> JsonOperation:
     return _JSON_OPERATIONS[name](**{name: _CHECKS.get(name, _as_it_is)(value) for name, value in fields.items()})
 
 
-# JSON can say anything, and names of files are made of ids: these raise ValueError for what nothing of ours has written.
+# JSON can say anything, and names of files are made of ids: these raise ValueError for values that QewQew cannot have written.
 
 
 def _number(value: Any, most: int = (1 << 64) - 1) -> int:
@@ -78,7 +78,7 @@ def _each(check: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
 
 
 def _as_it_is(value: Any) -> Any:
-    return value  # who uses it looks
+    return value  # it is checked where it is used
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {

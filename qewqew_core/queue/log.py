@@ -1,7 +1,7 @@
-"""The transaction log `NAME.log` of a queue: what its frames say. Nothing else knows their bytes; for the framing see `journal`.
+"""The transaction log `NAME.log` of a queue: what its frames say. No other module knows their bytes; `journal` has the framing.
 
 The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5, and 9)
-followed by one frame for each commit since. All integers are big-endian.
+followed by one frame for each commit since. All integers are big-endian. docs/format/index.md has the whole grammar.
 
 =============== ==============================================================================================================
 kind            body
@@ -16,8 +16,8 @@ kind            body
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
 9 history       u64 number of acknowledged batches, u64 their records, u64 their bytes, u64 their bytes on disk; their lines, as
                 `history` has them. Of the snapshot; oldest acknowledgement first
-8 handover      as a checkpoint; u32 number of chunks of which something was written, and not synced, and chunk, head, tail, next
-                of each; then what `Files.boot` says. The same is true as of a checkpoint, until there is a power cut
+8 handover      as a checkpoint; u32 number of chunks that were written to and not synced, and id, head, tail, next of each; then
+                the bytes of `Files.boot`. It counts as a checkpoint until the machine is restarted
 =============== ==============================================================================================================
 """
 
@@ -162,7 +162,7 @@ def time_of(body: Body) -> int:
 
 
 def unpack(body: Body) -> Iterator[Operation]:
-    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that nothing of ours has written."""
+    """The operations of a commit, one by one. Raises `journal.NONSENSE` at one that QewQew cannot have written."""
     at = _TIME.size
     while at < len(body):
         letter = body[at]
@@ -203,7 +203,7 @@ class Replayed:
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
-    torn: bool = False  # something else than zeros stands behind the last whole frame
+    torn: bool = False  # there is something other than zeros behind the last whole frame
 
     def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
         """Whether a crash may have left these pointers in the file of a chunk whose pointers are to be ``pointers``: each of the
@@ -311,14 +311,14 @@ def _apply(body: Body, result: Replayed) -> None:
 class Salvaged(NamedTuple):
     """What can be had of a log that does not replay."""
 
-    prefix: Replayed | None  # what came before the damage; None if that is no whole snapshot
+    prefix: Replayed | None  # what came before the damage; None if that is not even a whole snapshot
     damaged: int  # offset of the damage …
     end: int  # … and of the next whole frame, or of the end of the log
     frames: list[Frame]  # whole ones behind the damage (without a prefix: all)
 
 
 def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
-    """Take apart a log for which `replay` has raised. Raises nothing."""
+    """Take apart a log on which `replay` has raised. Raises nothing itself."""
     generation = journal.find_generation(data, MAGIC, OF_SNAPSHOT)
     if generation is None:
         return Salvaged(None, 0, len(data), [])
@@ -339,7 +339,7 @@ def salvage(data: bytes, path: str, keep_redo: bool = False) -> Salvaged:
 
 
 def snapshot(state: State, generation: int) -> bytes:
-    """A whole log that says nothing but this state. It counts as a checkpoint."""
+    """A whole log that says this state and nothing else. It counts as a checkpoint."""
     parts = [journal.head(MAGIC, generation)]
     parts += [frame(_CHUNK_KIND, _pack_chunk(chunk_state), generation) for chunk_state in state.chain.values()]
     for batch in state.batches.values():

@@ -1,7 +1,7 @@
-"""What a commit of a queue says: a list of these operations. They have no bytes (`log` has those) and touch no file.
+"""What a commit of a queue says: a list of these operations. Their bytes are in `log`; they touch no file.
 
-A call of today and the replay of a log apply them by the same `State.apply`, so that what a crash leaves is what was there. They
-are tuples, not dataclasses: a commit may have thousands of them.
+A call and the replay of a log apply them by the same `State.apply`, so a crash leaves the state that was there. They are tuples
+and not dataclasses, which take three times as long to make: a commit may have thousands of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Append(NamedTuple):
-    """Records at the tail of a chunk, whose frames the log itself carries: the chunk's file gets them later."""
+    """Records at the tail of a chunk. The log itself carries their frames, and the chunk's file gets them later."""
 
     chunk: int
     records: int
@@ -24,7 +24,7 @@ class Append(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Records at the tail of a chunk, whose frames are in its file, and were on disk before."""
+    """Records at the tail of a chunk. Their frames are in its file, and were on disk before the commit."""
 
     chunk: int
     records: int
@@ -33,7 +33,7 @@ class Extent(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Records are gone: from the head on, or from behind what sessions hold."""
+    """Records are gone: from the head on, or from behind records that sessions hold."""
 
     chunk: int
     start: int
@@ -61,11 +61,11 @@ class Served(NamedTuple):
     request: bytes
 
 
-# What happens rarely, and moves files; as does what happens to batches
+# These happen rarely and move files, as the operations on batches do
 
 
 class Lease(NamedTuple):
-    """A new batch of whole chunks, and of copies of records that leave theirs."""
+    """A new batch of whole chunks, and of copies of records that leave their chunk."""
 
     id: str
     key: str
@@ -97,7 +97,7 @@ class Clear(NamedTuple):
 
 
 class Believe(NamedTuple):
-    """What a Java program has left in the files, of which the snapshot before this was made."""
+    """What a Java program had left in header and pointers. The snapshot before this was made from it."""
 
     header: int
     stored: list[tuple[int, int, int, int]]  # chunk, and its head, tail and next
@@ -105,7 +105,7 @@ class Believe(NamedTuple):
 
 
 class Repair(NamedTuple):
-    """The last of its log until the repair is finished."""
+    """A repair, which is the last operation of its log until it is finished."""
 
     moves: list[list[str]]  # files that are set aside: from, to
     report: dict[str, Any]

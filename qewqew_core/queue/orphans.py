@@ -1,7 +1,7 @@
-"""Chunk files beside a queue that hold records and that nothing refers to: never delivered, never overwritten, but offered.
+"""Chunk files beside a queue that hold records, and that nothing refers to. They are never delivered or overwritten, but offered.
 
-The original leaves them when it is killed in the middle of `clear`, or puts after it in one session; a repair leaves those
-of which nobody can say what they were. They cannot be told from files whose records were taken long ago: a person decides.
+The original leaves them when it is killed in the middle of `clear`, or puts after it in one session. A repair leaves files whose
+place in the queue nobody knows. They look like files whose records were taken long ago, so a person must decide.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ REPORT = "report.json"
 
 
 class Orphan:
-    """A chunk file as it was when `Queue.orphans` looked; iterable over the records that can be read.
+    """A chunk file as it was when `Queue.orphans` looked. Iterating over it gives the records that can be read.
 
-    ``records`` and ``bytes`` (payload) count these; ``problem`` says why it cannot be read to its end, else it is None.
-    The original wrote no checksums: records that step from one to the next are believed. `Queue.adopt` takes the records
-    over, `Queue.set_aside` moves the file away.
+    ``records`` and ``bytes`` (payload) count these. ``problem`` says why the file cannot be read to its end, or is None. The
+    original wrote no checksums, so records that step from one to the next are believed. `Queue.adopt` appends the records to the
+    queue, `Queue.set_aside` moves the file away.
     """
 
     def __init__(self, files: Files, path: str, content: Chunk, problem: str | None) -> None:
@@ -66,7 +66,7 @@ class Orphan:
 
 
 def find(files: Files, path: str, state: State) -> list[Orphan]:
-    """The orphans beside the queue at ``path``; files without records are none."""
+    """The orphans beside the queue at ``path``. Files without records do not count."""
     found = []
     for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         chunk_path = chunk.chunk_path(path, chunk_id)
@@ -94,8 +94,8 @@ def set_aside(files: Files, path: str, orphan: Orphan) -> str:
 def readable(files: Files, path: str, chunk_id: int) -> tuple[Chunk, str | None]:
     """The records of a chunk file as far as they go, and what is wrong with it. Raises OSError.
 
-    Where the pointers cannot be right, reading begins at the first record that the file ever had (they may come again),
-    and zeros at the end are no records.
+    If the pointers cannot be right, reading begins at the first record that the file ever had (records may come again), and
+    zeros at the end are not taken for records.
     """
     size, head, tail, following = read_pointers(files, path)
     problem = None
@@ -124,7 +124,7 @@ def _end_of_records(files: Files, path: str, head: int, end: int) -> int:
 
 
 def make_aside(files: Files, path: str) -> str:
-    """A directory below NAME.damaged for what is set aside now, made durably; one without a report is used again."""
+    """A directory in NAME.damaged for what is set aside now, made durably. One without a report is used again."""
     home = path + places.DAMAGED
     if not files.is_directory(home):
         files.make_directory(home)
@@ -148,7 +148,7 @@ def place_in(files: Files, directory: str, name: str) -> str:
 
 
 def write_report(files: Files, directory: str, body: dict[str, object]) -> None:
-    """Say durably what lies here. A directory with a report is finished."""
+    """Write the report, durably. A directory with a report is finished."""
     target = os.path.join(directory, REPORT)
     write_new(files, target + ".tmp", json.dumps(body, indent=1).encode())
     files.rename(target + ".tmp", target)

@@ -180,11 +180,11 @@ class Queue(HasBatches):
         return again
 
     def close(self) -> None:
-        """Leave the files as the Java library would, and give the lock back. A second call does nothing, unless the first one was
-        interrupted: then it gives back what that did not.
+        """Leave the files as the Java library would, and give the lock back. A second call does nothing, or finishes a first one
+        that was interrupted.
 
-        An empty queue leaves no header and no chunks, and no log either unless it remembers batches or keys. Open
-        sessions are rolled back. Callers that wait in other threads get `Closed`.
+        An empty queue leaves neither header nor chunks, and no log either unless it remembers batches or keys. Open sessions
+        are rolled back. Callers that wait in other threads get `Closed`.
         """
         with self._engine.lock:
             if self._holds.is_asked:
@@ -203,7 +203,7 @@ class Queue(HasBatches):
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
-            stamp.remove(files, self.path)  # the next log counts anew
+            stamp.remove(files, self.path)  # the next log counts from zero
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
@@ -274,7 +274,7 @@ class Queue(HasBatches):
     def put(self, record: Record, timeout: float | None = 0) -> None:
         """Append one record, as one commit.
 
-        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever). Raises `BadRecord`,
+        If the queue is at its bound, waits for room up to ``timeout`` seconds (None: forever). Raises `BadRecord`,
         `RecordTooLarge`, `Full`, `DiskFull`: nothing was stored.
         """
         if type(record) is not bytes or len(record) > self.largest_record:
@@ -284,9 +284,9 @@ class Queue(HasBatches):
             self._engine.durable(position)
 
     def put_many(self, records: Iterable[Record], key: str | None = None, timeout: float | None = 0) -> int:
-        """Append all records or, if anything is wrong, none; returns how many. One commit, whatever the number of chunks.
+        """Append all records or, if anything is wrong, none; returns how many. This is one commit, however many chunks it takes.
 
-        With a ``key`` that was used before (within thirty days, and among the last 65,536), nothing is stored, and what
+        If the ``key`` was used before (within thirty days, and among the last 65,536), nothing is stored, and the number that
         the first call returned is returned again. Waits and raises as `put`; also `BadKey`.
         """
         ready = chunk.checked_all(records, self.chunk_size)
@@ -306,21 +306,21 @@ class Queue(HasBatches):
         return count, stored
 
     def put_staged(self, spill: Spill, key: str | None = None, timeout: float | None = 0) -> int:
-        """As `put_many`, of records that lie in chunk files already, which become the queue's; for `Stage`."""
+        """As `put_many`, for records in chunk files that a `Stage` wrote. The files become the queue's."""
         with self._engine.exclusive():
             position, count = self._records.transact([], spill, [], key, timeout)
         self._engine.durable(position)
         return count
 
     def session(self) -> Session:
-        """A transaction: what it puts and takes happens together, when it commits, or not at all. See `Session`."""
+        """A transaction: what it puts and takes happens together when it commits, or not at all. See `Session`."""
         with self._engine.exclusive():
             return Session(self, self._engine, self._chain, self._holds, self._records)
 
     # Taking
 
     def peek(self, timeout: float | None = 0) -> bytes:
-        """The first record, which stays. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """The first record, which stays. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
         Raises `Corrupt` if the record is not what was committed.
         """
@@ -328,7 +328,7 @@ class Queue(HasBatches):
             return self._records.first(timeout)[0]
 
     def get(self, timeout: float | None = 0) -> bytes:
-        """Take the first record. Waits as `peek`; with ``sync="commit"`` it will not be delivered again after a power cut."""
+        """Take the first record. Waits as `peek`. With ``sync="commit"`` it does not come again after a power cut."""
         record, position = self._engine.run(self._records.get_one, timeout)
         if self._engine.sync:
             self._engine.durable(position)
@@ -354,7 +354,7 @@ class Queue(HasBatches):
         return record
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, as one commit; maybe [].
+        """Take up to ``max_records`` records with up to ``max_bytes`` of payload in all, as one commit; [] if there are none.
 
         The first record is taken even if it alone is larger than ``max_bytes``.
         """
@@ -367,9 +367,9 @@ class Queue(HasBatches):
         return records
 
     def clear(self) -> int:
-        """Drop all records of the queue, but for those that sessions hold or batches have; returns how many.
+        """Drop all records of the queue, except those that sessions hold or batches have; returns how many.
 
-        Durable when it returns. While sessions hold records it must read the others, and may raise `Corrupt`.
+        Durable when it returns. While sessions hold records it must read the others, so it may raise `Corrupt`.
         """
         with self._engine.exclusive():
             records = len(self._records)
@@ -385,7 +385,7 @@ class Queue(HasBatches):
     # Looking
 
     def __len__(self) -> int:
-        """How many records can be taken; what sessions hold is not counted."""
+        """How many records can be taken. Records that sessions hold are not counted."""
         with self._engine.exclusive():
             return len(self._records)
 
@@ -393,7 +393,7 @@ class Queue(HasBatches):
         return len(self) > 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """The records in order, but for those that sessions hold; they stay.
+        """The records in order, except those that sessions hold. They stay in the queue.
 
         Raises RuntimeError if records are taken, held or rolled back meanwhile.
         """
@@ -418,7 +418,7 @@ class Queue(HasBatches):
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
         """Read everything (log, chunks, batches), compare it with its checksums and counts, and change nothing.
 
-        ``progress`` is called with the bytes of records that were read, and how many there are. It must not use the queue.
+        ``progress`` is called with the bytes of records read so far, and with how many there are. It must not use the queue.
         """
         with self._engine.exclusive():
             self._chain.flush()
@@ -432,9 +432,9 @@ class Queue(HasBatches):
     def adopt(self, orphan: Orphan) -> int:
         """Append the records of an orphan to the end of the queue, as one commit, and remove its file; returns how many.
 
-        Durable when it returns. If it is interrupted, `orphans` may offer the file again, but adopting it again stores
-        nothing twice: the commit has a key of the file's identity. A file with a ``problem`` is set aside, not removed.
-        Raises as iterating over the orphan does, and as `put_many`; then nothing was stored.
+        Durable when it returns. If it is interrupted, `orphans` may offer the file again, but adopting it again stores nothing
+        twice: the commit has a key made of the file's identity. A file with a ``problem`` is set aside instead of removed.
+        Raises what iterating over the orphan raises, and what `put_many` raises; then nothing was stored.
         """
         with self._engine.exclusive():
             stored = self.put_many(orphan, key=orphan.key())

@@ -1,7 +1,7 @@
 """`QueueBatches`: how batches are cut off the front of a queue, and put back there.
 
-A lease moves whole chunk files out of the chain: its cost depends on their number, not on that of the records. Only a chunk
-of which a part stays is copied: one in which the batch ends, or of which open sessions hold records.
+A lease moves whole chunk files out of the chain, so its cost depends on the number of files and not of records. A chunk is
+copied only if a part of it stays: the batch ends in it, or open sessions hold some of its records.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class QueueBatches(Source):
         return self._commit_batch(lease, made)
 
     def _prepare_batch(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> tuple[Lease, int]:
-        """Make NAME.lease, which is the new batch but for the chunks that it will take whole, and the operation that takes
-        them, and when. Nothing has changed yet.
+        """Make NAME.lease: the new batch without the chunks that it will take whole. Returns the operation that takes them, and
+        its time. Nothing has changed yet.
         """
         self._chain.flush()
         batch = self.new_batch(key)

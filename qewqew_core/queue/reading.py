@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 
 class OnDisk(NamedTuple):
-    """A chunk file as it stands: its size, and its pointers (zeros where it is too short to have them)."""
+    """A chunk file as it is: its size, and its pointers (zeros if it is too short to have them)."""
 
     size: int
     head: int
@@ -80,9 +80,9 @@ def unread(files: Files, fd: int, path: str, chunk_state: Chunk) -> Iterator[tup
 
 
 def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
-    """The crc32 of the bytes from head to each boundary behind it, and to tail.
+    """The crc32 of the bytes from head to each boundary behind it, and to the tail.
 
-    Reads one piece at most, and only if the chunk is partly read.
+    Reads at most one piece, and that only if some records of the chunk were taken.
     """
     inside = [entry for entry in chunk_state.pieces if entry.offset > chunk_state.head]
     if chunk_state.head == chunk_state.base:
@@ -112,7 +112,7 @@ def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
 
 
 def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[bytes, int]]:
-    """The records from ``start`` to ``tail``, which no checksum covers: runs of whole frames, and how many each has.
+    """The records from ``start`` to ``tail``, which no checksum covers: runs of whole frames, and the number of records in each.
 
     Raises `Corrupt` with the offset of the first record that does not fit.
     """

@@ -1,28 +1,28 @@
-"""Opening whatever is on disk: what a clean close, a crash of ours, or a Java program has left.
+"""Opening a queue, whatever is on disk: what a clean close, a crash of ours, or a Java program has left.
 
-`recover` calls the steps in their order. docs/format.md tells them by the same numbers:
+`recover` calls the steps in this order. docs/format/recovery.md has them under the same numbers:
 
-1. Look, and change nothing: header, names, transaction log. What contradicts itself is `Corrupt`.
-2. No log: the chunk files are all there is (a Java program made them). Step over every record of the chain.
-3. A clean log (its last frame is a checkpoint, or a handover since which the machine has run on): the header must say the
-   same, and the pointers of the first and the last chunk. If they do not, a Java program may have used the queue since;
-   `java` has the ways in which one changes a queue. What has come about so is believed, and batches and keys are those of
-   the log; everything else is `Corrupt`.
-4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of
-   the last checkpoint, of a handover since, or of the end of the log. Otherwise another program has used the queue after our
-   crash, and nobody can say which records are meant: `Corrupt`. (A header that names no chunk, or the chunk of another
-   queue, is stored anew: a Java program that closed an empty queue just before ours was opened removes its header.)
-5. The log: a torn frame is cut off, and what is left is made durable. After 2, and where 3 has believed a Java program, a new
-   log is put into its place.
+1. Look, and change nothing: header, names, transaction log. Whatever contradicts itself is `Corrupt`.
+2. No log: a Java program made the chunk files, and they are all there is. Step over every record of the chain.
+3. A clean log: its last frame is a checkpoint, or a handover in this run of the machine. The header and the pointers of the
+   first and the last chunk must say the same. If they do not, a Java program may have used the queue since. `java` knows how
+   such a program changes a queue: what it can have made is believed, with the batches and keys of the log. Everything else
+   is `Corrupt`.
+4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of the last
+   checkpoint, of a handover since, or of the end of the log. Otherwise another program used the queue after our crash, and
+   nobody can say which records are meant: `Corrupt`. (If the header names no chunk, or the chunk of another queue, it is
+   stored again: a Java program that closed an empty queue just before we opened ours removes its header.)
+5. The log: cut off a torn frame, and make the rest durable. After step 2, and after step 3 if it believed a Java program, put
+   a new log in its place.
 6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.
-7. Redo: payload that the log carries goes into the chunk files.
-8. Pointers and header say what the log says, durably.
-9. Chunk files that were read to their end go. Then the checkpoint: the log says that the files agree.
-10. Remove what no commit refers to: an unfinished new batch, what sessions spilled, empty new chunks, temporary files; and
-    requests that the log says were served.
+7. Redo: write records that only the log carries into the chunk files.
+8. Make pointers and header say what the log says, durably.
+9. Remove chunk files that were read to their end. Then write the checkpoint: the log says that the files agree.
+10. Remove what no commit refers to: an unfinished batch, what sessions spilled, empty new chunks, temporary files;
+    and requests that the log says were served.
 
-A crash in any step leaves what the same steps finish. Files with records that nothing refers to are left where they
-are: never delivered, never overwritten.
+A crash in any step leaves something that the same steps finish. Files with records that nothing refers to stay where they
+are. They are never delivered and never overwritten.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
 
 
 def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd: list[int]) -> Found:
-    """Nothing is known yet. After it the log and the chunks at both ends are locked, and the log belongs to the batches."""
+    """Step 1. After it the log and the chunks at both ends are locked, and the log is known not to be older than the batches."""
     own_log(files, path, log_fd)
     header = files.read(header_fd, 64, 0)
     found = look(files, path, header, read_all(files, log_fd[0], path + paths.LOG) if log_fd else None)
@@ -165,7 +165,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
 
 
 def _believed(files: Files, found: Found) -> Believed | None:
-    """What is to be believed of the files; None: the log. After it nothing that is on disk is doubted any more."""
+    """Steps 2 to 4: what to believe of the files; None if the log is the truth. After it nothing on disk is in doubt."""
     if found.log is None:
         return Believed(*_without_log(files, found))
     if not found.is_closed:
@@ -243,7 +243,7 @@ def _sync_chunks(files: Files, path: str, chunk_ids: Iterable[int]) -> None:
 
 
 def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int]) -> Journal:
-    """A process of ours has left this log, whose last frame may be torn. After it the log ends with a whole frame."""
+    """Open a log that a process of ours left. Its last frame may be torn; after this it ends with a whole one."""
     (fd,) = descriptor
     size = files.size(fd)
     if size > replayed.end and (replayed.torn or not replayed.handed_over):
@@ -255,8 +255,8 @@ def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int])
 
 
 def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, int]) -> Journal:
-    """No log describes the files. After it a new one does, and says what they were before they followed it: a crash from now on
-    is one of ours.
+    """Make a log for files that no log describes. It says what header and pointers were before, so that a crash from now on is
+    one of ours.
     """
     state = believed.state
     if unknown := _unknown_batches(files, found.path, state):
@@ -285,7 +285,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
     try:
         _new_log(files, found.path, data, log_fd)
     except BaseException:
-        log_fd.close()  # now: whoever looks at the traceback would keep it locked
+        log_fd.close()  # now: a kept traceback would keep it locked
         raise
     return Journal(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
 
@@ -300,7 +300,7 @@ def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
 
 
 def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
-    """Directories with records of batches that the log does not know. Of those that have expired, some may be left."""
+    """Directories with records of batches that the log does not know. Expired batches may have left some, which are known."""
     known = {*state.batches, *state.history.ids()}
     known |= {places.numbered_id(path, number) for _, number in state.expired_keys.values()}
     unknown = []
@@ -316,7 +316,7 @@ def _unknown_batches(files: Files, path: str, state: State) -> list[str]:
 
 
 def finish_moves(files: Files, path: str, state: State, last: JsonOperation | None) -> None:
-    """The files of the last commit may be anywhere between where they were and where it moves them. After it they are there."""
+    """Move the files of the last commit the rest of the way: a crash may have stopped them anywhere."""
     match last:
         case Lease(batch_id):
             batch_files.roll_forward_lease(files, path, state.batches[batch_id])
@@ -334,7 +334,7 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
 
 
 def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, Body]]]) -> None:
-    """Frames that the log carries may not be in their chunk files. After it they are, durably."""
+    """Write frames that the log carries into their chunk files, durably."""
     for chunk_id, runs in redo.items():
         with Descriptors([files.open(chunk.chunk_path(path, chunk_id))]) as (fd,):
             for offset, frames in runs:
@@ -346,14 +346,14 @@ def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, 
 
 
 def _remove_emptied(files: Files, path: str, chunk_ids: Iterable[int]) -> None:
-    """Chunk files without records are there, which no pointer and no header names any more. After it they are not."""
+    """Remove chunk files without records that neither a pointer nor the header names any more."""
     for chunk_id in chunk_ids:
         with contextlib.suppress(FileNotFoundError):  # a Java program whose it was has removed it meanwhile
             files.unlink(chunk.chunk_path(path, chunk_id))
 
 
 def _checkpoint(files: Files, path: str, log: Journal) -> None:
-    """All files agree with the log. After it the log says so."""
+    """Let the log say, durably, that all files agree with it."""
     files.sync_directory(os.path.dirname(path))
     log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, path)), refuse=False)
 
@@ -362,8 +362,8 @@ def _checkpoint(files: Files, path: str, log: Journal) -> None:
 
 
 def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> set[int]:
-    """What was being made when a process was killed may lie about. After it nothing does that no commit refers to, but for
-    records. Returns which of the chunk files are gone.
+    """Remove what a killed process was making and no commit refers to. Files with records stay. Returns the ids of the chunk
+    files that are gone.
     """
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
@@ -387,7 +387,7 @@ _TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail,
 
 
 def _is_stillborn(files: Files, path: str) -> bool:
-    """Whether the making of a chunk was stopped: nothing but zeros, but for the pointers of an empty one perhaps."""
+    """Whether a process was killed while it made this chunk: all zeros, except perhaps for an empty chunk's pointers."""
     with Descriptors([files.open_to_read(path)]) as (fd,):
         size, begin = files.size(fd), files.read(fd, chunk.BEGIN, 0)
         if not any(chunk.POINTERS.pack(*torn, chunk.NONE).startswith(begin) for torn in _TORN):
@@ -396,6 +396,6 @@ def _is_stillborn(files: Files, path: str) -> bool:
 
 
 def _is_in_use(files: Files, path: str) -> bool:
-    """Whether a Java program has the chunk file: it is just making it, for a header that was removed."""
+    """Whether a Java program has the chunk file open. It may be making it just now, for a header that was removed."""
     with Descriptors([files.open(path)]) as (fd,):
         return lock.first_locked(fd, 0, 0) is not None

@@ -1,4 +1,4 @@
-"""`Decision`: step 1 of a repair. What the queue is: by the log as far as it is whole, else by the chunk files."""
+"""`Decision`: step 1 of a repair. It decides what the queue is: by the log as far as that is whole, else by the chunk files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNFIT = (FileNotFoundError, Corrupt, BadManifest)
 
 
 class Decision:
-    """About the queue of this plan."""
+    """The decision about the queue of this plan."""
 
     def __init__(self, plan: Plan, pieces: Pieces) -> None:
         self._plan = plan
@@ -75,7 +75,7 @@ class Decision:
         return state
 
     def _is_wrong_in_the_middle(self, found: Found) -> bool:
-        """Whether the pointers of a chunk are wrong that opening does not look at."""
+        """Whether a chunk that opening does not look into has wrong pointers."""
         assert found.log is not None
         return (
             found.is_closed
@@ -84,7 +84,7 @@ class Decision:
         )
 
     def _as_opened(self, found: Found) -> State | None:
-        """What opening believes; None where it gives up."""
+        """What opening believes; None if it gives up."""
         self._plan.refused = None
         owned: dict[int, int] = {}
         before = (
@@ -111,7 +111,7 @@ class Decision:
         return opened.state
 
     def _from_log(self, found: Found, header: bytes) -> State:
-        """The log is the truth; header and pointers are not, or something is missing."""
+        """Believe the log: header or pointers are wrong, or something is missing."""
         replayed, files = found.log, self._plan.files
         assert replayed is not None
         state = replayed.state
@@ -145,7 +145,7 @@ class Decision:
         return state
 
     def _look_behind(self, state: State, header: int, dropped: set[int]) -> None:
-        """Keep records in the files that the log does not know: it has lost its end, or another program has put them."""
+        """Keep records that are in the files and not in the log: it has lost its end, or another program has put them."""
         last, current, seen = state.last, header, {*state.chain, *dropped}
         if last is not None and last.id in self._plan.ids:
             path = self._plan.chunk_path(last.id)
@@ -178,7 +178,7 @@ class Decision:
                 self._plan.rescued.append(Rescued(chunk_state.id, records, len(frames), 0, when, frames, None))
 
     def _stand_in(self, replayed: Replayed) -> None:
-        """For a lease to be finished, what is missing of its chunks is replaced by zeros, to be found damaged later."""
+        """Put zeros in place of missing chunks, so that a lease can be finished. They are found damaged later."""
         files, last, making = self._plan.files, replayed.last_json_operation, self._plan.path + paths.LEASE
         batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
         if batch is None or files.is_directory(os.path.join(self._plan.path + places.BATCHES, batch.id)):
@@ -192,7 +192,7 @@ class Decision:
                     files.truncate(fd, chunk_state.tail)
 
     def _fetch_from_lease(self, state: State) -> None:
-        """A chunk in NAME.lease that the log knows nothing of was leased by a commit that is damaged."""
+        """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them."""
         making = self._plan.path + paths.LEASE
         for chunk_state in state.chain.values():
             source = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
@@ -260,7 +260,7 @@ class Decision:
         return State(chain=state.real).with_batches_of(state)
 
     def _rescue(self, state: _Behind) -> None:
-        """Append what was put behind the damage: nobody knows any more where it lay, or whether it was taken since."""
+        """Append what was put behind the damage: its place is not known any more, nor whether it was taken since."""
         for chunk_id in dict.fromkeys(commit.chunk_id for commit in state.heard):
             mine = [commit for commit in state.heard if commit.chunk_id == chunk_id]
             known = state.real.get(chunk_id)
@@ -361,7 +361,7 @@ class Decision:
 
 
 class _Behind(State):
-    """Hears what commits behind damage say: batches and keys as they are, of the chain only what was put."""
+    """Follows the commits behind damage: batches and keys as they are, and of the chain only what was put."""
 
     def __init__(self, owner: Decision, path: str, known: State) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""`Pieces`: step 2 of a repair. Everything is read piece by piece, and what has bad pieces is written anew without them."""
+"""`Pieces`: step 2 of a repair. It reads everything piece by piece, and writes files with bad pieces again without them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NEW_CHUNK_BYTES = 16 << 20  # about the size of the files that rescued commits g
 
 
 class Pieces:
-    """Of the queue of this plan."""
+    """The pieces of the queue of this plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def read_chain(self, state: State) -> list[Chunk]:
-        """The new chain. Chunks with damage are written anew; nothing refers to the new files yet."""
+        """The new chain. Chunks with damage are written again; nothing refers to the new files yet."""
         old = list(state.chain.values())
         # All are checked before any is written: without damage nothing is changed.
         keep = [
@@ -72,7 +72,7 @@ class Pieces:
         return start
 
     def _check(self, chunk_state: Chunk, path: str) -> bool:
-        """Whether the file holds all that was committed; notes what it does not."""
+        """Whether the file has everything that was committed; notes what it lacks."""
         there = self._plan.files.exists(path)
         good, left = True, 0
         ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
@@ -155,7 +155,7 @@ class Pieces:
         return chunk_state
 
     def read_batch(self, batch: BatchState, state: State) -> None:
-        """Check a batch; segments with damage are written anew, without what is wrong."""
+        """Check a batch; segments with damage are written again, without what is wrong."""
         files, directory = self._plan.files, places.directory_of(self._plan.path, batch)
         if batch.state == "acked":
             self._read_acked(batch, directory, state)
@@ -202,7 +202,7 @@ class Pieces:
         return found == batch_files.manifest_in_place(self._plan.files, self._plan.path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
-        """The records were processed, and are only kept for a while: all of them, or none."""
+        """Check an acknowledged batch. Its records were processed, and are only kept for a while: all of them, or none."""
         try:
             body = manifest.load(directory)
             if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
@@ -228,7 +228,7 @@ def _limited(first: tuple[bytes, int, int], rest: Iterator[tuple[bytes, int, int
 
 
 def _records(frames: bytes) -> int:
-    """How many records these are; -1 if they are no run of whole frames."""
+    """How many records these are; -1 if they are not a run of whole frames."""
     try:
         return len(chunk.split(frames)[0])
     except ValueError:

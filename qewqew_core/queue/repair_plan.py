@@ -1,4 +1,4 @@
-"""`Plan`: what a repair of a queue has found so far, and what it is going to do. See `repairing`."""
+"""`Plan`: what a repair of a queue has found so far, and what it will do. See `repairing`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rescued(NamedTuple):
 
 
 class Plan:
-    """Of the repair of the queue at ``path``, whose header is locked."""
+    """The plan for the repair of the queue at ``path``, whose header is locked."""
 
     def __init__(self, files: Files, path: str, header_fd: int) -> None:
         self.files = files
@@ -40,7 +40,7 @@ class Plan:
         self.irregular: set[int] = set()  # … and of those of them that are links, directories, pipes
         self.taken: set[int] = set()  # and of those that were made
         self.payload: dict[int, list[tuple[int, Body]]] = {}  # chunk id: (offset, frames) that the log carries
-        self.rewrite: set[int] = set()  # chunks of the chain that are written anew although all can be read
+        self.rewrite: set[int] = set()  # chunks of the chain that are written again although all can be read
         self.rescued: list[Rescued] = []
         self.moves: list[str] = []  # what is moved to the new directory …
         self.copies: list[str] = []  # … and what is copied there, because something takes its place

@@ -1,16 +1,16 @@
-"""`repair`: rescue all that can be read of a damaged queue, set the rest aside, and say what.
+"""`repair`: rescue everything that can be read of a damaged queue, set the rest aside, and report it.
 
-1. Decide what the queue is. What opening believes is believed here too. Where opening gives up: the commits before the
-   damage in the log hold; where there is no whole log, the chunk files tell. Payload in whole commits behind the damage
-   is acknowledged data: it is appended at the end (and may have been taken before: at least once, rather than never).
+1. Decide what the queue is. What opening believes is believed here too. If opening gives up, the commits before the damage in
+   the log hold; if there is no whole log, the chunk files tell. Records of whole commits behind the damage were acknowledged
+   to their producers, so they are appended at the end. (They may have been taken before: at least once, rather than never.)
 2. Read everything piece by piece (about 64 KiB, each with a checksum). Chunks and segments with bad pieces are written
-   anew, without these, under ids that nothing refers to.
-3. One new log says what the queue is from now on: that is the commit. It ends with a commit "repair", which says what
-   is still to be moved, and carries the report; until the checkpoint behind it, opening refuses the queue.
-4. Pointers, header and manifests follow, and what was replaced is moved to NAME.damaged/N. Then the checkpoint.
+   again, without these, under ids that nothing refers to.
+3. One new log says what the queue is from now on: that is the commit. It ends with a commit "repair", which lists the files
+   that are still to be moved and carries the report. Until the checkpoint behind it, opening refuses the queue.
+4. Pointers, header and manifests follow, and replaced files are moved to NAME.damaged/N. Then comes the checkpoint.
 
-Interrupted before 3 it begins anew, and what was written is a leftover; after 3 the next repair finishes 4. Nothing is
-deleted but such leftovers.
+A repair that is interrupted before 3 starts over, and what it has written is a leftover. After 3 the next repair finishes 4.
+Nothing but such leftovers is deleted.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from qewqew_core.queue.state import State
 
 
 def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:
-    """Make a damaged queue one that opens, with every record that can be read and none that is wrong.
+    """Make a damaged queue open again, with every record that can be read and no wrong one.
 
-    Where nothing is wrong it changes nothing (a queue that crashed is recovered, as opening would). Damaged files are
-    moved to NAME.damaged/N, never deleted. Killed at any point, the next repair finishes; opening in between works as
-    before, or raises `Corrupt`. Durable when it returns.
+    If nothing is wrong, it changes nothing (a queue that crashed is recovered, as opening would do it). Damaged files are moved
+    to NAME.damaged/N, never deleted. If it is killed, the next repair finishes it; opening in between works as before, or
+    raises `Corrupt`. Durable when it returns.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
@@ -153,7 +153,7 @@ class _Repair:
         return replayed, replayed.last_json_operation
 
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
-        """Make the files what the new log says. Done again from the beginning after an interruption."""
+        """Make the files what the new log says. After an interruption it is done again from the beginning."""
         files, state = self._plan.files, replayed.state
         moves, body = repair
         try:

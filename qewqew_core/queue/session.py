@@ -1,8 +1,8 @@
 """`Session`: a transaction on a queue. The idea is that of Rhino.Queues' disk storage, by Oren Eini.
 
-What a session has taken stays where it is, *held*: nobody else sees it, and a rollback only lets go of it. What it has
-put is in memory, and past a bound in files that the commit moves into the queue. The commit itself is one frame of the
-transaction log, like every other change (`log`).
+What a session takes stays where it is, *held*: nobody else sees it, and a rollback only lets go of it. What it puts is in
+memory and, past a bound, in files that the commit moves into the queue. The commit itself is one frame of the transaction
+log, like every other change (`log`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OBJECT_BYTES = 48  # that a record takes in memory beside its own
 class Session(Transaction):
     """Puts and gets that happen together, or not at all; from `Queue.session`.
 
-    In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call
-    `commit` and, at last, `close`. It may commit several times: each commit is a transaction of its own.
+    In a ``with`` statement it commits at the end of the block, and rolls back if the block raises. Otherwise call `commit`
+    and finally `close`. It may commit several times: each commit is a transaction of its own.
 
-    Records that it has taken are invisible to everybody else until it rolls back: then they are at their place again.
-    Records that it has put are visible, to itself too, once it has committed. Several sessions of a queue may be open,
-    one for each thread; one session is not to be used by two threads at once. What is not committed is rolled back when
-    the queue is closed, and when the process dies.
+    Nobody else sees the records that it has taken. After a rollback they are in their places again. The records that it has
+    put become visible, to the session too, when it commits. Several sessions of a queue may be open, one for each thread; do
+    not use one session in two threads at once. Whatever is not committed is rolled back when the queue is closed or the
+    process dies.
     """
 
     def __init__(self, queue: object, engine: Engine[State], chain: Chain, holds: Holds, records: Records) -> None:
@@ -79,9 +79,9 @@ class Session(Transaction):
         self._put_bytes = 0
 
     def get(self, timeout: float | None = 0) -> bytes:
-        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """Take the first record that nobody holds. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
-        It is gone for good once the session commits. Raises `Corrupt` if it is not what was committed.
+        The record is gone for good when the session commits. Raises `Corrupt` if it is not what was committed.
         """
         with self._engine.exclusive():
             self._check_open()
@@ -90,7 +90,7 @@ class Session(Transaction):
         return record
 
     def get_many(self, max_records: int, max_bytes: int | None = None) -> list[bytes]:
-        """Take up to ``max_records`` records of together up to ``max_bytes`` payload bytes, at least one; [] if there is none."""
+        """Take up to ``max_records`` records with up to ``max_bytes`` of payload in all, at least one; [] if there are none."""
         with self._engine.exclusive():
             self._check_open()
             records, steps = self._records.pick(max_records, max_bytes)
@@ -98,7 +98,7 @@ class Session(Transaction):
         return records
 
     def _hold(self, steps: list[Step]) -> None:
-        # Noted first: what the session has noted is what it holds, if this is interrupted.
+        # Noted first: if this is interrupted, the session holds what it has noted.
         for chunk_state, start, end, records in steps:
             before = self._taken[-1] if self._taken else None
             if before is not None and before[0] is chunk_state and before[2] == start:
@@ -110,9 +110,9 @@ class Session(Transaction):
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
         """Make all puts and gets since the last commit happen, as one; returns how many records were put.
 
-        Durable when it returns, as `Queue.put_many` is. With a ``key`` that was committed before (within thirty days, and
-        among the last 65,536), nothing happens: the session is rolled back, and what the first commit returned is
-        returned again. If the queue is at its bound, waits for room up to ``timeout`` seconds (None: for ever).
+        Durable when it returns, as `Queue.put_many` is. If the ``key`` was committed before (within thirty days, and among the
+        last 65,536), nothing happens: the session is rolled back, and the number that the first commit returned is returned
+        again. If the queue is at its bound, this waits for room up to ``timeout`` seconds (None: forever).
 
         Raises `Full`, `DiskFull`, `BadKey`: nothing has happened, and the session may commit again or roll back.
         """
@@ -126,7 +126,7 @@ class Session(Transaction):
         return count
 
     def rollback(self) -> None:
-        """Undo all puts and gets since the last commit: records that were taken are at their place again, in order."""
+        """Undo all puts and gets since the last commit: records that were taken are in their places again, in order."""
         with self._engine.exclusive():
             self._check_open()
             self._holds.release(self._taken)
@@ -140,7 +140,7 @@ class Session(Transaction):
             self._spill.remove()
 
     def close(self) -> None:
-        """Roll back what is not committed. A second call does nothing, nor does one after the queue was closed."""
+        """Roll back what is not committed. Does nothing if the session or the queue is closed already."""
         if not self._closed and self._engine.is_open:
             self.rollback()
         self._holds.close(self._number)

@@ -1,13 +1,13 @@
-"""`Stage`: records on their way into a queue, written while others use it.
+"""`Stage`: records on their way into a queue, written while others use the queue.
 
-What is put is written, checksummed and synced in chunk files of the stage's own, in ``NAME.staged/``, by as many processes
-at once as there are. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that
-takes as long for a million records as for one. A stage that stays small is put as `Queue.put_many` does, with one fsync.
+A stage writes, checksums and syncs its records in chunk files of its own, in ``NAME.staged/``. Any number of processes can do
+this at once. The commit opens the queue, moves the files into its chain, and says so in one frame of the log: that takes as
+long for a million records as for one. A stage that stays small is put as `Queue.put_many` does it, with one fsync.
 
-Nothing refers to staged files before the commit. Each stage has a file without records, its *claim*, ``NAME.staged/ID``,
-locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. Small stages that commit at once share a commit, see
-`group_commit`. Whoever opens the queue removes the files of
-claims that nobody has locked: their process has died.
+Nothing refers to staged files before the commit. Each stage has an empty file, its *claim* ``NAME.staged/ID``, which it keeps
+locked as long as it lives; its chunk files are ``ID.1``, ``ID.2`` and so on. The next process that opens the queue removes the
+files of every claim that is not locked: its process has died. Small stages that commit
+at once share a commit, see `group_commit`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many 
 
 
 class Stage(Transaction):
-    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for it before the commit.
+    """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for a stage before its commit.
 
-    ``settings`` are those of `Queue`, which the commit opens with them; it checks all but ``chunk_size`` and ``sync``. In a
-    ``with`` statement a stage commits at the end of the block, and forgets all when the block raises. Otherwise call `commit`
-    and, at last, `close`. It may commit several times. One stage is not to be used by two threads at once, nor by a process
-    that was forked; any number of stages of one queue may be open, in any number of processes.
+    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size`` and ``sync``
+    are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets everything if the block
+    raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use one stage in two threads
+    at once, or in a forked process. Any number of stages of one queue may be open, in any number of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -79,7 +79,7 @@ class Stage(Transaction):
 
     @property
     def records(self) -> int:
-        """How many are put, and not committed."""
+        """How many were put and are not committed."""
         return len(self._puts) + (self._spill.records if self._spill else 0)
 
     def put(self, record: Record) -> None:
@@ -105,14 +105,14 @@ class Stage(Transaction):
         return len(records)
 
     def commit(self, key: str | None = None, timeout: float | None = 0) -> int:
-        """Put all of it into the queue, as one; returns how many records. Durable when it returns, as `Queue.put_many` is.
+        """Put everything into the queue, as one commit; returns how many records. Durable when it returns, as `put_many` is.
 
-        Waits for the queue up to its ``lock_timeout``. With a ``key`` that was used before (within thirty days, and among the
-        last 65,536), nothing is stored, and what the first commit returned is returned again. If the queue is at its bound,
-        waits for room up to ``timeout`` seconds (None: for ever); nobody can take records meanwhile, unless it is this process.
+        Waits for the queue up to its ``lock_timeout``. If the ``key`` was used before (within thirty days, and among the last
+        65,536), nothing is stored, and the number that the first commit returned is returned again. If the queue is at its
+        bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: what was
-        staged was removed by somebody else.
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: somebody
+        else has removed the staged files.
         """
         self._check_open()
         if key is not None:
@@ -180,12 +180,12 @@ class Stage(Transaction):
             return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
 
     def rollback(self) -> None:
-        """Forget all that was put since the last commit."""
+        """Forget everything that was put since the last commit."""
         self._check_open()
         self._forget()
 
     def close(self) -> None:
-        """Forget what is not committed. A second call does nothing, but for what an interrupted one has not done."""
+        """Forget what is not committed. A second call does nothing, or finishes a first one that was interrupted."""
         if self._process != os.getpid():
             close_all(self._claim)  # the stage is the parent's: its files too
             return
@@ -208,7 +208,7 @@ class Stage(Transaction):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Errors of the system that mean a full disk, or that somebody has removed what is staged, say so."""
+        """Give a full disk, and staged files that somebody has removed, an error that says so."""
         try:
             with naming_full_disk(self.path):
                 yield
@@ -223,7 +223,7 @@ class Stage(Transaction):
         self._spill = Spill(self._files, home, claim + ".", self.chunk_size, check_free)
 
     def _make_claim(self) -> None:
-        """Another process may just remove the directory, which is empty, or the file, which is not locked."""
+        """Meanwhile another process may remove the empty directory, or the file, as it is not locked yet."""
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))

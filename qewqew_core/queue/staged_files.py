@@ -1,4 +1,4 @@
-"""The files of stages: which of them nobody will commit any more. See `Stage`."""
+"""The files of stages that nobody will commit any more. See `Stage`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qewqew_core.queue import paths
 
 
 def remove_abandoned(files: Files, path: str) -> None:
-    """Remove what stages have left whose process has died, and the directory of all if nothing is in it."""
+    """Remove the files of stages whose process has died, and their common directory if it is empty."""
     home = path + paths.STAGED
     try:
         found = files.list(home)

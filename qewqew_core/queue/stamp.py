@@ -1,8 +1,8 @@
 """`NAME.stamp`: how often batches had changed when the log and their files were last known to belong together.
 
-The log counts the changes of batches (`State.changes`). After each one the count is written here, too. If it is larger than what
-the log counts, the log is an old copy, put beside newer batches: it would lease what has been acknowledged since. A power cut may
-leave an older count, a damaged file or none, which says nothing; so nothing here is synced, and nothing waits for it.
+The log counts the changes of batches (`State.changes`). After each change the count is written here too. If it is larger than
+the log's, the log is an old copy beside newer batches: it would lease what has been acknowledged since. A power cut may leave
+an older count, a damaged file or none. That says nothing, so nothing here is synced, and nothing waits for it.
 
 === ===== ==============================================
 0   8     magic ``QEWQSTMP``
@@ -32,7 +32,7 @@ def path_of(queue: str) -> str:
 
 
 def write(files: Files, queue: str, changes: int) -> None:
-    """Note the count. Where there is no room for it, nothing is noted."""
+    """Write the count. If there is no room for it, nothing is written."""
     path, body = path_of(queue), BODY.pack(_MAGIC, changes)
     with contextlib.suppress(OSError):
         fd = files.open(path, new=not files.exists(path))
@@ -43,7 +43,7 @@ def write(files: Files, queue: str, changes: int) -> None:
 
 
 def read(files: Files, queue: str) -> int:
-    """The count; 0 where there is none, or one that cannot be read."""
+    """The count; 0 if there is none, or none that can be read."""
     with contextlib.suppress(OSError):
         fd = files.open_to_read(path_of(queue))
         try:
@@ -54,7 +54,7 @@ def read(files: Files, queue: str) -> int:
 
 
 def unpack(data: bytes) -> int:
-    """The count; 0 if these bytes are no whole stamp."""
+    """The count; 0 if these bytes are not a whole stamp."""
     if len(data) != BODY.size + CRC.size or CRC.unpack_from(data, BODY.size)[0] != crc32(data[: BODY.size]):
         return 0
     magic, changes = BODY.unpack_from(data)
@@ -73,7 +73,7 @@ def check(files: Files, queue: str, changes: int) -> None:
 
 
 def remove(files: Files, queue: str) -> None:
-    """The log begins to count anew. Durable."""
+    """Remove the stamp, because the log starts to count from zero. Durable."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path_of(queue))
         files.sync_directory(os.path.dirname(queue))

@@ -1,7 +1,7 @@
 """What a queue is at one moment: its chain of chunks, its batches, its keys. No files, no bytes.
 
-A running queue and the replay of its log change it by the same `State.apply`, so that what a crash leaves is what was there. Who
-calls has checked that the change is possible.
+A running queue and the replay of its log change it by the same `State.apply`, so a crash leaves the state that was there. The
+caller has checked that the change is possible.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class State(LeaseState):
     changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
     served: set[_Bytes] = field(default_factory=set)  # requests whose files may still be there; no snapshot has them
     dropped: list[int] = field(default_factory=list)  # chunks that left the chain: their files are to be removed
-    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or begun anew
+    emptied: list[int] = field(default_factory=list)  # chunks whose content so far is stale: dropped, or started over
 
     @classmethod
     def of(cls, chain: dict[int, Chunk]) -> State:
@@ -83,7 +83,7 @@ class State(LeaseState):
         ]
 
     def apply(self, operation: Operation, time: int) -> None:
-        """What a commit of that time says. Raises ValueError, KeyError or IndexError for what cannot be."""
+        """Apply an operation of a commit of that time. Raises ValueError, KeyError or IndexError if it is impossible."""
         match operation:
             case Append():  # taken apart like this, it takes half the time
                 chunk_id, records, frames = operation
@@ -116,7 +116,7 @@ class State(LeaseState):
             self.changes += 1
 
     def check(self) -> None:
-        """The invariants between any two commits. It looks at everything: for tests."""
+        """Assert the invariants between any two commits. For tests: it looks at everything."""
         for chunk_id, chunk_state in self.chain.items():
             assert chunk_id == chunk_state.id, chunk_state
             chunk_state.check()
@@ -219,6 +219,6 @@ class State(LeaseState):
     # Keys
 
     def prune_keys(self, now: int) -> set[int]:
-        """Forget keys past their retention; the numbers of the batches whose last key went."""
+        """Forget keys past their retention; returns the numbers of batches whose last key is gone."""
         prune(self.idempotency_keys, now)
         return self.prune_expired(now)

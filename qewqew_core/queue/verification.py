@@ -1,4 +1,4 @@
-"""`verify`: read everything that a queue holds, and say what is not as it was committed."""
+"""`verify`: read everything in a queue, and report what is not as it was committed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qewqew_core.queue.state import State
 def verify(files: Files, path: str, state: State, progress: Callable[[int, int], None] | None = None) -> Report:
     """Compare log, chunk files and batches with checksums and counts. Changes nothing.
 
-    ``progress`` is told how many bytes of records were read, and how many there are.
+    ``progress`` is called with the bytes of records read so far, and with how many there are.
     """
     report = Report()
     total = sum(chunk_state.tail - chunk_state.head for chunk_state in state.chain.values())

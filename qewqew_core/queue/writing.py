@@ -1,4 +1,4 @@
-"""Writing records into chunk files: which go where, new files, and those that a session fills before it commits."""
+"""Writing records into chunk files: which records go where, new files, and files that a session or stage fills beforehand."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ Runs = list[Run]
 
 
 def place(records: list[bytes], room: int, new_room: int) -> list[Runs]:
-    """Which records go into the chunk with ``room`` bytes left, and which into new ones, each with ``new_room``.
+    """Which records go into the chunk with ``room`` bytes left, and which into new ones with ``new_room`` bytes each.
 
-    The first item is for the former, maybe empty. Each is in runs of about `Limits.piece_bytes`. A frame is never divided.
+    The first item is for the former and may be empty. Each has runs of about `Limits.piece_bytes`. A frame is never divided.
     """
     plan: list[Runs] = [[]]
     ends = list(accumulate([len(record) + 2 for record in records]))
@@ -73,10 +73,10 @@ def place_framed(plan: list[Runs], framed: list[Framed], room: int, new_room: in
 
 
 def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[int, int], chunk_id: int) -> None:
-    """A new chunk file, really allocated, that nothing refers to yet. Its name is not durable. ``owned`` gets its descriptor,
+    """Make a chunk file, really allocated, that nothing refers to yet. Its name is not durable. ``owned`` gets its descriptor,
     which has the lock on it.
 
-    Raises FileExistsError if there is such a file, or if a Java program has opened it since; other errors leave none.
+    Raises FileExistsError if the file exists, or if a Java program has opened it meanwhile; other errors leave no file.
     """
     fd = owned[chunk_id] = files.open(path, new=True)
     mine = False
@@ -112,9 +112,9 @@ class Spilled:
 
 
 class Spill:
-    """What a session has put, once it is too much for memory: chunk files, which its commit moves into the chain.
+    """What a session or stage has put, once it is too much for memory: chunk files, which the commit moves into the chain.
 
-    The commit then writes no record a second time. Nothing refers to the files until then; recovery removes them.
+    So the commit writes no record a second time. Nothing refers to the files before it, and recovery removes them.
     """
 
     def __init__(self, files: Files, directory: str, prefix: str, chunk_size: int, check_free: Callable[[int], None]) -> None:
@@ -136,7 +136,7 @@ class Spill:
         return sum(spilled.tail - chunk.BEGIN for spilled in self.chunks) - 2 * self.records
 
     def add(self, records: list[bytes]) -> None:
-        """Write records behind those that are there, all or, if that raises OSError, none."""
+        """Append records: all of them or, if this raises OSError, none."""
         target = self.chunks[-1] if self.chunks else None
         first, *others = place(records, self._chunk_size - target.tail if target else 0, self._chunk_size - chunk.BEGIN)
         self._check_free(len(others) * self._chunk_size)
@@ -177,7 +177,7 @@ class Spill:
         return described
 
     def finish(self, durable: bool) -> None:
-        """The files are as they will be in the chain: no longer than what is in them, and ``durable`` but for their names."""
+        """Make the files as they will be in the chain: not longer than their content, and ``durable`` but for their names."""
         for spilled in self.chunks:
             is_too_long = spilled is self.chunks[-1] and spilled.size > spilled.tail
             if not is_too_long and (spilled.is_durable or not durable):

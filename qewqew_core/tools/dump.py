@@ -170,8 +170,8 @@ def _log(source: Source) -> Iterator[Line]:
         at = frame.end
     if wrong is not None and (wrong.offset or 0) >= at:
         yield Line(at, "frame", {}, _what(wrong, source))
-    elif torn := len(data.rstrip(b"\0")) - at:
-        yield Line(at, "torn", {"bytes": max(torn, 0)})  # the end of a commit that has not happened
+    elif (torn := len(data.rstrip(b"\0")) - at) > 0:  # a whole frame may end in zeros
+        yield Line(at, "torn", {"bytes": torn})  # the end of a commit that has not happened
 
 
 def _operation(operation: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which paths can be a topic, and which names a reader. `docs/format.md` has the files in it."""
+"""Which paths can be a topic, and which names a reader. `docs/format/topics.md` has the files in it."""
 
 from __future__ import annotations
 

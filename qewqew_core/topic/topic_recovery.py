@@ -1,7 +1,7 @@
 """Opening the writer of a topic, whatever is on disk: what a clean close, a crash of ours, or a zbus server has left.
 
-`recover` calls the steps in their order, which is that of docs/format.md. Whoever calls it has the lock of the writer. A crash in
-any step leaves what the same steps finish.
+`recover` calls the steps in their order, which is that of docs/format/topics.md. The caller has the lock of the writer. A
+crash in any step leaves what the same steps finish.
 
 1. Look: the log, and the index. A new topic is made. An index that cannot be that of the log is damaged, and refused.
 2. Decide who was here last. A clean log with an index that says the same: we were, and steps 3 to 5 have nothing to do. An

@@ -1,7 +1,7 @@
 """CeleryExecutor with two workers: which host has a queue, and what becomes of it when a host dies.
 
 The workers share the machine's file system, so what is said here of a shared directory is true of a file system whose
-locks hold between hosts; see docs/airflow.md, "Several workers".
+locks hold between hosts; see docs/airflow/workers.md.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_a_task_in_the_wrong_lane_fails_at_once_and_makes_no_second_queue(airflo
         assert airflow.host(run, task_id) == "w2"
         told = airflow.task_log(run, task_id)
         assert (
-            f"WrongHost: {queues / 'w1'}: connection 'qewqew_w1' has this directory on host 'w1', and this runs on 'w2'" in told
+            f"WrongHost: {queues / 'w1'}: connection 'qewqew_w1' has this directory on host 'w1', but this runs on 'w2'" in told
         )
         assert "give the task a queue= that only the worker on 'w1' serves" in told
     assert list((queues / "w1").iterdir()) == []

@@ -442,7 +442,7 @@ def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when
     submit.open()
     run = airflow.trigger("timed", {"name": "timed", "records": 0})  # its sensor waits for nothing but the lease to end
     airflow.succeeded(run)
-    assert "lease time is over" in airflow.xcom(run, "wait")["ready"]
+    assert "its lease has ended" in airflow.xcom(run, "wait")["ready"]
     assert (the_batch(airflow, run), airflow.xcom(run, "to_parquet")["attempt"]) == (batch_id, 2)
     nothing_left(path, batch_id)
     all_numbers(output, "timed")

@@ -71,7 +71,7 @@ def test_clearing_the_spark_task_processes_the_same_batch_again(
     assert airflow.wait(finished) == "success"
     after = airflow.xcom(finished, "to_parquet")
     assert {**after, "seconds": 0} == {**before, "seconds": 0}
-    assert "acknowledged before, to be processed again" in airflow.task_log(finished, "to_parquet", 2)
+    assert "acknowledged before, now processed again" in airflow.task_log(finished, "to_parquet", 2)
     assert batch_ids(output) == [[f"batch={before['batch_id']}"]] * 2
     compare_with_csv(output)
     nothing_left(queues / "flights", before["batch_id"])

@@ -105,4 +105,4 @@ def test_a_threshold_above_the_queues_bound_fails_the_task_at_once(
     with DAG(f"defer_never_{deferrable}", schedule=None) as dag:
         QewQewSensor(**{**WAIT, "deferrable": deferrable}, queue_name="orders", min_records=11)
     assert run(dag).states() == {"wait": "failed"}
-    assert "min_records is 11, and never reached" in capfd.readouterr().out
+    assert "min_records is 11 and could never be reached" in capfd.readouterr().out

@@ -463,9 +463,9 @@ def lease_again(queue: Queue | Reader, key: str | None = None) -> None:
         (
             lambda queue: lease_again(queue, "thief"),
             {"records": 0, "leased": 1, "returned": 0, "dead": 0},
-            "was leased again since, by thief",
+            "has been leased again by thief",
         ),
-        (lease_again, {"records": 0, "leased": 1, "returned": 0, "dead": 0}, "was leased again since, by spark_"),
+        (lease_again, {"records": 0, "leased": 1, "returned": 0, "dead": 0}, "has been leased again by spark_"),
         (
             lambda queue: queue.batches()[0].nack(),
             {"records": 0, "leased": 0, "returned": 1, "dead": 0},
@@ -512,7 +512,7 @@ def test_a_batch_whose_task_was_killed_on_its_last_try_goes_to_the_next_run_when
         wait >> held.operator(lease_timeout=3)
     ran = run(dag)
     assert ran.states() == {"wait": "success", "submit": "success"}
-    assert "lease time is over" in ran.result("wait")["ready"]
+    assert "its lease has ended" in ran.result("wait")["ready"]
     assert [(call["records"], call["attempt"]) for call in spark.calls] == [(["a", "b"], 1), (["a", "b"], 2)]
     assert held.counts() == {"records": 1, "leased": 0, "returned": 0, "dead": 0}
 
@@ -538,8 +538,8 @@ def test_a_time_out_of_the_lease_changes_nothing_for_retries_and_cleared_tasks(r
 @pytest.mark.parametrize(
     ("prepare", "error"),
     [
-        (lambda m, c, d: m.delenv("AIRFLOW_CONN_SPARK_DEFAULT"), "there is no connection 'spark_default'"),
-        (lambda m, c, d: c("spark_default", "spark", ""), "names no Spark master"),
+        (lambda m, c, d: m.delenv("AIRFLOW_CONN_SPARK_DEFAULT"), "connection 'spark_default' does not exist"),
+        (lambda m, c, d: c("spark_default", "spark", ""), "does not name a Spark master"),
         (lambda m, c, d: c("spark_default", "spark", "local[1]", **{"spark-binary": "rm"}), "spark-binary"),
         (lambda m, c, d: (m.setenv("PATH", "/nowhere"), m.setattr(sys, "executable", "/nowhere/python")), "SparkSubmitNotFound"),
         (lambda m, c, d: m.setenv("JAVA_HOME", "/nowhere"), "JAVA_HOME is /nowhere"),

@@ -185,7 +185,7 @@ def test_a_batch_that_another_has_leased_since_is_left_to_it(
     assert ran.states()[ends] == "failed"
     assert ran.tries(ends) == 1
     assert "BatchConflict: batch orders-" in (output := capfd.readouterr().out)
-    assert "was leased again since, by another|run|lease|-1, attempt 2" in output
+    assert "has been leased again by another|run|lease|-1, attempt 2" in output
     assert held.counts() == {**NOTHING, "leased": 1}
 
 
@@ -308,11 +308,11 @@ def test_assets_are_told_how_much_it_was(run: Any, held: Held, engine: Engine) -
     ("make", "said"),
     [
         (lambda: QewQewLeaseOperator(task_id="t"), "give either queue_name or topic"),
-        (lambda: QewQewLeaseOperator(task_id="t", topic="orders"), "the name of one in reader"),
+        (lambda: QewQewLeaseOperator(task_id="t", topic="orders"), "the name of one of its readers"),
         (lambda: QewQewLeaseOperator(task_id="t", queue_name="orders", max_records=0), "max_records is 0"),
         (lambda: QewQewLeaseOperator(task_id="t", queue_name="orders", lease_timeout=0.5), "lease_timeout is 0.5 s"),
-        (lambda: QewQewAckOperator(task_id="t", batch="orders-1"), "give the queue_name"),
-        (lambda: QewQewNackOperator(task_id="t", batch="orders-1", topic="orders"), "the name of one in reader"),
+        (lambda: QewQewAckOperator(task_id="t", batch="orders-1"), "give its queue_name"),
+        (lambda: QewQewNackOperator(task_id="t", batch="orders-1", topic="orders"), "the name of one of its readers"),
     ],
     ids=["neither", "reader", "records", "time-out", "id alone", "reader of a batch"],
 )

@@ -110,6 +110,11 @@ def test_metrics_and_lineage_tell_what_became_of_the_records(observed: tuple[lis
     (lasted,) = told("batch_duration", queue="one")
     assert 0 < float(lasted.removesuffix("|ms")) < 600_000
     assert told("batch_duration", queue="two") == []
+    assert len(told("lock_wait", queue="one")) >= 3, "to stage, to lease and to acknowledge"
+    assert all(0 <= float(waited.removesuffix("|ms")) < 60_000 for waited in told("lock_wait", queue="one"))
+    assert told("lock_wait", topic="news")
+    assert told("lock_wait", **news)
+    assert told("refused", queue="one") == []
     assert told("depth", queue="one") == ["2|g", "0|g", "0|g"]
     assert told("dead", queue="one") == ["0|g"] * 3
     assert len(told("oldest_age", queue="one")) == 3

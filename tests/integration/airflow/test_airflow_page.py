@@ -573,7 +573,7 @@ def test_a_leased_batch_stays_with_a_process_that_lives_and_with_owners_that_air
         assert (answer.status_code, "a process on this host" in answer.json()["detail"]) == (409, True)
     finally:
         os.close(fd)
-    for key, why in (("a program", "is no task of Airflow"), ("nowhere|run|load|-1", "of no DAG of this Airflow")):
+    for key, why in (("a program", "is not a task of Airflow"), ("nowhere|run|load|-1", "not of a DAG of this Airflow")):
         with Queue(directory / "others") as queue:
             queue.put(b"x")
             batch = queue.lease(key)

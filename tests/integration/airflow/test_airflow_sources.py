@@ -55,8 +55,8 @@ def test_the_rows_of_a_query_are_staged_by_the_names_of_its_columns(run: Any, he
     ("sql", "conn_id", "said"),
     [
         ("SELECT id, id FROM orders", "shop", "has two columns 'id'"),
-        ("DELETE FROM orders", "shop", "gives no rows"),
-        ("SELECT 1", "qewqew_default", "is no database"),
+        ("DELETE FROM orders", "shop", "returns no rows"),
+        ("SELECT 1", "qewqew_default", "is not a database"),
         ("SELECT 9e999 AS price", "shop", "cannot be written as JSON"),
     ],
     ids=["two columns", "no query", "no database", "infinity"],

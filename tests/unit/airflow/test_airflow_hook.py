@@ -107,7 +107,7 @@ def test_a_missing_subdirectory_is_named(directory: Path) -> None:
 def test_a_file_in_place_of_the_directory_is_refused(directory: Path, connect: Connect) -> None:
     (directory / "file").touch()
     connect("qewqew_default", "qewqew", str(directory / "file"))
-    with pytest.raises(BadPath, match="needs a directory, and this is a file"):
+    with pytest.raises(BadPath, match="needs a directory, but this is a file"):
         QewQewHook().path("orders")
 
 
@@ -247,7 +247,7 @@ def test_nothing_else_is_made_inside_a_topic(directory: Path) -> None:
     with QewQewHook().topic("events") as topic:
         topic.append(b"1")
     for name in ("events/orders", "events/data/orders", "events/state/orders"):
-        with pytest.raises(BadPath, match=r"leads into the topic .*queues/events, "):
+        with pytest.raises(BadPath, match=r"leads into the topic .*queues/events; "):
             QewQewHook().path(name)
     assert QewQewHook().path("events") == str(directory / "events")
 

@@ -24,7 +24,7 @@ def stats(records: int = 0, size: int = 0, age: timedelta | None = None, returne
     [
         # none given: not empty
         ({}, stats(), None),
-        ({}, stats(1, 0, timedelta(0)), "at least 1 records"),
+        ({}, stats(1, 0, timedelta(0)), "at least 1 record"),
         # each alone, below and at the threshold
         ({"min_records": 3}, stats(2, 999, HOUR), None),
         ({"min_records": 3}, stats(3, 0, timedelta(0)), "at least 3 records"),
@@ -44,7 +44,7 @@ def stats(records: int = 0, size: int = 0, age: timedelta | None = None, returne
         ({"max_age": HOUR}, stats(0), None),
         ({"max_age": HOUR}, stats(1, 1, None), "a record older than 1:00:00"),
         # a returned batch is always ready, a leased one never
-        ({"min_records": 3}, stats(returned=1), "a batch waits that was returned, or of which the lease time is over"),
+        ({"min_records": 3}, stats(returned=1), "a batch was returned, or its lease has ended"),
         ({"min_records": 3}, stats(leased=1), None),
     ],
 )
@@ -86,5 +86,5 @@ def test_a_threshold_above_the_bound_of_the_queue_is_never_met(
     if ok:
         Thresholds.of(thresholds).check_bounds(settings)
     else:
-        with pytest.raises(BadArgument, match="never reached"):
+        with pytest.raises(BadArgument, match="could never be reached"):
             Thresholds.of(thresholds).check_bounds(settings)

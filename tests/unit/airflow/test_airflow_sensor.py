@@ -25,7 +25,7 @@ def test_a_lease_whose_time_is_over_is_ready(directory: Path, names: dict[str, s
             queue.lease("killed", lease_timeout=0.001)
     time.sleep(0.002)
     seen = QewQewSensor(task_id="wait", **names, min_records=2).poke({}).xcom_value
-    assert "the lease time is over" in seen["ready"]
+    assert "its lease has ended" in seen["ready"]
     assert (seen["records"], seen["returned"], seen["leased"]) == (0, 1, 0)
 
 
@@ -148,7 +148,7 @@ def test_messages_that_were_removed_before_the_reader_got_them_are_not_waited_fo
     [
         ({}, "either queue_name or topic"),
         ({"queue_name": "orders", "topic": "events", "reader": "load"}, "either queue_name or topic"),
-        ({"topic": "events"}, "give the name of one in reader"),
+        ({"topic": "events"}, "needs the name of one of its readers"),
         ({"queue_name": "orders", "reader": "load"}, "reader is for a topic"),
         ({"queue_name": "orders", "filter": "eu"}, "filter is for a topic"),
         ({"queue_name": "orders", "start": "latest"}, "start is for a topic"),

@@ -121,7 +121,7 @@ def test_arguments_that_contradict_each_other_are_an_error_of_the_dag_file(argum
     [
         ({"queue_name": None}, "either queue_name or topic"),
         ({"topic": "events", "reader": "load"}, "either queue_name or topic"),
-        ({"queue_name": None, "topic": "events"}, "give the name of one in reader"),
+        ({"queue_name": None, "topic": "events"}, "needs the name of one of its readers"),
         ({"filter": "eu.#"}, "filter is for a topic"),
         ({"start": "latest"}, "start is for a topic"),
         ({"queue_name": None, "topic": "events", "reader": "load", "start": "newest"}, "start must be"),
@@ -143,7 +143,7 @@ def test_a_reader_is_made_at_the_oldest_message_or_where_the_operator_says_with_
         return list(lease(hook, submit._source(), f"key {arguments} {max_records}", max_records, None, None).batch)
 
     assert leased("all") == [b"0", b"1", b"2", b"3"]
-    with pytest.raises(AirflowSkipException, match="reader late of topic events is empty: nothing to lease"):
+    with pytest.raises(AirflowSkipException, match="reader late of topic events is empty: there is nothing to lease"):
         leased("late", start="latest")
     assert leased("two", start=2, max_records=1) == [b"2"]
     assert leased("two", start=2) == [b"3"]

@@ -195,9 +195,9 @@ def test_a_csv_without_rows_has_no_records(directory: Path, file: Callable[[str,
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"id,name\n1,a\n2\n", "line 3 has 1 fields, the first line names 2"),
+        (b"id,name\n1,a\n2\n", "line 3 has 1 fields, but the first line has 2"),
         (b"id,name\n1,a,b\n", "line 2 has 3 fields"),
-        (b"id,id\n1,2\n", "names a column twice"),
+        (b"id,id\n1,2\n", "has a column twice"),
         (b'id,name\n1,"a"b\n', "line 2: not CSV"),
         (b'id,name\n1,"a\n', "not CSV"),
         (b"id,name\n1,\xff\n", "not CSV in UTF-8"),

@@ -178,7 +178,7 @@ def test_a_queue_that_is_ready_is_announced_at_once_and_once(directory: Path, na
             shown = {"queue": "orders"} if names is QUEUE else READER
             assert seen | {"oldest": ""} == {
                 **shown,
-                "ready": "at least 1 records",
+                "ready": "at least 1 record",
                 "records": 2,
                 "bytes": 3,
                 "oldest": "",
@@ -422,7 +422,7 @@ def test_what_cannot_be_looked_at_is_logged_and_tried_again(
     with caplog.at_level(logging.ERROR, "qewqew_airflow.triggers.qewqew"):
         run(test)
     said = caplog.records[0].getMessage()
-    assert said.startswith("Cannot look at queue orders of connection 'qewqew_default', again in 1 s: ")
+    assert said.startswith("Cannot look at queue orders of connection 'qewqew_default', trying again in 1 s: ")
     assert ("does not exist" if problem == "no directory" else "isn't defined") in said
 
 
@@ -437,7 +437,7 @@ def test_a_threshold_that_is_never_met_is_said(
             await looks.again()
 
     run(test)
-    assert capfd.readouterr().out.count("queue orders will not start runs: min_records is 11, and never reached") == 1
+    assert capfd.readouterr().out.count("queue orders will not start any runs: min_records is 11 and could never be reached") == 1
 
 
 def test_a_directory_that_was_replaced_is_watched(directory: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,8 +504,8 @@ def test_without_shared_streams_it_announces_too(directory: Path) -> None:
         ({**QUEUE, "min_records": 10, "max_records": 9}, BadArgument, "less than min_records"),
         ({**QUEUE, "remind": 0}, BadArgument, "remind"),
         ({**QUEUE, "poll_interval": 0}, BadArgument, "poll_interval"),
-        ({"queue_name": "{{ params.name }}"}, BadArgument, "does not render templates"),
-        ({**QUEUE, "min_records": "{{ params.n }}"}, BadArgument, "does not render templates"),
+        ({"queue_name": "{{ params.name }}"}, BadArgument, "cannot render templates"),
+        ({**QUEUE, "min_records": "{{ params.n }}"}, BadArgument, "cannot render templates"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_an_error_of_the_dag_file(

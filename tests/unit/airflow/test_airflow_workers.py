@@ -49,7 +49,7 @@ def test_a_directory_on_another_host_is_not_touched(
     on: Callable[[Any], QewQewHook], directory: Path, use: Callable[[QewQewHook, str], Any]
 ) -> None:
     with pytest.raises(
-        WrongHost, match=f"{directory}: connection 'qewqew_default' has this directory on host 'w1', and this runs on '{HERE}'; "
+        WrongHost, match=f"{directory}: connection 'qewqew_default' has this directory on host 'w1', but this runs on '{HERE}'; "
     ):
         use(on("w1"), "orders")
     assert list(directory.iterdir()) == []

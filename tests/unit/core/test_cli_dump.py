@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_damage_in_a_log_is_a_frame_and_what_lies_behind_it_is_shown(tmp_path):
     assert [one for one in found if one["offset"] >= third["offset"]] == whole[whole.index(third) :]
     damage(tmp_path / "q.log", 3)
     assert "not a transaction log" in lines(tmp_path / "q.log", code=5)[0]["damage"]
+
+
+def test_a_last_frame_that_ends_in_zeros_is_not_torn(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        q.put(bytes(20))
+        shutil.copy(tmp_path / "q.log", tmp_path / "other.log")
+    data = (tmp_path / "other.log").read_bytes().rstrip(b"\0")
+    (tmp_path / "other.log").write_bytes(data + bytes(20))
+    assert lines(tmp_path / "other.log")[-1]["what"] == "commit"
 
 
 def test_a_commit_that_was_torn_is_no_damage(tmp_path):

@@ -18,7 +18,7 @@ from qewqew_core.topic import reader_log, topic_log
 from qewqew_core.topic.reader_state import Deliver, Range
 from qewqew_core.topic.view import Position
 
-FRAME = struct.Struct(">IIIB")  # docs/format.md: length, crc32, durable, kind
+FRAME = struct.Struct(">IIIB")  # docs/format/index.md: length, crc32, durable, kind
 KINDS = (6, 7)
 
 

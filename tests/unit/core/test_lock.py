@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -333,3 +334,13 @@ def test_a_program_that_ends_without_closing_says_nothing_of_ours(tmp_path: Path
     assert (ended.returncode, ended.stderr) == (0, "")
     with Queue(tmp_path / "q", lock_timeout=0) as queue:
         assert queue.get() == b"x"
+
+
+def test_how_long_this_process_waits_for_locks_is_counted(tmp_path: Path) -> None:
+    before = replace(lock.WAITS)
+    with Queue(tmp_path / "q"):
+        assert lock.WAITS.refused == before.refused
+        with pytest.raises(Locked):
+            Queue(tmp_path / "q", lock_timeout=0.3)
+    assert lock.WAITS.refused == before.refused + 1
+    assert lock.WAITS.seconds >= before.seconds + 0.3

@@ -1,7 +1,7 @@
-"""An old copy of the log beside newer files, as a partial restore leaves them: an error, or what is right (docs/format.md).
+"""An old copy of the log beside newer files, as a partial restore leaves them: an error, or right.
 
-What is not noticed is named there: a queue that crashed, with nothing changed since the copy but records put and taken, of which
-only its log knew.
+docs/format/recovery.md names what is not noticed: a queue that crashed, with nothing changed since the copy but records put and
+taken, of which only its log knew.
 """
 
 from __future__ import annotations

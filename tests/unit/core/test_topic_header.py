@@ -122,7 +122,7 @@ def order_of_entries(queue: Path, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", zbus_cases.cases())
 def test_an_entry_is_created_base_end_updated_and_the_head_is_never_touched_again(tmp_path: Path, name: str) -> None:
-    """As `docs/format.md` says of zbus, by files of the original; then ours have gone on in them."""
+    """As `docs/format/topics.md` says of zbus, by files of the original; then ours have gone on in them."""
     queue, body = zbus_cases.case(name, tmp_path)
     order_of_entries(queue, body)
     head = zbus.unpack_common((queue / "queue.idx").read_bytes())

@@ -1,7 +1,7 @@
 """A reader's log that was lost, cut or exchanged is noticed, and `repair_topic` brings the reader back: nothing committed comes
 again without a word, and nothing that was not committed is lost.
 
-`docs/format.md` says what cannot be told apart.
+`docs/format/topics.md` says what cannot be told apart.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def content(queue: Path) -> dict[str, bytes]:
     return {path.relative_to(queue).as_posix(): path.read_bytes() for path in queue.rglob("*") if path.is_file()}
 
 
-# Files .nak, by docs/format.md: only the original writes them
+# Files .nak, by docs/format/topics.md: only the original writes them
 
 
 def new_nak(created: int, dialect: str, window: int = 100, timeout: int = 10_000) -> bytes:
