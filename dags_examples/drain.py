@@ -3,7 +3,7 @@
 ``publish_<host>`` runs in the lane of its host (see ``lanes.py``): a task stages, here made-up orders, and another one publishes
 batches below ``QEWQEW_DEMO_OUTPUT``, a path or URL that all hosts reach, such as ``s3://lake``. ``drain`` knows no host. It lists
 what is there, appends it to ``lake.shop.orders`` in one commit, and removes it. Nobody waits for anybody: a host that is down is
-missing, and its batches come when it is back. Why each step may be repeated: docs/drain.md.
+missing, and its batches come when it is back. Why each step may be repeated: docs/spark/drain.md.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def _warn_of_another_python() -> None:
     ):
         return
     warnings.warn(
-        f"PYSPARK_PYTHON is not set: Spark will run {found or 'no Python'} beside this one, {sys.executable}, and say "
-        "DATA_SOURCE_NOT_FOUND if qewqew is not installed there. Before the session is made: "
+        f"PYSPARK_PYTHON is not set: Spark will run {found or 'no Python'} and not this one, {sys.executable}, and say "
+        "DATA_SOURCE_NOT_FOUND if qewqew is not installed there. Before you make the session, set "
         "os.environ['PYSPARK_PYTHON'] = sys.executable",
         RuntimeWarning,
         stacklevel=3,

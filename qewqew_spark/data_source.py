@@ -98,7 +98,7 @@ class QewqewDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         kind, paths = _what(self.options)
         if kind != "topic":
-            raise BadArgument(f"{paths[0]} is a {kind}, and a stream reads topics; read a {kind} with spark.read")
+            raise BadArgument(f"{paths[0]} is a {kind}, but only topics can be streamed; read a {kind} with spark.read")
         from qewqew_spark.source import stream
 
         return stream.stream_reader(Options(self.options), schema)
@@ -137,13 +137,13 @@ def register(spark: SparkSession) -> None:
 
 # Of OPTIONS and LOCATION, a source in Python sees nothing when the table is read, and nothing at all if columns are given.
 _TABLE = (
-    "Spark hands neither path nor options of it to a source in Python; use "
+    "Spark does not pass its path and options to a Python data source; use "
     "CREATE TEMPORARY VIEW … USING qewqew OPTIONS (path '…')"
 )
 
 
 def _what(options: Mapping[str, str]) -> tuple[str, list[str]]:
-    """What is to be read: the kind, and the paths, of which only batches may be several. Raises `BadArgument`, `BadManifest`."""
+    """What to read: the kind and the paths. Only batches may have several. Raises `BadArgument`, `BadManifest`."""
     given = json.loads(options["paths"]) if "paths" in options else [options.get("path", "")]
     if not given or not all(given):
         raise BadArgument(f"no path; give load() a batch, a queue or a topic. If this is a table of Spark's catalog: {_TABLE}")
@@ -151,5 +151,7 @@ def _what(options: Mapping[str, str]) -> tuple[str, list[str]]:
     kinds = [kind_of(path) for path in paths]
     for path, kind in zip(paths, kinds, strict=True):
         if kind != "batch" and len(paths) > 1:
-            raise BadArgument(f"{path} is a {kind}, and only batches are read together; load each and unite them with unionAll")
+            raise BadArgument(
+                f"{path} is a {kind}, but only batches can be read together; load each and combine them with unionAll"
+            )
     return kinds[0], paths

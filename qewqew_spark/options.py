@@ -1,4 +1,4 @@
-"""The options of a read or a write, as Spark hands them over: texts, under names whose case does not matter; and paths."""
+"""The options of a read or a write as Spark passes them: strings, under names whose case does not matter; and paths."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Options:
         raise BadArgument(f"the option {name!r} must be one of {', '.join(choices)}, not {text!r:.80}")
 
     def under(self, prefix: str) -> dict[str, str]:
-        """The options that begin with ``prefix``, without it."""
+        """The options whose names start with ``prefix``, without it."""
         prefix = prefix.lower()
         return {name[len(prefix) :]: value for name, value in self._given.items() if name.startswith(prefix)}
 
@@ -100,8 +100,8 @@ class Options:
         for name in self._given if parser else ():
             if name not in names and (codec == "csv" or name in _OF_FROM_JSON):
                 raise BadArgument(
-                    f"the typed read has no option {name!r}, but Spark's {parser} has: read without the option 'codec', and then "
-                    f"select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
+                    f"the typed read has no option {name!r}, but Spark's {parser} does: read without the option 'codec', and "
+                    f"then select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
                 )
 
 
@@ -123,13 +123,13 @@ _ALIKE = re.compile("records|rows|messages|offsets")
 
 
 def _hint(name: str, names: Mapping[str, str]) -> str:
-    """What may be meant by an option that is none of ``names``, which are by their small letters."""
+    """What the user may mean by an option that is not in ``names`` (keyed by their lower-case forms)."""
     for other, where in _ELSEWHERE.items():
         if name == other.lower():
-            return f"{other!r} is one of {where}; there are {', '.join(sorted(names.values()))}"
+            return f"{other!r} is an option of {where}; here you can use {', '.join(sorted(names.values()))}"
     same = [_ALIKE.sub(word, name) for word in ("offsets", "records")]
     near = [other for other in same if other in names] or difflib.get_close_matches(name, names, 1)
-    return f"did you mean {names[near[0]]!r}?" if near else f"there are {', '.join(sorted(names.values()))}"
+    return f"did you mean {names[near[0]]!r}?" if near else f"you can use {', '.join(sorted(names.values()))}"
 
 
 # In small letters.
@@ -142,7 +142,7 @@ _OF_FROM_JSON = {
 
 
 def local_path(path: str) -> str:
-    """The absolute path of what is given by path or `file:` URI, as spark-submit's users write it; another URL as it is.
+    """The absolute form of a local path or `file:` URI, as users of spark-submit write them; any other URL as it is.
 
     Raises `BadArgument` for a `file:` URI of another host.
     """

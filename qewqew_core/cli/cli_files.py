@@ -52,7 +52,7 @@ def export(
 
 def _no_parquet(file: str, instead: str) -> None:
     if file.rstrip("/").endswith(".parquet"):  # Spark makes directories
-        raise BadArgument(f"by its name this is Parquet, which is for Spark: {instead}; see docs/spark.md", path=file)
+        raise BadArgument(f"by its name this is Parquet, which is for Spark: {instead}; see docs/spark/index.md", path=file)
 
 
 def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:

@@ -1,4 +1,4 @@
-"""Arrow's reader of JSON, for records of which it is certain that Spark would read the same; which those are."""
+"""Arrow's JSON reader, used only for records that Spark would certainly read the same way; and which records those are."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def readable(kind: pa.DataType) -> bool:
 
 
 class ArrowReader:
-    """Arrow's reader, for records of which it is certain that Spark would read the same."""
+    """Arrow's reader, for records that Spark would certainly read the same way."""
 
     def __init__(self, fields: list[pa.Field], zone: tzinfo) -> None:
         self._types = [field.type for field in fields]
@@ -78,7 +78,10 @@ class ArrowReader:
         return long_exponents(values) if self._decimals else np.zeros(len(values), bool)
 
     def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
-        """Columns of the records that are not `odd` and of which the reading is certain, and which these are; None: of none."""
+        """Columns of the records that were certainly read right, and which records these are; None if there are none.
+
+        ``values``: none of them may be `odd`.
+        """
         certain = np.ones(len(values), bool)
         table = self._table(values)
         if isinstance(table, list):  # without these it should go well
@@ -162,7 +165,7 @@ class ArrowReader:
 
 
 def _read_as(kind: pa.DataType) -> pa.DataType:
-    """The type as which Arrow's reader is to read a column: dates and timestamps are made of texts, see `moments`."""
+    """The type as which Arrow's reader reads a column. Dates and timestamps are read as strings, see `moments`."""
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_decimal(kind):
@@ -192,9 +195,9 @@ _SAMPLES = 16  # that are taken of the digits of a long number
 def odd(values: pa.Array) -> Mask:
     """The records that Arrow's reader might read differently from Jackson, or not survive.
 
-    It reads object after object, whatever is between them: two of one record, or one in the place of an empty record. It stops
-    at a NUL byte, and crashes on some values that are no objects. So each record must begin and end as an object does, and
-    behind a closing brace there must be what goes on within an object or array, or the next record.
+    Arrow reads object after object, whatever stands between them: two objects in one record, or one in place of an empty
+    record. It stops at a NUL byte and crashes on some values that are not objects. So each record must start and end like an
+    object, and only what may follow inside an object or array, or the next record, may follow a closing brace.
     """
     lengths = np.asarray(pc.binary_length(values))
     if not lengths.any():
@@ -242,7 +245,7 @@ def long_exponents(values: pa.Array) -> Mask:
 
 
 def _bytes_of(values: pa.Array) -> tuple[pa.Buffer, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The bytes of all records, and where in them each begins and ends."""
+    """The bytes of all records, and where each record starts and ends in them."""
     bounds = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
     whole = values.buffers()[2].slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
     return whole, bounds[:-1] - bounds[0], bounds[1:] - bounds[0]

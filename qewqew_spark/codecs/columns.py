@@ -41,12 +41,12 @@ def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
         return pa.list_(pa.field("element", arrow_type(kind.elementType, f"{where}[]"), kind.containsNull))
     if isinstance(kind, types.MapType):
         if not isinstance(kind.keyType, types.StringType):
-            raise BadArgument(f"the field {where}: keys of a map are STRING, not {kind.keyType.simpleString().upper()}")
+            raise BadArgument(f"the field {where}: keys of a map must be STRING, not {kind.keyType.simpleString().upper()}")
         return pa.map_(pa.string(), pa.field("value", arrow_type(kind.valueType, f"{where}{{}}"), kind.valueContainsNull))
     if isinstance(kind, types.StructType):
         return pa.struct(arrow_fields(kind, where))
     raise BadArgument(
-        f"the field {where} is of the type {kind.simpleString().upper()}, which the typed read does not know; {use_spark()}"
+        f"the field {where} has the type {kind.simpleString().upper()}, which the typed read does not know; {use_spark()}"
     )
 
 

@@ -48,13 +48,15 @@ class AvroCodec(ObjectCodec):
             raise BadArgument("the codec avro needs the package fastavro, on the driver and the executors: install qewqew[avro]")
         text = options.text("avroSchema")
         if text is None:
-            raise BadArgument("the codec avro needs the option 'avroSchema': the schema that wrote the records, as JSON")
+            raise BadArgument(
+                "the codec avro needs the option 'avroSchema': the schema with which the records were written, as JSON"
+            )
         try:
             schema = json.loads(text)
             expanded = fastavro.schema.expand_schema(schema)
             self._schema = fastavro.parse_schema(_physical(schema))
         except (ValueError, LookupError, TypeError, AttributeError, fastavro.schema.SchemaParseException) as error:
-            raise BadArgument(f"the option 'avroSchema' is no schema of Avro: {error!r}") from error
+            raise BadArgument(f"the option 'avroSchema' is not an Avro schema: {error!r}") from error
         _check(expanded)
         if _name(expanded) != "record":
             raise BadArgument("the option 'avroSchema' must be the schema of a record, whose fields become the columns")
@@ -73,7 +75,7 @@ class AvroCodec(ObjectCodec):
 
 
 def _name(avro: Avro) -> str:
-    """Of the type, whatever it is wrapped in."""
+    """The name of the type, however it is wrapped."""
     while isinstance(avro, dict):
         avro = avro["type"]
     return "union" if isinstance(avro, list) else str(avro)
@@ -97,13 +99,13 @@ def _check(avro: Avro) -> int:
         return 1 + min(_check(branch) for branch in avro)
     name = _name(avro)
     if name not in _TYPES and name != "null":
-        raise BadArgument(f"the option 'avroSchema': the type {name!r} is part of itself, which cannot be read")
+        raise BadArgument(f"the option 'avroSchema': the type {name!r} contains itself, which cannot be read")
     if name == "record":
         return sum(_check(field["type"]) for field in avro["fields"])
     if name in ("array", "map"):
         least = _check(avro["items"] if name == "array" else avro["values"])
         if name == "array" and not least:
-            raise BadArgument("the option 'avroSchema' has an array of values without bytes, whose length nothing bounds")
+            raise BadArgument("the option 'avroSchema' has an array of values without bytes, so nothing bounds its length")
         return 1
     return int(avro["size"]) if name == "fixed" else name != "null"
 

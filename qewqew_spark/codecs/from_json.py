@@ -1,7 +1,7 @@
-"""JSON objects as rows: what `spark.read.json` makes of every record that is well-formed (RFC 8259).
+"""JSON objects as rows: the same rows as `spark.read.json` makes of every well-formed record (RFC 8259).
 
-Records go through Arrow's reader, many at once, where it is certain that Spark would read the same. The others go through
-Python's `json`, with numbers as they are written, and with Spark's rules for values that are not of the type of their field. A
+Records go through Arrow's reader, many at once, if Spark would certainly read them the same way. The others go through
+Python's `json`, with numbers as they are written, and with Spark's rules for values of another type than their field. A
 record that is not well-formed is corrupt as a whole.
 """
 
@@ -88,7 +88,7 @@ class _Rows:
     def add(self, number: int, data: bytes, careful: bool) -> None:
         # A byte order mark alone is too short for Jackson to know it.
         if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
-            return  # a blank record is no row
+            return  # a blank record gives no row
         found: list[dict[str, Any]] = [{}]
         try:
             if self._strict and not data.lstrip(SPACE).startswith(b"{"):
@@ -102,7 +102,7 @@ class _Rows:
             elif all(isinstance(each, dict) for each in value):
                 found = value
             else:
-                self.corrupt[number] = f"{MISFIT}: an array with something else than objects in it is no rows"
+                self.corrupt[number] = f"{MISFIT}: an array must contain only objects to become rows"
         except UnicodeDecodeError as error:
             self.corrupt[number] = f"{NOT_UTF8}: at byte {error.start}"
         except Unreadable as error:
@@ -200,7 +200,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> None:
-    raise Unreadable(f"{MALFORMED}: {text} is no value")
+    raise Unreadable(f"{MALFORMED}: {text} is not a value")
 
 
 # Numbers as bytes, which tells them from texts, and costs little.
@@ -241,7 +241,7 @@ _BRACKET = re.compile(r'[^{}\[\]"]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^{}\[\]"]*)*([{}\
 
 
 def _texts(text: str) -> Iterator[str]:
-    """What is written of each object and array of a well-formed text, in the order in which they begin."""
+    """The text of each object and array in a well-formed text, in the order in which they start."""
     begins: list[int] = []
     ends: list[int] = []
     within: list[int] = []
@@ -362,7 +362,7 @@ def _checked(value: Any, depth: int = 1) -> Any:
 
 
 def fit_of(kind: types.DataType, zone: tzinfo, ascii_only: bool = False) -> Fit:
-    """What Spark makes of a value for a type; ``ascii_only``: any other character is written as an escape."""
+    """How Spark fits a value to a type; ``ascii_only``: write every other character as an escape."""
     if isinstance(kind, types.StructType):
         return objects.struct(kind, [fit_of(field.dataType, zone, ascii_only) for field in kind])
     if isinstance(kind, types.ArrayType):

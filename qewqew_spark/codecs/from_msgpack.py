@@ -18,7 +18,9 @@ except ImportError:
 
 
 class MsgpackCodec(ObjectCodec):
-    """See `Codec`. Timestamps are msgpack's own (extension -1); there are no dates, and no decimal numbers but integers."""
+    """See `Codec`. Timestamps are msgpack's own (extension -1). There are no dates, and the only decimal numbers are
+    integers.
+    """
 
     def __init__(self, fields: types.StructType, options: Options) -> None:
         if msgpack is None:
@@ -54,7 +56,7 @@ def _fit(kind: types.DataType, where: str) -> Fit:
         return _moment
     if type(kind) not in objects.SCALARS:
         raise BadArgument(
-            f"the field {where}: msgpack has no {kind.simpleString().upper()}; read it as what was written, and convert it"
+            f"the field {where}: msgpack has no {kind.simpleString().upper()}; read the type that was written, and convert it"
         )
     return objects.SCALARS[type(kind)]
 

@@ -14,7 +14,7 @@ from pyspark.sql import types
 from qewqew_spark.codecs.moments import dates, timestamps
 from qewqew_spark.codecs.objects import Fit
 
-# What Arrow is to store of values, numbers of which are bytes. Raises ValueError or TypeError if that takes a closer look, and
+# The values that Arrow is to store, with numbers as bytes. Raises ValueError or TypeError if that takes a closer look, and
 # what the `Fit` of a type raises.
 Many = Callable[[list[Any]], pa.Array]
 
@@ -74,7 +74,7 @@ def _maps(values: list[Any], arrow: pa.MapType, items: Many) -> pa.Array:
 
 
 def _bounds(values: list[Any]) -> pa.Array:
-    """Where the elements of each value begin, and where the last end; null where there is no value."""
+    """Where the elements of each value start, and where the last one ends; null if there is no value."""
     begins = accumulate([0 if value is None else len(value) for value in values], initial=0)
     mask = np.array([*[value is None for value in values], False]) if None in values else None
     return pa.array(np.fromiter(begins, np.int32), mask=mask)

@@ -1,4 +1,4 @@
-"""Columns of texts as dates and timestamps, many at once; what is not in a plain ISO form is left to `texts`."""
+"""Columns of strings as dates and timestamps, many at once; strings that are not in a plain ISO form are left to `texts`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def timestamps(column: pa.Array, zone: tzinfo | None) -> tuple[pa.Array, Mask]:
 
 
 def _read(column: pa.Array, zone: tzinfo | None, lengths: range) -> tuple[Longs, Mask]:
-    """Of each text the microseconds since the epoch, and whether they are known."""
+    """The microseconds since the epoch of each string, and for which strings they are known."""
     micros, done = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     found = np.asarray(pc.binary_length(column).fill_null(0))
     for length in np.unique(found):
@@ -56,7 +56,7 @@ def _read(column: pa.Array, zone: tzinfo | None, lengths: range) -> tuple[Longs,
 
 
 def _moments(chars: Chars, zone_width: int, zone: tzinfo | None) -> tuple[Longs, Mask]:
-    """Of texts of one length, with a zone in the last characters or none: microseconds since the epoch, and which are right."""
+    """Microseconds since the epoch of strings of one length, which end with a zone or have none, and which of them are right."""
     rows, length = chars.shape[1], len(chars) - zone_width
     digits = chars - ord("0")  # wraps around below 0
     right = np.ones(rows, bool)

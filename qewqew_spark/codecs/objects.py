@@ -1,8 +1,8 @@
 """Records that a library decodes to Python objects, as columns.
 
-A value fits its field or it does not. What does not fit is null, the rest of the record stays, and the record is corrupt. Nothing
-is converted to another kind of value, but where a codec brings functions of its own: an integer is none of another range, and no
-text; a number with a fraction is no integer.
+A value fits its field or it does not. If it does not fit, it becomes null, the rest of the record stays, and the record is
+corrupt. No value is converted to another kind, unless a codec brings its own functions: an integer out of range does not fit,
+nor does an integer fit a string, or a number with a fraction an integer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 40  # characters of a value in a reason
 
 
 class Misfit(ValueError):
-    """A value does not fit. ``left``: what is left of the value that it is nested in; None: nothing."""
+    """A value does not fit. ``left``: what remains of the value that contains it; None: nothing."""
 
     def __init__(self, value: Any, kind: types.DataType, where: str = "", left: Any = None) -> None:
         self.value, self.kind, self.where, self.left = value, kind, where, left
@@ -37,7 +37,7 @@ class Misfit(ValueError):
     def __str__(self) -> str:
         nested = isinstance(self.kind, types.StructType | types.ArrayType | types.MapType)
         kind = self.kind.typeName() if nested else self.kind.simpleString()
-        return f"{MISFIT}: {self.where}: {shown(self.value)} is no {kind.upper()}"
+        return f"{MISFIT}: {self.where}: {shown(self.value)} does not fit {kind.upper()}"
 
 
 def shown(value: Any) -> str:
@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
 
 
 class Object(dict[str, Any]):
-    """An object of JSON in which a name stands several times, or whose text is known. A name that does has `Several` values."""
+    """A JSON object in which a name appears several times, or whose text is known. A repeated name has `Several` values."""
 
     def __init__(self, pairs: list[tuple[str, Any]], written: str | None = None) -> None:
         super().__init__(pairs)
@@ -77,7 +77,7 @@ class Several:
 
 
 class Unreadable(ValueError):
-    """The bytes of a record are not what the codec decodes; the text is the reason."""
+    """The codec cannot decode the bytes of a record; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def array(kind: types.ArrayType, fit_element: Fit) -> Fit:
 
 
 def mapping(kind: types.MapType, fit_value: Fit) -> Fit:
-    """Of dictionaries with texts as keys, as `array`."""
+    """For dictionaries with strings as keys; otherwise as `array`."""
 
     def fit(value: Any) -> list[tuple[str, Any]]:
         if not isinstance(value, dict):
@@ -266,7 +266,7 @@ def single(value: Any) -> float:
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
-    value.encode()  # halves of pairs are none
+    value.encode()  # fails for half of a surrogate pair
     return value
 
 

@@ -84,7 +84,7 @@ def stored_days(text: str) -> int:
 
 
 def timestamp_micros(text: str, default: tzinfo) -> int:
-    """Microseconds since the epoch; ``default``: the zone where the text has none."""
+    """Microseconds since the epoch; ``default``: the zone to use if the text names none."""
     days, micros, zone = _moment(text)
     found = default if zone is None else zone_of(zone)
     if days is None:
@@ -93,7 +93,7 @@ def timestamp_micros(text: str, default: tzinfo) -> int:
 
 
 def with_gmt(parse: Callable[[str], int], text: str) -> int:
-    """What ``parse`` makes of the text, or else of the text without "GMT": old versions of Spark wrote it before offsets."""
+    """``parse`` of the text, or else of the text without "GMT", which old versions of Spark wrote before offsets."""
     try:
         return parse(text)
     except ValueError:
@@ -101,7 +101,7 @@ def with_gmt(parse: Callable[[str], int], text: str) -> int:
 
 
 def local_micros(text: str) -> int:
-    """Microseconds since the epoch on a clock without a zone; a text with a zone, or without a date, is none."""
+    """Microseconds since the epoch on a clock without a zone; `ValueError` if the text has a zone, or no date."""
     days, micros, zone = _moment(text)
     if days is None or zone is not None:
         raise ValueError(text)
@@ -146,7 +146,7 @@ def _in_long(micros: int) -> int:
 
 @lru_cache(1024)
 def zone_of(name: str) -> tzinfo:
-    """The zone of a name as in ``Europe/Paris``, ``Z``, ``+02:00``, ``UTC+2`` or ``CET``; `ValueError` if there is none."""
+    """The zone with a name such as ``Europe/Paris``, ``Z``, ``+02:00``, ``UTC+2`` or ``CET``; `ValueError` if there is none."""
     name = name.strip(JAVA_SPACE)
     name = re.sub(r"([+-])([0-9]):", r"\g<1>0\2:", name, count=1)
     name = re.sub(r"([+-][0-9]{2}):([0-9])$", r"\1:0\2", name)
@@ -161,7 +161,7 @@ def zone_of(name: str) -> tzinfo:
         if minutes > 59 or seconds > 59 or total > timedelta(hours=18):
             raise ValueError(name)
         return timezone(-total if sign == "-" else total)
-    # zoneinfo also knows files that are no regions, and what they are called elsewhere.
+    # zoneinfo also knows files that are not regions, and their other names.
     if not _REGION.fullmatch(name) or name.startswith(("posix", "right/")) or name in ("Factory", "localtime"):
         raise ValueError(name)
     try:
@@ -205,7 +205,7 @@ def fit_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
 
 
 def to_decimal(text: str) -> Decimal:
-    """A number as Java's BigDecimal writes it, with thousands separators anywhere; `ValueError` if it is none."""
+    """A number as Java's BigDecimal writes it, with thousands separators anywhere; `ValueError` for any other text."""
     text = text.replace(",", "")
     # Digits of any script are digits in Java and in Python alike; what only Python takes is left out.
     if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
@@ -214,7 +214,7 @@ def to_decimal(text: str) -> Decimal:
 
 
 def exact_decimal(text: str) -> Decimal:
-    """Of a number of JSON; `ValueError` if its exponent is too large."""
+    """A number of JSON; `ValueError` if its exponent is too large."""
     try:
         return Decimal(text)
     except ArithmeticError as error:

@@ -6,7 +6,7 @@
 
 Every record of the batch ends either in the view ``batch``, which the outputs are made of, or in the
 quarantine with the reason why it does not decode. Outputs and quarantine are overwritten under the
-batch's id, so a job that runs again on the same batch leaves one result. See docs/spark.md.
+batch's id, so a job that runs again on the same batch leaves one result. See docs/spark/job.md.
 """
 
 from __future__ import annotations
@@ -201,16 +201,16 @@ def _table(spark: SparkSession, output: Output, batches: Sequence[manifest.Manif
     if output.place is not None and not output.appends and BATCH in names:
         # It would be hidden by the one that has the batch's id.
         raise BadArgument(
-            "output: the column 'batch' collides with the one that has the batch's id; rename it with 'sql': "
+            "output: the column 'batch' collides with the column for the batch's id; rename it with 'sql': "
             "SELECT * EXCEPT (batch), batch AS other FROM batch"
         )
     columns = output.partition_columns
     check_names(spark, columns, "an output has columns in 'partition_by'", "name each once")
     for column in columns:
         if fold(column) not in names:
-            raise BadArgument(f"output: no column {column!r} to partition by; there are {', '.join(table.columns)}")
+            raise BadArgument(f"output: no column {column!r} to partition by; the columns are {', '.join(table.columns)}")
     if output.format.lower() != "iceberg" and columns and len(columns) >= len(table.columns):
-        raise BadArgument("output: 'partition_by' has every column, so none is left to be written")
+        raise BadArgument("output: 'partition_by' names every column, so none is left to write")
     return table
 
 
@@ -273,7 +273,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     )
     parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
     parser.add_argument(
-        "--schema", metavar="DDL", help="of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
+        "--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
     )
     parser.add_argument(
         "--read-option",
@@ -281,10 +281,10 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the data source, like a codec's delimiter; may be repeated",
+        help="an option of the data source, like sep=; for CSV; may be repeated",
     )
     parser.add_argument(
-        "--quarantine", metavar="PATH", help="for records that do not decode; default: first output's path + '-quarantine'"
+        "--quarantine", metavar="PATH", help="where records go that do not decode; default: first output's path + '-quarantine'"
     )
     parser.add_argument("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
     parser.add_argument(
@@ -293,7 +293,7 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
         metavar="POLICY",
         help=f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge",
     )
-    parser.add_argument("--result", metavar="FILE", help="where to write what was done, as JSON, when all is done")
+    parser.add_argument("--result", metavar="FILE", help="where to write the result as JSON, when all else is done")
     found = parser.parse_args(argv)
     found.outputs = [Output.from_json(text) for text in found.outputs]
     pairs = [pair.partition("=") for pair in found.read_options]
@@ -358,7 +358,7 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
         # The trace of what is not a mistake in the arguments but one in a program, of the user's or ours.
         if isinstance(error, TransformFailed) or not isinstance(error, (QewQewError, PySparkException, Py4JJavaError, OSError)):
             traceback.print_exception(error.__cause__ if isinstance(error, TransformFailed) else error)
-        # By its name Airflow's operator knows what another try would not mend.
+        # By this name Airflow's operator knows that another try will not help.
         status, name = (2, "BadArgument: ") if isinstance(error, BadArgument) else (1, "")
         stream, line = sys.stderr, f"qewqew: error: {name}{explain(error)}"
     if spark is not None:

@@ -1,6 +1,7 @@
-"""Checks a schema in Spark's DDL without Spark, so that a typing error is found when a DAG file is parsed, before Java starts.
+"""Checks a schema in Spark's DDL without Spark, so that a typing error is found when a DAG file is parsed, before Java
+starts.
 
-Spark alone parses schemas for use. What is refused here, Spark refuses too (a test asks it); what passes, Spark may still refuse.
+Only Spark parses schemas for use. Spark refuses everything that is refused here (a test asks it), and may refuse more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _UNITS = ("YEAR", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND")
 
 
 def check_schema(schema: str) -> None:
-    """Raise `BadArgument`, with the place, for a text that surely is no list of columns and their types."""
+    """Raise `BadArgument`, with the place, for a text that certainly is not a list of columns and their types."""
     _Reader(schema).read()
 
 
@@ -42,7 +43,7 @@ class _Reader:
         while schema[at:].strip():
             found = _TOKEN.match(schema, at)
             if found is None:
-                self._refuse("this is none of a name, a type or a sign", len(schema) - len(schema[at:].lstrip()))
+                self._refuse("this is not a name, a type or a sign", len(schema) - len(schema[at:].lstrip()))
             kind = str(found.lastgroup)
             self._tokens.append((kind, found[kind], found.start(kind)))
             at = found.end()
@@ -54,7 +55,7 @@ class _Reader:
         if [text.upper() for _, text, _ in self._tokens[:2]] == ["STRUCT", "<"]:  # as `DataFrame.schema.simpleString()` has it
             self._type()
             if self._at < len(self._tokens):
-                self._refuse("there is more behind the last >")
+                self._refuse("there is more after the last >")
         else:
             self._fields(lambda: self._peek() == "")
 
@@ -66,19 +67,19 @@ class _Reader:
             if self._take("NOT"):
                 self._need("NULL")
             if self._take("COMMENT") and not self._next("text"):
-                self._refuse("after COMMENT comes a text in quotes")
+                self._refuse("COMMENT needs a text in quotes after it")
             if ends():
                 return
             self._need(",")
 
     def _name(self) -> None:
         if not (self._next("word") or self._next("quoted")):
-            self._refuse("here is to be the name of a column")
+            self._refuse("a column name is expected here")
 
     def _type(self) -> None:
         name = self._peek()
         if not self._next("word"):
-            self._refuse("here is to be a type")
+            self._refuse("a type is expected here")
         if name in ("ARRAY", "MAP"):
             self._need("<")
             self._type()
@@ -95,7 +96,7 @@ class _Reader:
             if self._peek() in _UNITS:
                 self._next("word")
                 if self._take("TO") and not (self._peek() in _UNITS and self._next("word")):
-                    self._refuse("after TO comes a unit of time")
+                    self._refuse("TO needs a unit of time after it")
         elif name in _SIMPLE:
             self._length(name)
             if self._take("COLLATE"):
@@ -115,16 +116,16 @@ class _Reader:
         while not self._take(")"):
             number = self._peek()
             if not self._next("word"):
-                self._refuse("here is to be a number, or )")
+                self._refuse("a number or ) is expected here")
             most = numbers[0] if numbers else _MAX_PRECISION
             if name in _DECIMAL and number.isdecimal() and int(number) > most:
                 self._at -= 1
-                self._refuse(f"the {'scale' if numbers else 'precision'} of a {name} is {most} at most")
+                self._refuse(f"the {'scale' if numbers else 'precision'} of a {name} is at most {most}")
             numbers.append(int(number) if number.isdecimal() else most)
             self._take(",")
 
     def _peek(self) -> str:
-        """The word or sign that comes, in capitals; empty at the end, and for what is in quotes."""
+        """The next word or sign, in capitals; empty at the end and for anything in quotes."""
         kind, text, _ = self._tokens[self._at] if self._at < len(self._tokens) else ("", "", 0)
         return text.upper() if kind in ("word", "sign") else "\0" if kind else ""
 
@@ -140,12 +141,12 @@ class _Reader:
 
     def _need(self, what: str) -> None:
         if not self._take(what):
-            self._refuse(f"here is to be {what}")
+            self._refuse(f"{what} is expected here")
 
     def _refuse(self, why: str, at: int | None = None) -> NoReturn:
         if at is None:
             at = self._tokens[self._at][2] if self._at < len(self._tokens) else len(self._schema)
         rest = repr(self._schema[at : at + 40]) if at < len(self._schema) else "the end"
         raise BadArgument(
-            f"the schema {self._schema!r:.200} cannot be meant: at {rest}, {why}. Write it like 'id BIGINT, tags ARRAY<STRING>'"
+            f"the schema {self._schema!r:.200} is wrong at {rest}: {why}. Write it like 'id BIGINT, tags ARRAY<STRING>'"
         )

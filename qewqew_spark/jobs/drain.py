@@ -5,7 +5,7 @@
     spark-submit .../qewqew_spark/jobs/drain.py PREFIX --output '{"table": "lake.shop.orders", "format": "iceberg"}' ...
 
 The options are those of `batch.py`. Many hosts publish their batches under the prefix. What the table has is removed from there,
-and nothing else is; so a batch is under the prefix, or in the table, or for a moment both. See docs/drain.md.
+and nothing else is; so a batch is under the prefix, or in the table, or for a moment both. See docs/spark/drain.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pyspark.errors import (
 
 from qewqew_core.errors import BadArgument, QewQewError
 
-# Classes of SQL's states: a feature that is not supported, data that is none, an error of syntax or analysis.
+# Classes of SQL's states: a feature that is not supported, wrong data, an error of syntax or analysis.
 _WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
 _OF_SOURCE = "SQLSTATE: 38"  # raised by a data source in Python, for its own reasons
 _MISTAKES = AnalysisException, ArithmeticException, DateTimeException, IllegalArgumentException, ValueError

@@ -22,7 +22,7 @@ SCHEMA_EVOLUTIONS = ("merge", "fail", "ignore")
 SHOWN_FORMATS = {"noop", "console"}  # keep nothing
 FILE_FORMATS = {"parquet", "orc", "json", "csv", "text", "xml"}  # come with Spark
 TABLE_FORMATS = {"iceberg", "delta"}  # to which a batch is appended once
-COMMITS = ("driver", "spark")  # who commits to these
+COMMITS = ("driver", "spark")  # what commits to these
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Output:
     ``path``: a directory; the rows go to ``<path>/batch=<id>``, or with the format `delta` into the Delta table there.
     ``table``: instead, a table of Spark's catalog, or with the format `iceberg` of an Iceberg catalog. Neither: a format that
     has its own place (`jdbc`, `noop`, `console` ...). ``sql``: a query over the view ``batch``; ``transform``: instead,
-    ``module:function``, which is given the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and
-    returns a DataFrame; neither: all of the view. ``format``: any that this Spark can write. ``partition_by``: columns, as
-    directories below the batch's. ``options``: the writer's, or the properties of an Iceberg or Delta table, for when it is
-    made; ``{"env": NAME}`` or ``{"file": PATH}`` instead of a value is read when the job runs. ``commit``: who commits to an
-    Iceberg or Delta table: the driver, or with "spark" the connector of the format that Spark has. Raises `BadArgument`.
+    ``module:function``, which gets the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and returns
+    a DataFrame; neither: the whole view. ``format``: any that this Spark can write. ``partition_by``: columns, as directories
+    below the batch's. ``options``: options of the writer, or properties of an Iceberg or Delta table when it is made; a value
+    may be ``{"env": NAME}`` or ``{"file": PATH}``, which is read when the job runs. ``commit``: what commits to an Iceberg or
+    Delta table: the driver, or with "spark" Spark's connector for the format. Raises `BadArgument`.
     """
 
     path: str | None = None
@@ -45,7 +45,7 @@ class Output:
     transform: str | None = None
     format: str = "parquet"
     partition_by: Sequence[str] = ()
-    # Not in the repr: whoever passes a password from Python would find it in a log.
+    # Not in the repr: a password that is passed from Python would get into a log.
     options: Mapping[str, str | int | float | bool | Mapping[str, str]] = field(default_factory=dict, repr=False)
     commit: str = "driver"
 
@@ -70,12 +70,12 @@ class Output:
             "a list of column names",
         )
         if not isinstance(self.options, Mapping) or not all(map(_is_text, self.options)):
-            raise BadArgument("output: 'options' must be an object of texts, numbers and booleans")
+            raise BadArgument("output: 'options' must be an object of strings, numbers and booleans")
         for name, value in self.options.items():
             if not isinstance(value, (str, int, float)) and not _is_reference(value):
                 raise BadArgument(
-                    f"output: the option {name!r} must be a text, a number, a boolean, "
-                    'or {"env": "NAME"} or {"file": "PATH"}, where the value is read from'
+                    f"output: the option {name!r} must be a string, a number, a boolean, "
+                    'or {"env": "NAME"} or {"file": "PATH"}, from which the value is read'
                 )
         self._check_place()
 
@@ -86,7 +86,7 @@ class Output:
         if self.path is not None and self.table is not None:
             raise BadArgument("output: give 'path' or 'table', not both")
         if "path" in options:
-            raise BadArgument("output: give 'path' beside 'options', not in it")
+            raise BadArgument("output: give 'path' next to 'options', not in it")
         if kind in SHOWN_FORMATS | {"jdbc"}:
             if self.path is not None or self.table is not None:
                 raise BadArgument(f"output: the format {self.format!r} takes no 'path' and no 'table'")
@@ -117,21 +117,21 @@ class Output:
 
     @classmethod
     def from_fields(cls, body: object) -> Output:
-        """The output in a mapping with the fields of this class, which is or will be part of a command line.
+        """The output described by a mapping with the fields of this class, which is or will be part of a command line.
 
-        Raises `BadArgument`, also for a password in clear text: every user of the machine can read a command line.
+        Raises `BadArgument`, also for a password in clear text, because every user of the machine can read a command line.
         """
         if not isinstance(body, Mapping):
-            raise BadArgument(f"output: not an object with fields, but of type {type(body).__name__}")
+            raise BadArgument(f"output: must be an object with fields, not {type(body).__name__}")
         names = [each.name for each in fields(cls)]
         if unknown := sorted(map(str, set(body) - set(names))):
-            raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+            raise BadArgument(f"output: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(names)}")
         output = cls(**body)
         for name, value in output.options.items():
             if isinstance(value, str) and (name.lower() == "password" or re.search(r"(?i)\bpassword=|://[^/@]*:[^/@]*@", value)):
                 raise BadArgument(
-                    f"output: the option {name!r} has a password in clear text, and a command line is no secret; write "
-                    '"password": {"env": "NAME"} or {"file": "PATH"}, and the job reads it there'
+                    f"output: the option {name!r} has a password in clear text, and every user can read a command line; write "
+                    '"password": {"env": "NAME"} or {"file": "PATH"}, and the job reads it from there'
                 )
         return output
 
@@ -141,19 +141,19 @@ class Output:
 
     @property
     def appends(self) -> bool:
-        """Is it a table to which each batch is appended, once, without a column that has its id?"""
+        """Is it a table to which each batch is appended once, without a column for its id?"""
         return self.format.lower() in TABLE_FORMATS
 
     @property
     def partition_columns(self) -> list[str]:
-        """The columns in ``partition_by``, of which an Iceberg table takes parts: `month(day)`."""
+        """The columns in ``partition_by``, also those inside a transform of Iceberg: `month(day)`."""
         if self.format.lower() != "iceberg":
             return list(self.partition_by)
         return [re.sub(r"^\w+\((?:\s*\d+\s*,)?\s*(.+?)\s*\)$", r"\1", text) for text in self.partition_by]
 
     @property
     def place(self) -> str | None:
-        """What no other output may write to; None where nothing is kept."""
+        """The place to which no other output may write; None if the format keeps nothing."""
         if self.path is not None:
             return self.path.rstrip("/")
         if self.table is not None:
@@ -185,10 +185,10 @@ def check_arguments(
         check_schema(schema)
     read_options = {} if read_options is None else read_options
     if not isinstance(read_options, Mapping) or not all(isinstance(text, str) for pair in read_options.items() for text in pair):
-        raise BadArgument("read_options must be an object of texts")
+        raise BadArgument("read_options must be an object of strings")
     for name in read_options:
         if name.lower() in OWN_OPTIONS:
-            raise BadArgument(f"the read option {name!r} is the job's own")
+            raise BadArgument(f"the read option {name!r} is set by the job itself")
     if schema_evolution not in SCHEMA_EVOLUTIONS:
         raise BadArgument(f"schema_evolution must be one of {', '.join(SCHEMA_EVOLUTIONS)}, not {schema_evolution!r:.80}")
     if max_bad_records is not None and max_bad_records < 0:
@@ -196,11 +196,11 @@ def check_arguments(
     if quarantine is None:
         path = next((output.path for output in outputs if output.path is not None), None)
         if path is None:
-            raise BadArgument("no output has a path, so say with quarantine where records go that do not decode")
+            raise BadArgument("no output has a path, so set quarantine to where records go that do not decode")
         quarantine = f"{path.rstrip('/')}-quarantine"
     quarantine = quarantine.rstrip("/")
     if not quarantine:
-        raise BadArgument("the quarantine is no directory, or the root")
+        raise BadArgument("the quarantine must be a directory, and not the root")
     places = [quarantine, *filter(None, [output.place for output in outputs])]
     for place in places:
         if places.count(place) > 1:

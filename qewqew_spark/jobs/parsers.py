@@ -22,9 +22,9 @@ SHOWN = 80  # characters of a value in a reason
 
 
 class Parser(Protocol):
-    """What a parser of Spark's makes of the column ``value``.
+    """How one of Spark's parsers reads the column ``value``.
 
-    Made of the fields and the options, it raises `BadArgument` for what Spark does not take.
+    It is made from the fields and the options, and raises `BadArgument` for those that Spark does not take.
     """
 
     parsed: Column  # a struct with all that is below
@@ -39,7 +39,7 @@ class Parser(Protocol):
 
 
 class Csv:
-    """See `Parser`. A line feed at the end of a record is none of its last field."""
+    """See `Parser`. A line feed at the end of a record does not belong to its last field."""
 
     located: Column | None = None
 
@@ -69,7 +69,7 @@ class Csv:
         return F.from_csv(text, ", ".join(columns), self._options)
 
     def _reason(self, delimiter: str) -> Column:
-        """It is found by reading the record again as texts, and with a field behind its last."""
+        """Found by reading the record again as strings, with one more field after its last."""
         names, end, fields = [*self._kinds], "\x01end", self._fields(self._text, self._kinds)
         more = {**dict.fromkeys(names, "STRING"), f"{self._corrupt}_end": "STRING"}
         behind = self._fields(F.concat(self._text, F.lit(delimiter + end)), more)
@@ -97,10 +97,10 @@ class Csv:
 
 
 class Json:
-    """See `Parser`. A record is one object with nothing behind it.
+    """See `Parser`. A record is one object with nothing after it.
 
-    Spark ignores whatever follows the first value of a text. So it is given the record as the only element of an array, with
-    something behind it: a text that no record knows.
+    Spark ignores what follows the first value of a text. So it gets the record as the only element of an array, followed by a
+    text that no record can know.
     """
 
     located: Column | None
@@ -131,12 +131,12 @@ class Json:
         )
 
     def _good(self, parsed: Column) -> Column:
-        """Is there exactly one object, to its end, and does it fit?"""
+        """Is there exactly one object, up to the end, and does it fit?"""
         single = (F.size(parsed["record"]) == 1) & parsed["record"][0].isNotNull()
         return F.coalesce(parsed["corrupt"].isNull() & single & (parsed["end"] == self._end), F.lit(False))
 
     def _reason(self, text: Column, fields: StructType) -> Column:
-        """Which field does not fit is found by reading each alone, and its text by reading all as texts."""
+        """The field that does not fit is found by reading each one alone, and its text by reading all as strings."""
         texts = self._from_json(self._wrapped, StructType([StructField(field.name, StringType()) for field in fields]))
         misfits = [
             F.when(
@@ -144,7 +144,7 @@ class Json:
                 F.concat(
                     F.lit(f"{MISFIT}: {field.name}: '"),
                     F.left(texts["record"][0][field.name], F.lit(SHOWN)),
-                    F.lit(f"' is no {_shown(field.dataType)}"),
+                    F.lit(f"' does not fit {_shown(field.dataType)}"),
                 ),
             )
             for field in fields
@@ -175,7 +175,7 @@ def _check(spark: SparkSession, parsed: Column, parser: str) -> None:
     try:
         spark.sql("SELECT 1").select(parsed)._jdf.queryExecution().optimizedPlan()
     except (PySparkException, Py4JJavaError) as error:
-        raise BadArgument(f"the schema or a read option is nothing for Spark's {parser}: {explain(error)}") from error
+        raise BadArgument(f"Spark's {parser} does not take the schema or a read option: {explain(error)}") from error
 
 
 def _shown(kind: DataType) -> str:

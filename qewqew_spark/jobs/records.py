@@ -25,7 +25,7 @@ from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.tables.session import delete, listed, quoted, rename, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
-# What Spark's CSV and JSON readers know of files, or of finding a schema, or of writing: a record is none of these.
+# Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
 _NOT_OF_RECORDS = {
     *("header", "linesep", "multiline", "enforceschema", "inferschema", "preferdate", "columnpruning", "singlevariantcolumn"),
     *("compression", "extension", "quoteall", "escapequotes", "inputbuffersize", "encoding", "charset", "mode", "codec"),
@@ -74,7 +74,9 @@ class Records:
     located: Column | None = None  # of bad ones of `judge`: the reason with where in the record, if that is still to be found
 
     def good(self, seen: Observation) -> DataFrame | None:
-        """Those that decode. Whoever reads them reports to ``seen`` how many records there are (`read`), and how many `bad`."""
+        """The records that decode. Reading them reports to ``seen`` how many records there are (`read`), and how many `bad`
+        ones.
+        """
         if self.rows is None:
             return None
         counts = F.count(F.lit(1)).alias("read"), F.count(F.when(self.bad, 1)).alias("bad")
@@ -119,9 +121,9 @@ def clear(spark: SparkSession, quarantine: str, batches: Batches) -> None:
 
 
 def observed(seen: Observation) -> dict[str, int]:
-    """What an action that has ended reported; nothing if the optimizer found that it need not look at the rows.
+    """What a finished action reported; empty if the optimizer found that it need not look at the rows.
 
-    `Observation.get` would wait for ever then, before Spark 4.2, which reports a row without columns.
+    In that case `Observation.get` never returns before Spark 4.2, which reports a row without columns.
     """
     report: Any = seen._jo
     deadline = time.monotonic() + 10  # Spark before 4.2 reports some moments after the action
@@ -243,7 +245,7 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
 
 
 def parsed(schema: str) -> StructType:
-    """The schema in a DDL text, without its NOT NULL, which bad records do not keep; raises `BadArgument`."""
+    """The schema in a DDL text, without NOT NULL, which bad records break; raises `BadArgument`."""
     with blamed("the schema"):
         found = StructType.fromDDL(schema)
     if not isinstance(found, StructType) or not found.names:
@@ -267,7 +269,7 @@ def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> No
         check_names(spark, struct.names, "the records have fields", "give a schema")
     taken = {REASON, METADATA} if inferred else {REASON}
     if clash := taken & set(record.names):
-        raise BadArgument(f"the records have a field {min(clash)!r}, a name of the job's own; give a schema without it")
+        raise BadArgument(f"the records have a field {min(clash)!r}, a name that the job itself uses; give a schema without it")
 
 
 def _structs(kind: DataType) -> Iterator[StructType]:

@@ -1,12 +1,12 @@
-"""Where the job's tables go, and how each place is overwritten by the batch's id: a job that runs twice leaves one result.
+"""Where the job's tables go, and how each place is overwritten under the batch's id: a job that runs twice leaves one result.
 
-| sink       | the rows of a batch are             | and are replaced by                                                  |
-|------------|-------------------------------------|----------------------------------------------------------------------|
-| `Files`    | the directory `<path>/batch=<id>`   | a directory beside it, which gets its name                           |
-| `Table`    | the partition `batch=<id>`          | Spark's overwrite of a partition, as atomic as the table's format is |
-| `Once`     | in one commit, which names the batch | nothing: where such a commit is, none is made                       |
-| `Jdbc`     | those with `batch = <id>`           | one transaction: delete, insert from a staging table                 |
-| `Appended` | not known: no format of QewQew's    | nothing: a second run writes again                                   |
+| sink       | the rows of a batch are              | and are replaced by                                                |
+|------------|--------------------------------------|--------------------------------------------------------------------|
+| `Files`    | in the directory `<path>/batch=<id>` | a directory next to it, which gets its name                        |
+| `Table`    | in the partition `batch=<id>`        | Spark's overwrite of a partition, as atomic as the table's format  |
+| `Once`     | in one commit, which names the batch | nothing: if there is such a commit, no second one is made          |
+| `Jdbc`     | those with `batch = <id>`            | one transaction: delete, insert from a staging table               |
+| `Appended` | not known: the format is not ours    | nothing: a second run writes again                                 |
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ class Sink(ABC):
 
     @property
     def place(self) -> dict[str, str | None]:
-        """What the result says of where the rows are."""
+        """Where the rows are, for the result."""
         return {"path": self.output.path, "table": self.output.table}
 
     @abstractmethod
     def there(self) -> StructType | None:
-        """The columns of the table; None if there is no table, or if it does not tell."""
+        """The columns of the table; None if there is no table, or if its columns are not known."""
 
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
-        """Write the rows: if `staged`, beside those that an earlier run of the batch wrote, else in place of them."""
+        """Write the rows: if `staged`, next to those of an earlier run of the batch, else in their place."""
 
     def commit(self) -> None:  # noqa: B027
-        """Put what was written in the place of what an earlier run of the batch wrote; nothing where `write` has done so."""
+        """Replace what an earlier run of the batch wrote by what was written; does nothing if `write` has done so."""
 
     def abort(self) -> None:  # noqa: B027
         """Remove what was written and not committed."""
 
     def atomic(self) -> bool:
-        """Does a write that fails, of a sink that is not `staged`, leave what an earlier run of the batch wrote?"""
+        """Does a failed write to a sink that is not `staged` leave the rows of an earlier run of the batch?"""
         return True
 
     def clear(self) -> None:
@@ -267,7 +267,7 @@ class Table(Sink):
                 return None
             columns = self._table().schema
         if BATCH not in map(self.fold, self._partitions()):
-            raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r}, a STRING")
+            raise BadArgument(f"output: table {self.output.table} must be partitioned by a column {BATCH!r} of the type STRING")
         return columns
 
     def write(self, rows: DataFrame) -> None:
@@ -309,7 +309,7 @@ class Table(Sink):
 
 
 class Appended(Sink):
-    """A format that QewQew does not know and that has no path: what it writes is added to what is there."""
+    """A format that QewQew does not know and that has no path: its rows are added to those that are there."""
 
     def there(self) -> StructType | None:
         return None
@@ -324,8 +324,8 @@ class Appended(Sink):
 class Jdbc(Sink):
     """A table of a database with a column `batch`; it is made if it does not exist.
 
-    Spark writes with many connections, so a failure would leave a part. It therefore writes to a staging table, and the
-    driver moves the rows in one transaction: whoever reads sees what an earlier run wrote, or all that this one did.
+    Spark writes through many connections, so a failure would leave a part. It therefore writes to a staging table, and the
+    driver moves the rows in one transaction: readers see what an earlier run wrote, or everything that this one did.
     """
 
     staged = True
@@ -365,13 +365,13 @@ class Jdbc(Sink):
             with self._connection() as connection:
                 exists = self._jdbc.JdbcUtils.tableExists(connection, self._jvm_options)
         except Py4JJavaError as error:
-            raise BadArgument(f"output: table {self.name}: the database cannot be connected to: {explain(error)}") from error
+            raise BadArgument(f"output: table {self.name}: cannot connect to the database: {explain(error)}") from error
         if not exists:
             return None
         columns = self._columns()
         if BATCH not in map(str.lower, columns.names):
             raise BadArgument(
-                f"output: table {self.name} has no column {BATCH!r}, by which a run that is repeated finds its rows; add one, a "
+                f"output: table {self.name} has no column {BATCH!r}, by which a repeated run finds its rows; add one, a "
                 "VARCHAR(255) with an index"
             )
         return columns
@@ -441,12 +441,12 @@ class Jdbc(Sink):
         return self.spark.read.format("jdbc").options(**options).load().schema
 
     def _type(self, field: StructField) -> Any:
-        """The type in this database, as Java's object; raises `BadArgument` if there is none."""
+        """The type in this database, as Java's object; raises `BadArgument` if it has none."""
         kind = self.spark._jsparkSession.parseDataType(field.dataType.json())
         for found in self._dialect.getJDBCType(kind), self._jdbc.JdbcUtils.getCommonJDBCType(kind):
             if found.isDefined():
                 return found.get()
         raise BadArgument(
-            f"output: table {self.name}: a database has no type for the column {field.name!r}, {field.dataType.simpleString()}; "
-            "make texts of it with 'sql': to_json(...)"
+            f"output: table {self.name}: the database has no type for the column {field.name!r}, "
+            f"{field.dataType.simpleString()}; make a string of it with 'sql': to_json(...)"
         )

@@ -13,7 +13,7 @@ from qewqew_spark.source.rows import ddl
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns of rows. Those that were read have more: where they were, which the target gives anew.
+# Columns of rows. Those that were read also have their old place, which the target replaces by its own.
 COLUMNS: dict[str, dict[str, tuple[type[DataType], ...]]] = {
     "queue": {"value": (BinaryType, StringType)},
     "topic": {
@@ -36,12 +36,12 @@ def check_columns(schema: StructType, kind: str) -> None:
     if not fits or "value" not in names or len(set(names)) < len(names):
         there = ", ".join(f"{name} {types[0]().simpleString()}" for name, types in ours.items())
         raise BadArgument(
-            f"a {kind} takes rows of {there} (all but 'value' may be left out), not of {ddl(schema)}. Select these; {AS_JSON}"
+            f"a {kind} takes the columns {there} (only 'value' is required), not {ddl(schema)}. Select these; {AS_JSON}"
         )
 
 
 def records_schema(kind: str) -> pa.Schema:
-    """The columns of what `encode` makes: of a topic in the order of a `Message`, the timestamp in milliseconds."""
+    """The columns that `encode` returns: for a topic in the order of a `Message`, the timestamp in milliseconds."""
     import pyarrow as pa  # late: the driver plans writes without it
 
     if kind == "queue":

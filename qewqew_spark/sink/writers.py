@@ -1,10 +1,10 @@
-"""Writing rows to a queue or a topic: all of a job, or of a micro-batch, in one commit, or nothing.
+"""Writing rows to a queue or a topic: everything of a job, or of a micro-batch, in one commit, or nothing.
 
-Each task *stages* its records: it writes them to a file that the driver can read too. When all tasks are done, Spark hands the
-driver what they have returned, for each partition that of the one attempt that counts (a task may run again after a failure,
-and twice at a time). The driver puts all these records into the target, in the order of the partitions, in one commit; under a
-key where there is one, so that what comes again is not written again. Of a micro-batch the key is the query's id, which its
-checkpoint keeps, and the number of the batch.
+Each task *stages* its records: it writes them to a file that the driver can read too. When all tasks are done, Spark gives
+the driver what they returned, for each partition from the one attempt that counts (a task may run again after a failure, or
+twice at once). The driver puts all these records into the target in one commit, in the order of the partitions. If there is a
+key, a second commit under it writes nothing. A micro-batch's key is the query's id, which the checkpoint keeps, and the
+batch's number.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Piece:
-    """A record batch in a staged file: a message of Arrow IPC, behind the one before."""
+    """A record batch in a staged file: a message of Arrow IPC, right after the one before."""
 
     size: int
     crc32: int
@@ -88,9 +88,9 @@ class Sink:
     # On an executor
 
     def stage(self, batches: Iterable[pa.RecordBatch], job: str, home: str) -> Staged:
-        """Write the records of a task's rows to a file. ``home``: the directory that must be there, if it is not on a store.
+        """Write the records of a task's rows to a file. ``home``: the directory that must exist, unless it is on a store.
 
-        Raises `BadPath`, `DiskFull`, `StoreError`, and what is wrong with a row: see `encode`.
+        Raises `BadPath`, `DiskFull`, `StoreError`, and for bad rows what `encode` raises.
         """
         partition = _task().partitionId()
         store, staged = self.store(job), Staged(job, f"{partition}-{uuid.uuid4().hex}", [])
@@ -99,7 +99,7 @@ class Sink:
         if first is None:
             return staged
         if isinstance(store, Local) and not os.path.isdir(home):
-            raise BadPath(f"a task finds no such directory to stage its records in; {_SHARED}", path=home)
+            raise BadPath(f"a task cannot stage its records here, because it finds no such directory; {_SHARED}", path=home)
         try:
             store.write(staged.file, chain([first], parts))
         except OSError as error:
@@ -153,15 +153,15 @@ class Sink:
                 for piece in staged.pieces:
                     data = read(at, at + piece.size)
                     if len(data) != piece.size or crc32(data) != piece.crc32:
-                        raise Corrupt("this is not what a task has staged here. Nothing was stored", path=path, offset=at)
+                        raise Corrupt("these are not the bytes that a task staged here. Nothing was stored", path=path, offset=at)
                     yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
                     at += piece.size
         except FileNotFoundError as error:
-            what = "the driver does not find what a task has staged here. Nothing was stored"
+            what = "the driver does not find the records that a task staged here. Nothing was stored"
             raise BadPath(f"{what}; {_SHARED}", path=path) from error
 
     def remove(self, job: str) -> None:
-        """Remove what a job has staged; and of other jobs, if that was long ago. What goes wrong is only logged."""
+        """Remove what a job has staged, and what other jobs staged long ago. Failures are only logged."""
         store = self.store(job)
         try:
             store.remove()
@@ -171,7 +171,7 @@ class Sink:
                         if _changed(directory) < time.time() - LEFT_OVER:
                             Local(directory).remove()
         except Exception as error:
-            _logger.warning("what was staged in %s could not be removed: %s", store.path, error)
+            _logger.warning("the staged records in %s could not be removed: %s", store.path, error)
 
 
 class Writer(DataSourceArrowWriter):
@@ -185,7 +185,7 @@ class Writer(DataSourceArrowWriter):
             try:
                 os.mkdir(store.path, 0o700)
             except OSError as error:
-                what = f"cannot be made, to stage records in: {error.strerror}; or give another stagingPath"
+                what = f"cannot make this directory to stage records in: {error.strerror}. You can set another stagingPath"
                 raise BadPath(what, path=store.path) from error
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -209,7 +209,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = _task().getLocalProperty(QUERY_ID)
         if not query:
             raise BadArgument(
-                "this Spark does not tell its tasks of which query they are; write in foreachBatch, with the option key"
+                "this Spark does not tell tasks which query they belong to; write in foreachBatch, with the option key"
             )
         return self.sink.stage(iterator, query, os.path.dirname(self.sink.staging))
 
@@ -224,9 +224,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def writer(options: Options, schema: StructType, overwrite: bool) -> Writer:
-    """What writes the rows of a DataFrame. Raises what is wrong with options, path and schema, before anything is written."""
+    """The writer of a DataFrame's rows. Wrong options, paths and schemas raise before anything is written."""
     if overwrite:
-        raise BadArgument("the format 'qewqew' only appends; say .mode('append'), and to begin anew, remove the target first")
+        raise BadArgument("the format 'qewqew' only appends; use .mode('append'), and to start over, remove the target first")
     sink = sink_of(options, schema, "a write", {"key"})
     key = options.text("key")
     return Writer(sink, None if key is None else arguments.check_key(key))
@@ -242,17 +242,17 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Stre
 
 
 def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> Sink:
-    """``what`` is written, as in "a stream"; ``more``: options that it has besides `OPTIONS`."""
+    """``what`` is written, as in "a stream"; ``more``: options that it has in addition to `OPTIONS`."""
     given = options.text("path")
     if not given:
-        raise BadArgument("no path; give save() or start() that of a queue or a topic")
+        raise BadArgument("no path; give save() or start() the path of a queue or a topic")
     path = local_path(given)
     if isinstance(store_of(path), Remote):
-        raise BadArgument(f"{path}: queues and topics are on a file system of the driver's; give a path there")
+        raise BadArgument(f"{path}: a queue or topic must be on a file system of the driver's host; give a path there")
     there = "topic" if os.path.isdir(path) else "queue" if os.path.exists(path) or os.path.exists(path + paths.LOG) else None
     kind = options.choice("kind", ("queue", "topic"), there or "queue")
     if "codec" in options:
-        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is what the column 'value' has; {AS_JSON}")
+        raise BadArgument(f"{what} to a {kind} has no option 'codec': a record is the content of the column 'value'; {AS_JSON}")
     options.check(f"{what} to a {kind}", OPTIONS | OPTIONS_OF[kind] | more, ["fs."])
     if kind != (there or kind):
         raise BadArgument(f"{path} is a {there}, not a {kind}")
@@ -277,11 +277,11 @@ def sink_of(options: Options, schema: StructType, what: str, more: set[str]) -> 
     store = sink.store("")
     store.check()
     if isinstance(store, Local) and not os.path.isdir(home):
-        raise BadPath("there is no such directory to stage records in; make it, or give another stagingPath", path=home)
+        raise BadPath("the directory to stage records in does not exist; make it, or set another stagingPath", path=home)
     return sink
 
 
-_SHARED = "give with the option stagingPath a directory, or the URL of an object store, that the driver and all executors share"
+_SHARED = "set the option stagingPath to a directory, or a URL of an object store, that the driver and all executors share"
 
 
 def _task() -> TaskContext:

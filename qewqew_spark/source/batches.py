@@ -30,7 +30,8 @@ BATCH = StructField("batch", StringType())  # the id of the batch that a row is 
 
 
 def matching(path: str, options: Options) -> list[str]:
-    """The batches that a path means: itself, or the manifests that are there if it has ``*``, ``?``, ``[…]`` or ``{a,b}`` in it.
+    """The batches that a path stands for: itself, or if it contains ``*``, ``?``, ``[…]`` or ``{a,b}``, those with a
+    manifest.
 
     Raises `BadManifest` if there are none, `BadArgument`, and `StoreError`.
     """
@@ -43,7 +44,7 @@ def matching(path: str, options: Options) -> list[str]:
         directory, name = os.path.split(pattern)
         found.update(store_of(directory, options.under("fs.")).glob(name))
     if not found:
-        raise BadManifest("nothing matches this that has a manifest.json; give a pattern of directories of batches", path=path)
+        raise BadManifest("no batch matches this pattern: it must match directories that have a manifest.json", path=path)
     return sorted(found)
 
 
@@ -83,7 +84,8 @@ def _check_alike(paths: Sequence[str], batches: Sequence[Manifest]) -> None:
     for path, batch in zip(paths, batches, strict=True):
         if batch.layout != batches[0].layout:
             raise BadArgument(
-                f"of the batches {paths[0]} and {path} one is a queue's, one a topic's, which have other columns; load each alone"
+                f"of the batches {paths[0]} and {path}, one is from a queue and one from a topic; their columns differ, so load "
+                "each on its own"
             )
 
 
@@ -151,7 +153,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, which names file and offset."""
-        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: a batch without segments
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: a batch without segments
             for part in partition.parts:
                 yield from self._read(part)
 
@@ -191,9 +193,9 @@ def records(
 ) -> Iterator[tuple[int, pa.RecordBatch, Callable[[int], int]]]:
     """The records of a segment in batches of about 4 MiB, with their columns ``needs``.
 
-    With each batch come the number of the record behind it, and what tells where in the file its i-th record begins.
-    ``number`` is that of the first record; those in the regions ``skip`` of the file have none and are left out, as are those
-    from number ``stop`` on. Raises `Corrupt`.
+    Each batch comes with the number of the record after it, and with a function that returns the offset in the file of its
+    i-th record. ``number`` is the number of the first record. Records in the regions ``skip`` of the file have no number and
+    are left out, as are those from number ``stop`` on. Raises `Corrupt`.
     """
     import numpy as np  # late, as Arrow: the driver plans reads without them
     import pyarrow as pa

@@ -1,7 +1,7 @@
 """The typed read: records, in one of several codecs, as the columns of a schema that the user gives.
 
-The driver plans with a `Decoding`, and the executors decode with it. How a record becomes a row is a codec's business
-(`qewqew_spark.codecs`); what happens to a record that does not, and the columns beside its fields, is decided here.
+The driver plans with a `Decoding`, and the executors decode with it. A codec (`qewqew_spark.codecs`) turns a record into a
+row; this module decides about records that do not decode, and makes the columns that are not fields.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from qewqew_spark.source.not_null import kept, promises
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 REASON, METADATA = "_corrupt_reason", "_metadata"
-# The types that the columns beside the fields may have.
+# The types that the columns besides the fields may have.
 _CORRUPT: list[type[types.DataType]] = [types.StringType, types.BinaryType]
 _BESIDE: dict[str, list[type[types.DataType]]] = {REASON: [types.StringType], METADATA: [types.StructType]}
 
 
 class Decoding:
-    """Decodes records to the rows of ``schema``; see docs/spark.md for its columns and the options.
+    """Decodes records to the rows of ``schema``; see docs/spark/types.md for its columns and the options.
 
     Raises `BadArgument` for whatever cannot be decoded. It can be pickled.
     """
@@ -72,7 +72,7 @@ class Decoding:
             row = min(decoded.reasons)
             record = row if decoded.records is None else int(decoded.records[row])
             raise Corrupt(
-                f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE makes rows of such records",
+                f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE would make a row of it",
                 path=path,
                 offset=place(record),
             )
@@ -98,7 +98,7 @@ class Decoding:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _corrupt(self, values: pa.Array, decoded: Decoded, kind: pa.DataType) -> pa.Array:
-        """The bytes of each corrupt record, in its rows; as a text what is not UTF-8 becomes U+FFFD."""
+        """The bytes of each corrupt record, in its rows; in a string, bytes that are not UTF-8 become U+FFFD."""
         found: dict[int, Any] = {}
         for row in decoded.reasons:
             data = values[row if decoded.records is None else int(decoded.records[row])].as_py()

@@ -29,12 +29,12 @@ Places = NDArray[np.int32]
 
 @cache
 def spare_collector() -> None:
-    """Let the garbage collector pass over what is loaded by now. Spark's workers run it after each task, else for 40 ms."""
+    """Make the garbage collector skip what is loaded by now. Spark's workers run it after each task, which else takes 40 ms."""
     gc.freeze()
 
 
 def frame_positions(run: bytes) -> Places:
-    """Where the frames of a run begin, and where the last whole one ends."""
+    """Where the frames of a run start, and where the last whole one ends."""
     at = 0
     positions = array("i", [0])
     with suppress(IndexError, OverflowError):  # how the end of the run is found: comparing each time costs more
@@ -45,10 +45,10 @@ def frame_positions(run: bytes) -> Places:
 
 
 def positions_between(run: bytes, records: int, boundaries: Sequence[tuple[int, int]]) -> Places | None:
-    """The same for a run of ``records`` frames, if some ``boundaries`` are known: where a frame begins, and frames before it.
+    """The same for a run of ``records`` frames with known ``boundaries``: where a frame starts, and how many come before it.
 
-    All pieces between boundaries are walked at once, frame by frame. None if that is not worth it, or if the pieces do not
-    hold what they should.
+    Walks all pieces between boundaries at once, frame by frame. None if that does not pay, or if the pieces do not hold what
+    they should.
     """
     begins, before = np.array([(0, 0), *boundaries], np.int64).T
     counts = np.diff(before, append=records)
@@ -72,11 +72,11 @@ def positions_between(run: bytes, records: int, boundaries: Sequence[tuple[int, 
 def payloads(
     run: bytes, records: int, *, path: str, offset: int, boundaries: Sequence[tuple[int, int]] = ()
 ) -> Iterator[tuple[pa.Array, Places]]:
-    """The payloads of a run of exactly ``records`` whole frames, as binary arrays of bounded size; with each, where in the run
-    its frames begin.
+    """The payloads of a run of exactly ``records`` whole frames, as binary arrays of bounded size, each with the places of
+    its frames in the run.
 
-    ``path`` and ``offset`` say where the run comes from, ``boundaries`` what is known of it (see `positions_between`). Raises
-    `Corrupt`, before the first array, if the frames do not end with the run or are not as many as announced.
+    ``path`` and ``offset`` say where the run comes from, ``boundaries`` what is known about it (see `positions_between`).
+    Raises `Corrupt`, before the first array, if the frames do not end with the run or their number is wrong.
     """
     positions = positions_between(run, records, boundaries)
     if positions is None:
@@ -149,6 +149,6 @@ def messages(run: RawMessages, dialect: str, topic: str, needs: Collection[str])
 
 
 def _numbers_in(data: bytes, kind: str) -> NDArray[Any]:
-    """The number that begins at each byte, without a copy."""
+    """The number that starts at each byte, without a copy."""
     size = np.dtype(kind).itemsize
     return np.ndarray((max(len(data) - size + 1, 0),), kind, data, strides=(1,))

@@ -1,4 +1,4 @@
-"""NOT NULL in the schema of a read: Spark plans with it, so what is delivered must keep it."""
+"""NOT NULL in the schema of a read: Spark plans with it, so the rows must keep it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def promises(field: pa.Field) -> bool:
 
 
 def kept(columns: list[pa.Array], schema: pa.Schema, drop: bool, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
-    """The columns as a batch with the ``schema``, whose types are theirs, and say NOT NULL besides.
+    """The columns as a batch with the ``schema``, which has their types and says NOT NULL.
 
-    Rows that lack such a value are left out with ``drop``; else raises `Corrupt`, with ``place(row)`` as the offset.
+    With ``drop``, rows that lack such a value are left out; otherwise raises `Corrupt`, with ``place(row)`` as the offset.
     """
     lacking = [_lacking(column, field) for column, field in zip(columns, schema, strict=True)]
     typed = [pa.array(_Typed(column, field.type)) for column, field in zip(columns, schema, strict=True)]

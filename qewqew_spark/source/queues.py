@@ -1,7 +1,7 @@
-"""Batch reads of a queue: a snapshot of the records that are to be taken, made without its lock.
+"""Batch reads of a queue: a snapshot of the waiting records, made without its lock.
 
-Nothing holds the records for the reader, so somebody may take them meanwhile, and their chunk files may be removed, moved by a
-lease, or used again. Every run of records has the checksums that the log had at the time of the snapshot, or is not delivered.
+Nothing keeps the records for the reader. Others may take them, and their chunk files may then be removed, moved by a lease,
+or used again. A run of records is delivered only if it has the checksums that the log had at the time of the snapshot.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class QueueReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, of about 4 MiB at a time; raises `Corrupt`, `RecordsTaken`."""
-        if isinstance(partition, Bundle):  # else it is the one that Spark makes where there are none: an empty queue
+        if isinstance(partition, Bundle):  # else it is the one that Spark makes if there are none: an empty queue
             for part in partition.parts:
                 yield from self._read(part)
 
@@ -139,7 +139,7 @@ class QueueReader(DataSourceReader):
             except Corrupt as error:
                 if self._is_there(part):
                     raise  # damage
-                lost = f"{part.stop - number} records were taken from the queue after this read of it began, and are gone"
+                lost = f"{part.stop - number} records were taken from the queue after this read began, and are gone"
                 if not self.strict:
                     print(f"qewqew: {path}: {lost}; they are left out", file=sys.stderr)
                     return

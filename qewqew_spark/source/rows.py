@@ -1,4 +1,4 @@
-"""The rows of the format `qewqew`: the columns that a source has, and what a schema of the user's makes of them."""
+"""The rows of the format `qewqew`: the columns of a source, and how the user's schema changes them."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class Rows:
             self.needs = frozenset(["value", *wanted.names])
         else:
             if lost := sorted(name for name in ROW_OPTIONS if name in options):
-                raise BadArgument(f"the option {lost[0]!r} goes with the option 'codec', which says what the records are")
+                raise BadArgument(f"the option {lost[0]!r} needs the option 'codec', which says what the records are")
             _check(schema, source, "without the option 'codec', a read has")
             if not schema.names:
-                raise BadArgument(f"the schema has no columns; name one of {', '.join(source.names)} at least")
+                raise BadArgument(f"the schema has no columns; name at least one of {', '.join(source.names)}")
             self.needs = frozenset(schema.names)
 
     def batch(self, raw: pa.RecordBatch, path: str, place: Callable[[int], int]) -> pa.RecordBatch:
-        """The rows that become of ``raw``, which has the columns ``needs`` at least, under the source's names and types.
+        """The rows made of ``raw``, which has at least the columns ``needs``, under the source's names and types.
 
         ``place(i)``: the offset in the file ``path`` of the i-th raw row, for error messages. Raises `Corrupt` if a record
-        does not decode and the options say that this is an error.
+        does not decode and the options make that an error.
         """
         if self.decoding is not None:
             return self.decoding.batch(raw, path, place)
@@ -86,7 +86,7 @@ class Rows:
 def schema_of(source: StructType, options: Options) -> StructType:
     """The schema of a read whose user gave none. Raises `BadArgument` if one is needed."""
     if "codec" in options:
-        raise BadArgument("with the option 'codec' the fields of the records must be given; say .schema('id BIGINT, …')")
+        raise BadArgument("the option 'codec' needs the fields of the records: call .schema('id BIGINT, …')")
     return source
 
 

@@ -1,12 +1,13 @@
-"""Reading a topic as a stream: micro-batches from where the checkpoint stands.
+"""Reading a topic as a stream: micro-batches from the place in the checkpoint.
 
-An offset of the stream, which Spark keeps in the checkpoint, is a place between two messages:
-``{"topic": 1763683200123, "reader": "spark-3f9c…", "began": {…}, "block": 7, "offset": 469762048, "number": 1234567}``:
-when the topic was made, the stream's reader, where the query began, and the place: block, offset in the topic in bytes, and
-number of the message that begins there. So a batch is planned by looking at the index, however far the stream has come.
+An offset of the stream, which Spark keeps in the checkpoint, is a place between two messages: ``{"topic": 1763683200123,
+"reader": "spark-3f9c…", "began": {…}, "block": 7, "offset": 469762048, "number": 1234567}``. It says when the topic was made,
+which reader the stream has, where the query started, and the place: the block, the offset in the topic in bytes, and the
+number of the message that starts there. So planning a batch takes a look at the index, however far the stream has come.
 
-Retention must not remove what the stream has still to read, also once more if the query is killed. So the stream has a reader
-of the topic, which stands where the first batch begins that Spark has not reported as committed, and holds all behind it.
+Retention must not remove what the stream has still to read, also if the query is killed and reads it again. So the stream has
+a reader of the topic. It stands where the first batch starts that Spark has not reported as committed, and holds everything
+from there on.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ else:
 class TopicStream(_Base):
     """Reads a topic as a stream; see the module.
 
-    Spark keeps one of these in a process beside the driver, for all but `read`.
+    Spark keeps one of these in a process next to the driver, for everything but `read`.
     """
 
     def __init__(self, topic: TopicRead, options: Options, rows: Rows) -> None:
@@ -77,7 +78,7 @@ class TopicStream(_Base):
             topic_paths.check_reader_name(self.name)
         if limits is None and (self.max_records or self.max_bytes or self.min_records or self.name is None):
             raise BadArgument(
-                "with this pyspark a stream has no limits, and does not know its reader after a restart: upgrade it to 4.2, or "
+                "before pyspark 4.2 a stream has no limits and does not find its reader after a restart: upgrade pyspark, or "
                 "leave out minOffsetsPerTrigger, maxOffsetsPerTrigger and maxBytesPerTrigger, and name a reader with 'reader'"
             )
         self._planned = -math.inf  # when a batch was planned, by time.monotonic: the first one waits for nothing
@@ -89,7 +90,7 @@ class TopicStream(_Base):
     # Offsets
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins. Spark asks again if the query is killed before its first batch is committed."""
+        """Where a new query starts. Spark asks again if the query is killed before its first batch is committed."""
         with closing(self.topic.view()) as view:
             place = _place_of(view, steady(view, lambda: self.topic.place(view, self.start)))
         name = f"spark-{secrets.token_hex(8)}" if self.name is None else self.name
@@ -101,7 +102,7 @@ class TopicStream(_Base):
             self._target = _place_of(view, view.latest())
 
     def getDefaultReadLimit(self) -> Any:
-        """Spark knows limits of one kind; where there are several, `latestOffset` applies all."""
+        """Spark knows one kind of limit at a time; if there are several, `latestOffset` applies all."""
         if self.max_records is not None:
             return limits.ReadMaxRows(self.max_records)
         if self.max_bytes is not None:
@@ -109,7 +110,7 @@ class TopicStream(_Base):
         return limits.ReadAllAvailable() if self.min_records is None else limits.ReadMinRows(self.min_records)
 
     def reportLatestOffset(self) -> Offset:
-        """Where the topic ends, and how far behind that the last planned batch ends. Spark shows it in the query's progress."""
+        """Where the topic ends, and how far before that the last planned batch ends. Spark shows it in the query's progress."""
         with closing(self.topic.view()) as view:
             latest = _place_of(view, view.latest())
         done = self._last or latest
@@ -117,7 +118,7 @@ class TopicStream(_Base):
         return {"topic": self.topic.created, **latest, "recordsBehindLatest": records, "bytesBehindLatest": bytes}
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """Where the next batch ends. Before pyspark 4.2 Spark says neither where it begins nor what limits it."""
+        """Where the next batch ends. Before pyspark 4.2 Spark says neither where it starts nor what limits it."""
         with closing(self.topic.view()) as view:
             if start is not None:
                 begin = self._position(view, start)
@@ -151,7 +152,7 @@ class TopicStream(_Base):
         return end
 
     def _waits(self, records: int) -> bool:
-        """Whether a batch of so many records is put off, until there are more or it has waited long enough."""
+        """Does a batch of this many records wait, until there are more or it has waited long enough?"""
         now = time.monotonic()
         if self.min_records is not None and self._target is None:
             if records < self.min_records and now - self._planned < self.delay:
@@ -163,8 +164,9 @@ class TopicStream(_Base):
         """The place of an offset in the topic as it is now; raises `MessagesLost`."""
         if at["topic"] != self.topic.created:
             raise MessagesLost(
-                f"the checkpoint is of a topic that was made at {at['topic']}, this one was made at {self.topic.created} (in "
-                f"milliseconds): begin a new checkpoint, with startingOffsets={at['number']} if its messages are the same",
+                f"the checkpoint belongs to a topic that was made at {at['topic']}, but this one was made at "
+                f"{self.topic.created} (milliseconds since the epoch): start a new checkpoint, with startingOffsets="
+                f"{at['number']} if the messages are the same",
                 path=self.topic.path,
             )
         index = view.index()
@@ -176,8 +178,8 @@ class TopicStream(_Base):
             return self.topic.kept(view, Position(at["block"], 0, at["number"]))
         if block >= max(end, index.start + 1) or not entry.base <= at["offset"] <= entry.base + entry.end:
             raise MessagesLost(
-                f"the checkpoint stands at message {at['number']}, and the topic ends before that: a power cut has taken its "
-                "last messages (sync=never), or an older copy was put here. Begin a new checkpoint",
+                f"the checkpoint is at message {at['number']}, but the topic ends before it: a power cut took its last messages "
+                "(sync=never), or an older copy was restored. Start a new checkpoint",
                 path=self.topic.path,
                 offset=at["offset"],
             )
@@ -188,7 +190,7 @@ class TopicStream(_Base):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Raises `MessagesLost`, `Corrupt`."""
         if end.get("began") not in (None, start.get("began")):
-            # Killed in its first batch: that is in the checkpoint, where it began is not, and was determined anew.
+            # Killed in its first batch: the checkpoint has the batch, but not its start, which was determined again.
             start = {**end, **end["began"]}
         self._last = end
         with closing(self.topic.view()) as view:
@@ -203,7 +205,7 @@ class TopicStream(_Base):
         return read_partition(partition, self.rows)
 
     def commit(self, end: Offset) -> None:
-        """All before ``end`` is done with, and may be removed from the topic."""
+        """Everything before ``end`` is done, and may be removed from the topic."""
         if self._reader is None:
             return
         with closing(self.topic.view()) as view:
@@ -217,7 +219,7 @@ class TopicStream(_Base):
             self._reader = None
 
     def _hold(self, at: Offset, place: Position) -> None:
-        """Put the stream's reader where the first batch begins, once: in a new query, and in one that goes on."""
+        """Put the stream's reader where the first batch starts, once per query, whether it is new or goes on."""
         name = self.name if self.name is not None else at["reader"]
         if self._reader is not None or not name:
             return
@@ -229,8 +231,8 @@ class TopicStream(_Base):
             reader.move_to(place)
         except BadPath as error:
             raise BadPath(
-                f"the stream cannot have its reader {name!r} here: {error}. Let this user write to the topic, or read without "
-                "one, by the option reader='': then nothing holds back from removal what the stream has still to read",
+                f"the stream cannot make or use its reader {name!r}: {error}. Let this user write to the topic, or set the "
+                "option reader='' to stream without a reader; then retention may remove messages before the stream has read them",
                 path=self.topic.path,
             ) from error
         self._reader, self._held = reader, place
@@ -245,7 +247,7 @@ def _place_of(view: View, place: Position) -> Offset:
 
 
 def _within(view: View, begin: Position, most: int) -> Position:
-    """The last place that is at most at the offset ``most`` in the topic; at least one message behind ``begin``."""
+    """The last place that is not after the offset ``most`` in the topic, but at least one message after ``begin``."""
     index = view.index()
     entries = view.entries(index)
     place = bisect_right(entries, most, key=lambda entry: entry.base) - 1

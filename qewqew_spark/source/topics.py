@@ -1,8 +1,8 @@
-"""Reading a topic as it is when the query is planned, while its writer goes on: no lock is taken, nothing is changed.
+"""Reading a topic as it is when the query is planned, while its writer goes on: takes no lock and changes nothing.
 
-The driver looks at the index and cuts what is asked for into ranges of blocks; the executors read the blocks. A block is cut
-where one of the checksums that the topic keeps of it ends (about each 64 KiB), and what such a checksum covers is verified
-before the first message of it is given out. Blocks that a zbus server wrote have none, and stay whole.
+The driver looks at the index and cuts the messages to read into ranges of blocks; the executors read the blocks. A block is
+cut where one of the topic's checksums of it ends (about every 64 KiB), and the bytes of such a checksum are verified before
+their first message is delivered. Blocks that a zbus server wrote have none, and stay whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS = STARTING | {"endingOffsets", "endingTimestamp", "maxRecords"}
 
 
 class Bound(NamedTuple):
-    """Where a read begins or ends, as an option says it; ``value``: a message's number, or milliseconds since the epoch."""
+    """Where a read starts or ends, as an option says; ``value``: a message's number, or milliseconds since the epoch."""
 
     kind: Literal["earliest", "latest", "number", "time"]
     value: int = 0
@@ -56,7 +56,7 @@ class Bound(NamedTuple):
         time = options.text(which + "Timestamp")
         if time is not None:
             if name in options:
-                raise BadArgument(f"the options {name!r} and {which + 'Timestamp'!r} say the same thing; give one of them")
+                raise BadArgument(f"the options {name!r} and {which + 'Timestamp'!r} contradict each other; give one of them")
             return cls("time", _milliseconds(time, which + "Timestamp"))
         text = options.text(name, default)
         if text is not None and text.isascii() and text.isdecimal():
@@ -80,7 +80,7 @@ def _milliseconds(text: str, option: str) -> int:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise BadArgument(
-            f"the option {option!r} must be milliseconds since the epoch, or a time with its zone as 2026-11-20T15:00:00Z, "
+            f"the option {option!r} must be milliseconds since the epoch, or a time with a zone, like 2026-11-20T15:00:00Z, "
             f"not {text!r:.80}"
         )
     return int(moment.timestamp() * 1000)
@@ -106,7 +106,7 @@ class TopicPartition(InputPartition):
 
 @dataclass(frozen=True)
 class TopicRead:
-    """A topic, and what is asked of every read of it."""
+    """A topic, and the options that every read of it has."""
 
     path: str
     filter: str | None
@@ -117,7 +117,7 @@ class TopicRead:
 
     @classmethod
     def of(cls, path: str, options: Options) -> TopicRead:
-        """Raises `BadArgument`, `BadPath` if there is no topic."""
+        """Raises `BadArgument`, or `BadPath` if there is no topic."""
         text = options.text("filter")
         Filter(text)
         split = Split.of(options)
@@ -130,8 +130,8 @@ class TopicRead:
         if (found := view.common().created) != self.created:
             view.close()
             raise MessagesLost(
-                f"this is another topic than the one that the query began with: it was made at {found}, that one at "
-                f"{self.created} (milliseconds since the epoch). Begin a new query, a stream with a new checkpoint",
+                f"another topic has replaced the one that the query started with: this one was made at {found}, that one at "
+                f"{self.created} (milliseconds since the epoch). Start a new query; a stream also needs a new checkpoint",
                 path=self.path,
             )
         return view
@@ -151,7 +151,7 @@ class TopicRead:
             return found
         oldest, latest = view.oldest(), view.latest()
         if bound.value < oldest.number:
-            self.lost(f"message {bound.value} has been removed from the topic, the oldest one is {oldest.number}", self.path)
+            self.lost(f"message {bound.value} has been removed from the topic; the oldest one is {oldest.number}", self.path)
             return oldest
         raise BadArgument(
             f"there is no message {bound.value} in the topic {self.path} yet: the last one is {latest.number - 1}, the next one "
@@ -171,12 +171,12 @@ class TopicRead:
         """Messages were removed: raises `MessagesLost`, or says so on stderr."""
         if self.fail_on_data_loss:
             raise MessagesLost(
-                f"{what}, by its retention, before the query has read them. Keep more (max_age, max_bytes …), or begin where "
-                "there still is something; with the option failOnDataLoss=false the query goes on without it",
+                f"{what}: retention was faster than the query. Keep more (max_age, max_bytes …), or start at a message that is "
+                "still there; with the option failOnDataLoss=false the query goes on without the missing ones",
                 path=path,
                 offset=offset,
             )
-        print(f"qewqew: {path}: {what}, and are missing from the result (failOnDataLoss=false)", file=sys.stderr)
+        print(f"qewqew: {path}: {what}. They are missing from the result (failOnDataLoss=false)", file=sys.stderr)
 
     # Planning
 
@@ -208,12 +208,12 @@ def _part(view: View, whole: TopicRange, piece: Piece) -> TopicRange:
 
 
 def marks(view: View, entry: Entry) -> list[int]:
-    """Where messages are known to begin in a block."""
+    """The known starts of messages in a block."""
     return [piece.offset for piece in pieces_of(Files(), view.directory, entry.base)]
 
 
 def steady(view: View, act: Callable[[], T]) -> T:
-    """What ``act`` finds in a topic, also if the oldest blocks are removed while it looks."""
+    """The result of ``act`` on a topic, even if its oldest blocks are removed meanwhile."""
     while True:
         start = view.index().start
         try:
@@ -262,9 +262,9 @@ def _runs(topic: TopicRead, view: View, wanted: TopicRange) -> Iterator[RawMessa
 
 
 def _verified(view: View, wanted: TopicRange, pieces: list[IndexEntry]) -> Iterator[int]:
-    """Up to where the bytes of a range are what was committed, each time that this is 1 MiB further at least.
+    """The places up to which a range is verified, at least 1 MiB apart.
 
-    Raises `Corrupt`. The bytes are read again afterwards: a piece may be as large as a block.
+    Raises `Corrupt`. The bytes are read again afterwards, because a piece may be as large as a block.
     """
     end = wanted.start
     for piece, following in pairwise(pieces):
@@ -293,9 +293,9 @@ class TopicReader(DataSourceReader):
         self.start, self.stop = Bound.of(options, "starting", "earliest"), Bound.of(options, "ending", "latest")
         self.most = options.whole("maxRecords")
         if self.start.kind == "latest" or self.stop.kind == "earliest":
-            raise BadArgument("a read ends: it cannot begin with startingOffsets=latest, or end with endingOffsets=earliest")
+            raise BadArgument("a batch read cannot start at startingOffsets=latest or end at endingOffsets=earliest")
         if self.start.kind == self.stop.kind and self.start.value > self.stop.value:
-            raise BadArgument(f"the read begins at {self.start.value}, and ends before that, at {self.stop.value}")
+            raise BadArgument(f"the read ends at {self.stop.value}, before its start at {self.start.value}")
 
     def partitions(self) -> list[InputPartition]:
         """Raises `BadArgument`, `MessagesLost`, `Corrupt`."""
@@ -306,7 +306,7 @@ class TopicReader(DataSourceReader):
         start = view.begin(self.topic.place(view, self.start))
         stop = self.topic.place(view, self.stop)
         if stop[:2] < start[:2] and "number" in (self.start.kind, self.stop.kind):
-            raise BadArgument(f"the read begins at message {start.number}, and ends before that, at {stop.number}")
+            raise BadArgument(f"the read ends at message {stop.number}, before its start at message {start.number}")
         if self.most is not None:
             stop = self._first(view, start, stop, self.most)
         return self.topic.plan(view, start, stop)
@@ -322,7 +322,7 @@ class TopicReader(DataSourceReader):
         return stop if last is None else last.after
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes one empty partition of its own where there are none.
+        # Spark makes one empty partition of its own if there are none.
         if isinstance(partition, TopicPartition):
             yield from read_partition(partition, self.rows)
 

@@ -57,7 +57,7 @@ class Commit:
 
 
 class TooManyConflicts(OSError):
-    """Others committed to the table each time in between. Nothing was added; the same call may be made again."""
+    """Other commits came first each time. Nothing was added; you can make the same call again."""
 
 
 def marks_in(text: str | None) -> dict[str, str]:
@@ -119,13 +119,13 @@ class Append(ABC):
 
     @abstractmethod
     def there(self) -> StructType | None:
-        """The columns of the table; None if there is none."""
+        """The columns of the table; None if there is no table."""
 
     @abstractmethod
     def write(self, rows: DataFrame) -> None:
-        """Have Spark write the rows; where not `staged`, commit them as well. The table is made if it is not there.
+        """Have Spark write the rows, and unless `staged` commit them too. A missing table is made.
 
-        Raises `BadArgument`, and where not `staged` as `commit`.
+        Raises `BadArgument`, and unless `staged` what `commit` raises.
         """
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Append(ABC):
         held = {fold(field.name): field for field in self._held(rows.schema)}
         for key, field in there.items():
             if not field.nullable and key not in held:
-                raise BadArgument(f"{self.what} requires the column {field.name!r}, and the batch has none")
+                raise BadArgument(f"{self.what} requires the column {field.name!r}, which the batch lacks")
         return rows.select(
             [
                 F.col(quoted(name)).cast(field.dataType).alias(field.name)
@@ -189,14 +189,14 @@ class Append(ABC):
                 return Commit(self.table, snapshot, not ours, tuple(found))
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
-        raise TooManyConflicts(f"{self.what}: {TRIES} times others were faster with their commits")
+        raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
 
     def warn_of_forgotten(self, oldest: float) -> None:
-        """``oldest``: when the first commit was made that the table remembers, though there were others."""
+        """``oldest``: when the oldest commit was made that the table still knows, although there were earlier ones."""
         if self.since is not None and oldest > self.since.timestamp():
             _logger.warning(
-                "%s: its snapshots from before %s are expired, and the batch %s is older. If an earlier run has committed "
-                "the batch, it is appended twice. Keep snapshots longer than a batch may be tried again",
+                "%s: its snapshots from before %s have expired, and the batch %s is older. If an earlier run committed the "
+                "batch, it is now appended twice. Keep snapshots longer than a batch may be tried again",
                 self.table,
                 self.since,
                 ", ".join(self.batches)[:200],
@@ -295,9 +295,9 @@ def append_to(
     commit: str = "driver",
     **options: Any,
 ) -> Append:
-    """An `Append`; raises `BadArgument`, also if the extra, or the connector, is not there that the format needs.
+    """An `Append`; raises `BadArgument`, also if the extra or the connector that the format needs is missing.
 
-    ``commit``: "driver", by a Python library, or "spark", by the connector of the format that this Spark has.
+    ``commit``: "driver", by a Python library, or "spark", by this Spark's connector for the format.
     """
     kind = format.lower()
     if kind not in FORMATS:
@@ -309,7 +309,7 @@ def append_to(
         made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batches, **options)
     except ModuleNotFoundError as error:
         raise BadArgument(
-            f"the format {kind!r} needs a library that is not there ({error}): install qewqew with its extra {kind!r} "
+            f"the format {kind!r} needs a library that is missing ({error}): install qewqew with its extra {kind!r} "
             f"where the driver runs, pip install 'qewqew[{kind}]'"
         ) from error
     return made
@@ -331,7 +331,7 @@ def append_once(
     meanwhile.
 
     ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
-    `foreachBatch`, where the number of a batch begins anew with each query, let the id name the query too:
+    `foreachBatch`, where each query numbers its batches from 0, let the id name the query too:
     ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
     table's library raise.
     """

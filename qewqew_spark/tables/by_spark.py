@@ -35,7 +35,7 @@ class BySpark(Append):
 
     @abstractmethod
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
-        """Append the rows, and to the table the columns that it lacks. Raises, of what it was before, when it has changed."""
+        """Append the rows, and add missing columns to the table. Raises if the table has changed since `_find`."""
 
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
@@ -58,7 +58,7 @@ class BySpark(Append):
         return self._commit
 
     def abort(self) -> None:
-        """There is nothing: what a connector has not committed, it removes."""
+        """Nothing to do: a connector removes what it has not committed."""
 
     def _held(self, columns: StructType) -> StructType:
         return relaxed(columns)
@@ -209,14 +209,14 @@ def _check_catalog(spark: SparkSession, name: str) -> None:
             "org.apache.iceberg.spark.SparkCatalog), and Iceberg's jar with --packages or --jars"
         )
     if "iceberg" not in made.lower():
-        raise BadArgument(f"commit 'spark': the catalog {name!r} is none of Iceberg's, but {made}")
+        raise BadArgument(f"commit 'spark': the catalog {name!r} is not Iceberg's, but {made}")
     session: Any = spark._jsparkSession
     try:
         session.sessionState().catalogManager().catalog(name)
     except (PySparkException, Py4JJavaError) as error:
         raise BadArgument(
-            f"commit 'spark': Spark cannot make the catalog {name!r} ({_said(error)}); is there Iceberg's jar for Spark "
-            f"{spark.version}, given with --packages or --jars?"
+            f"commit 'spark': Spark cannot make the catalog {name!r} ({_said(error)}); did you give it Iceberg's jar for Spark "
+            f"{spark.version} with --packages or --jars?"
         ) from error
 
 

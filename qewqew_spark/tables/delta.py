@@ -27,7 +27,7 @@ from qewqew_spark.tables.append import ATTEMPT, StagedAppend, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.statistics import statistics
 
-INDEXED = 32  # columns of which the log says minima and maxima, if the table does not say how many
+INDEXED = 32  # columns with minima and maxima in the log, if the table does not say how many
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # the directory that Spark makes for a null
 # What a table may ask of its writers and that an append of whole files does.
 KNOWN = {"appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors", "domainMetadata"}
@@ -87,13 +87,13 @@ class DeltaAppend(StagedAppend):
             if name in field.metadata
         }
         if unknown := sorted(wanted - KNOWN):
-            raise BadArgument(f"Delta table {self.table} asks its writers for {', '.join(unknown)}, which is not done here")
+            raise BadArgument(f"Delta table {self.table} asks its writers for {', '.join(unknown)}, which the driver cannot do")
 
     def _make(self, columns: StructType) -> None:
         for name in self.partition_by:
             kind = columns[name].dataType
             if not isinstance(kind, (StringType, IntegralType, DateType, BooleanType, DecimalType)):
-                raise BadArgument(f"a Delta table cannot be partitioned by {name!r}, a {kind.simpleString()}; make a DATE of it")
+                raise BadArgument(f"a Delta table cannot be partitioned by {name!r}, a {kind.simpleString()}; cast it to DATE")
         try:
             made = Schema.from_json(columns.json())
             DeltaTable.create(

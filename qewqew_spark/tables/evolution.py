@@ -44,8 +44,9 @@ def new_columns(
 ) -> list[StructField]:
     """The columns of the batch that the table ``what`` lacks, to be added or left out.
 
-    Raises `BadArgument` for a column of another type (of which ``same`` decides), and under the policy "fail" for one that only
-    the table or only the batch has. ``into_structs``: this may also be true of a field of a struct, which else is another type.
+    Raises `BadArgument` for a column of another type (``same`` decides), and under the policy "fail" for a column that only
+    the table or only the batch has. ``into_structs``: compare fields of structs like columns; otherwise a struct with other
+    fields is another type.
     """
     found = list(differences(there, batch, fold, same, into_structs=into_structs))
     for name, old, now in found:
@@ -84,7 +85,7 @@ def differences(
 
 
 def fits(there: DataType, batch: DataType) -> bool:
-    """Does a column of the table hold each value of one of the batch, which is then cast?"""
+    """Can a column of the table hold every value of a column of the batch, which is then cast?"""
     if isinstance(there, DecimalType) and isinstance(batch, DecimalType):
         return there.scale == batch.scale and there.precision >= batch.precision
     return there == batch or any(there in kinds and batch in kinds[: kinds.index(there)] for kinds in _WIDER)
@@ -97,7 +98,7 @@ def same_in_a_database(there: DataType, batch: DataType) -> bool:
 
 
 def relaxed(columns: StructType) -> StructType:
-    """The same, and all may be null: what one batch has in each row, the next may lack."""
+    """The same columns, all nullable: the next batch may lack what this one has in each row."""
 
     def of(kind: DataType) -> DataType:
         match kind:

@@ -89,7 +89,7 @@ class IcebergAppend(StagedAppend):
         except NoSuchTableError:
             self._table = None
         else:
-            # PyIceberg's own tries would commit again without looking who was faster.
+            # PyIceberg's own retries would commit again without looking for other commits.
             self._table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         return self._table
 
@@ -121,7 +121,7 @@ class IcebergAppend(StagedAppend):
         try:
             return _columns(table.schema().as_arrow())
         except PySparkException as error:
-            raise BadArgument(f"{self.what} has a column of a type that Spark has not: {error}") from error
+            raise BadArgument(f"{self.what} has a column of a type that Spark does not have: {error}") from error
 
     def _make(self, columns: StructType) -> None:
         # Catalogs tell in many ways that somebody else was faster. What counts is that it is there then.
@@ -189,8 +189,8 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
     settings = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
     if settings.get("type") in ("hadoop", "hive") or "catalog-impl" in settings:
         raise BadArgument(
-            f"the catalog {name!r} is one of Java alone ({settings.get('type') or settings['catalog-impl']}): PyIceberg, which "
-            "commits batches, cannot reach it. Use a REST, SQL or Glue catalog"
+            f"the catalog {name!r} exists only in Java ({settings.get('type') or settings['catalog-impl']}), and PyIceberg, "
+            'which commits batches, cannot use it. Use a REST, SQL or Glue catalog, or "commit": "spark"'
         )
     try:
         return load_catalog(name, **settings)
@@ -215,7 +215,7 @@ def _transform(text: str) -> tuple[str, Transform[Any, Any]]:
 
 
 def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: str) -> Column:
-    """What is equal for the rows of one partition, and different in two, by whatever zone the session has."""
+    """A value that is equal for rows of one partition and different in two, whatever the session's zone."""
     column = F.col(".".join(map(quoted, source.split("."))))
     kind = rows.select(column).schema[0].dataType
     match transform:
@@ -235,8 +235,8 @@ def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: s
             unit = {YearTransform: "year", MonthTransform: "month", DayTransform: None}[type(transform)]
             return date if unit is None else F.trunc(date, unit)
     raise BadArgument(
-        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell which partition that "
-        "is, so they cannot be added; month, day, truncate … do"
+        f"Iceberg table {table} is partitioned by {transform} of {source}. The bounds of a file do not tell its partition, so "
+        'the driver cannot add it; use month, day, truncate …, or "commit": "spark"'
     )
 
 

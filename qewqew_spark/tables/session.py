@@ -1,4 +1,4 @@
-"""What is done with a session beside queries: names, settings for a while, and directories where Spark writes."""
+"""What a session is used for apart from queries: names, temporary settings, and directories where Spark writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _counting = Lock()
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """The session's setting is ``value`` within: until the last of the threads has left that want the same."""
+    """Sets the session's setting to ``value`` inside the block: until the last of the threads that want it has left."""
     place = spark._jsparkSession.sessionUUID(), name
     with _counting:
         count, before = _within.get(place, (0, spark.conf.get(name, None)))
@@ -52,7 +52,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 def missing_format(spark: SparkSession, name: str) -> Exception | None:
     """What Spark raises if it does not know the format."""
     try:
-        # Reading a path that cannot exist is the one public way to look a format up; any other failure is none of ours.
+        # Reading a path that cannot exist is the only public way to look a format up; any other failure does not matter here.
         spark.read.format(name).schema("x INT").load("/nonexistent/qewqew")
     except (PySparkException, Py4JJavaError) as error:
         return error if re.search("Failed to find (the )?data source", str(error)) else None
@@ -71,7 +71,7 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 
 def rename(spark: SparkSession, path: str, new: str) -> None:
-    """Give a directory another name, in place of what has that now, if anything has."""
+    """Give a directory another name, replacing what has that name now."""
     target, system = _hadoop(spark, new)
     system.delete(target, True)
     if not system.rename(_hadoop(spark, path)[0], target):

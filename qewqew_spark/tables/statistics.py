@@ -63,12 +63,12 @@ def _put(tree: dict[str, Any], path: Path, value: object) -> None:
 
 def _lower(value: object) -> object:
     if value == 0 and isinstance(value, float):
-        return -0.0  # which is equal to 0.0, but less for who compares bits
+        return -0.0  # equal to 0.0, but less if bits are compared
     return value[:TEXT] if isinstance(value, str) else _bound(value, timedelta(0))
 
 
 def _upper(value: object) -> object:
-    """No value of the file is greater: a text that is cut has a last character, moments are whole milliseconds."""
+    """A bound that no value of the file exceeds: a cut text gets a last character, moments are whole milliseconds."""
     if value == 0 and isinstance(value, float):
         return 0.0
     if isinstance(value, str) and len(value) > TEXT:

@@ -1,4 +1,4 @@
-"""What an older Spark cannot do, or does otherwise. docs/spark.md tells users the same."""
+"""What an older Spark cannot do, or does otherwise. docs/versions.md and docs/spark/ tell users the same."""
 
 from __future__ import annotations
 

@@ -329,12 +329,12 @@ def test_without_a_schema_and_without_a_field_nothing_is_written_and_the_result_
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("a foo", "the schema 'a foo' cannot be meant: at 'foo', Spark has no such type"),
-        ("a INT b", "the schema 'a INT b' cannot be meant: at 'b', here is to be ,"),
-        ("", "the schema '' cannot be meant: at the end, it has no columns"),
-        ("int", "the schema 'int' cannot be meant: at the end, here is to be a type"),
+        ("a foo", "the schema 'a foo' is wrong at 'foo': Spark has no such type"),
+        ("a INT b", "the schema 'a INT b' is wrong at 'b': , is expected here"),
+        ("", "the schema '' is wrong at the end: it has no columns"),
+        ("int", "the schema 'int' is wrong at the end: a type is expected here"),
         ("a INT, A STRING", "the records have fields that Spark takes for one: 'a' and 'A'"),
-        ("a MAP<INT, INT>", "the field a: keys of a map are"),
+        ("a MAP<INT, INT>", "the field a: keys of a map must be"),
     ],
 )
 def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_path, schema, message):
@@ -354,9 +354,9 @@ def test_a_schema_that_is_none_is_refused_before_anything_is_written(spark, tmp_
         ({"sql": "SELEKT 1"}, "[PARSE_SYNTAX_ERROR]"),
         ({"sql": "CREATE TABLE t(a INT) USING parquet"}, "[PARSE_SYNTAX_ERROR]"),
         ({"sql": "SELECT id, month AS ID FROM batch"}, "an output has columns that Spark takes for one: 'id' and 'ID'"),
-        ({"sql": "SELECT id AS batch FROM batch"}, "the column 'batch' collides with the one that has the batch's id"),
-        ({"partition_by": ["day"]}, "no column 'day' to partition by; there are id, month"),
-        ({"partition_by": ["id", "month"]}, "has every column"),
+        ({"sql": "SELECT id AS batch FROM batch"}, "the column 'batch' collides with the column for the batch's id"),
+        ({"partition_by": ["day"]}, "no column 'day' to partition by; the columns are id, month"),
+        ({"partition_by": ["id", "month"]}, "names every column"),
         ({"partition_by": ["id", "id"]}, "name each once"),
         ({"format": "parqet"}, "format 'parqet': "),
         ({"format": "avro"}, "Failed to find data source: avro"),
@@ -481,7 +481,7 @@ def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):
         (
             ["{batch}", "--output", '{{"path": "x", "mode": "append"}}'],
             2,
-            "output: unknown field 'mode'; there are path, table, sql, transform, format",
+            "output: unknown field 'mode'; the fields are path, table, sql, transform, format",
         ),
         (["{batch}", "--output", '{{"path": "x"}}', "--max-bad-records", "few"], 2, "invalid int value: 'few'"),
         (["{batch}", "--output", '{{"path": "x"}}', "--result", "{batch}/none/r"], 2, "the directory of the result file"),

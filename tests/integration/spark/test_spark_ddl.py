@@ -121,13 +121,13 @@ def test_nothing_is_refused_that_spark_takes(spark):
 
 
 def test_it_says_where(spark):
-    with pytest.raises(BadArgument, match=r"at 'A TYPE', here is to be NULL\. Write it like"):
+    with pytest.raises(BadArgument, match=r"at 'A TYPE': NULL is expected here\. Write it like"):
         check_schema("a STRING NOT A TYPE")
-    with pytest.raises(BadArgument, match="at 'STRNG, b INT', Spark has no such type"):
+    with pytest.raises(BadArgument, match="at 'STRNG, b INT': Spark has no such type"):
         check_schema("a STRNG, b INT")
-    with pytest.raises(BadArgument, match=r"at '99\)', the precision of a DECIMAL is 38 at most\. Write it like"):
+    with pytest.raises(BadArgument, match=r"at '99\)': the precision of a DECIMAL is at most 38\. Write it like"):
         check_schema("a DECIMAL(99)")
-    with pytest.raises(BadArgument, match=r"at '6\), b INT', the scale of a DEC is 5 at most\. Write it like"):
+    with pytest.raises(BadArgument, match=r"at '6\), b INT': the scale of a DEC is at most 5\. Write it like"):
         check_schema("a DEC(5, 6), b INT")
-    with pytest.raises(BadArgument, match="at the end, here is to be a type"):
+    with pytest.raises(BadArgument, match="at the end: a type is expected here"):
         check_schema("a")

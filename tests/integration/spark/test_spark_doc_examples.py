@@ -1,5 +1,5 @@
-"""The Python examples of docs/spark.md and docs/exactly-once.md, as they stand there; what is at ``/``, or in the bucket
-``lake``, is in a directory.
+"""The examples of docs/spark/ and docs/exactly-once.md, as they stand there; what is at ``/``, or in the bucket ``lake``, is
+in a directory.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +22,19 @@ from spark_version import PLANS_BATCHES, WRITES_STREAMS
 
 from qewqew_core import Queue, Topic
 from qewqew_core.batch import manifest
+from qewqew_spark.jobs import batch as batch_job
+from qewqew_spark.tables import append_once
 
 ROOT = Path(__file__).parents[3]
 
 
-def examples(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+def examples(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-EXAMPLES = examples("spark.md")
+PAGES = sorted(path.name for path in (ROOT / "docs" / "spark").glob("*.md"))
+EXAMPLES = [text for page in PAGES for text in examples(f"spark/{page}")]
+HOUSEKEEPING = ("from datetime import UTC", "from deltalake import")  # run by test_spark_tables.py
 REPLACED = {
     '"/': '"{home}/',
     "jdbc:derby:/": "jdbc:derby:{home}/",
@@ -58,8 +64,14 @@ def at_home(text: str, home: Path) -> str:
 
 
 def test_each_example_is_run() -> None:
-    assert [sum(text.startswith(begins) for begins in _around) for text in EXAMPLES] == [1] * len(EXAMPLES)
-    assert len(_around) == len(EXAMPLES)
+    found = [text for text in EXAMPLES if not text.startswith(HOUSEKEEPING)]
+    assert [sum(text.startswith(begins) for begins in _around) for text in found] == [1] * len(found)
+    assert len(_around) == len(found) == len(EXAMPLES) - len(HOUSEKEEPING)
+
+
+def test_each_page_begins_with_an_example() -> None:
+    for page in PAGES:
+        assert re.match(r"# .*\n\n```(python|sh)\n", (ROOT / "docs" / "spark" / page).read_text()), page
 
 
 @pytest.mark.parametrize("begins", _around)
@@ -106,9 +118,25 @@ def lines(names: Names, home: Path) -> None:
 
 
 @example("import os")
-def python(names: Names, home: Path) -> Iterator[None]:
+def first_read(names: Names, home: Path) -> Iterator[None]:
     yield
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    found = names["spark"].read.parquet(str(home / "lake" / "orders"))
+    assert [(row.id, str(row.price)) for row in found.orderBy("id").collect()] == [(1, "9.90"), (2, "5.00")]
+    with Queue(home / "data" / "orders.qew") as queue:
+        assert [batch.state for batch in queue.acknowledged()] == ["acked"]
+
+
+@example('batch = spark.read.format("qewqew")')
+def batches_and_queue(names: Names, home: Path) -> Iterator[None]:
+    for number, name in enumerate(["orders-3f9c", "orders-4a0d"]):
+        lease(home / f"q{number}", [b"%d" % number], home / "data" / "batches" / name)
+    with Queue(home / "data" / "orders.qew") as queue:
+        queue.put_many([b"x"] * 1001)
+    yield
+    assert [bytes(row.value) for row in names["batch"].collect()] == [b"0"]
+    assert [bytes(row.value) for row in names["several"].collect()] == [b"0", b"1"]
+    assert names["queue"].count() == 1000
 
 
 @example("orders = (")
@@ -195,7 +223,7 @@ def topic_write(names: Names, home: Path) -> Iterator[None]:
     assert (message.tag, message.timestamp) == ("eu.paid", 1_795_219_200_000)
 
 
-@example("query = lines.writeStream")
+@example("writer = lines.writeStream")
 def stream_write(names: Names, home: Path) -> Iterator[None]:
     if not WRITES_STREAMS:
         pytest.skip("Spark 4.0 does not write streams with Arrow")
@@ -234,7 +262,28 @@ def published(names: Names, home: Path) -> Iterator[None]:
 @example("spark = SparkSession.builder.remote(")
 def connect(names: Names, home: Path) -> Iterator[None]:
     lease(home / "q", [b'{"id": 1}'], home / "lake" / "batches" / "orders-3f9c")
-    yield  # its last line raises if it cannot be read
+    yield
+    assert names["orders"].collect() == [(1, None)]
+
+
+@example('with Queue("/data/orders.qew") as queue:')
+def cluster(names: Names, home: Path) -> Iterator[None]:
+    with Queue(home / "data" / "orders.qew") as queue:
+        queue.put(b'{"id": 1}')
+    yield
+    assert names["orders"].collect() == [(1, None)]
+
+
+@example("from qewqew_spark.tables import append_once")
+def tables(names: Names, home: Path) -> Iterator[None]:
+    (home / "lake").mkdir()
+    catalog = {"type": "sql", "uri": f"sqlite:///{home}/lake/catalog.db", "warehouse": f"file://{home}/lake"}
+    for name, value in catalog.items():
+        names["spark"].conf.set(f"spark.sql.catalog.lake.{name}", value)
+    names |= {"rows": names["spark"].range(3), "batch": SimpleNamespace(id="orders-3f9c")}
+    yield
+    assert not names["commit"].again
+    assert append_once(names["rows"], "lake.shop.orders", "orders-3f9c").again
 
 
 @example("# shop/orders.py")
@@ -245,6 +294,23 @@ def transform(names: Names, home: Path) -> Iterator[None]:
         names["spark"].sql("SELECT * FROM VALUES (-1), (2) AS t(delay)"), manifest.load(home / "batch")
     ).collect()
     assert [(row.delay, row.queue) for row in rows] == [(2, "flights")]
+
+
+def test_the_command_of_the_job_does_what_the_page_says(spark: Any, tmp_path: Path) -> None:
+    text = examples("spark/job.md", "sh")[0].replace("\\\n", "")
+    command = shlex.split(at_home(text, tmp_path).replace(" /", f" {tmp_path}/"))
+    assert command[:2] == ["spark-submit", ".../qewqew_spark/jobs/batch.py"]
+    good = {"id": 1, "month": 2, "carrier": "UA", "delay": 3.5}
+    lease(tmp_path / "q", [json.dumps(good).encode(), b""], tmp_path / "data" / "orders.qew.batches" / "orders-3f9c")
+    (tmp_path / "tmp").mkdir()
+    given = vars(batch_job.arguments(command[2:]))
+    result = batch_job.run(spark, given.pop("batch"), given.pop("outputs"), **{k: v for k, v in given.items() if k != "result"})
+    shown = json.loads(examples("spark/job.md", "json")[0])
+    assert list(result) == list(shown)
+    assert list(result["outputs"][0]) == list(shown["outputs"][0])
+    assert (result["good"], result["reasons"]) == (1, {"empty record": 1})
+    assert [row.month for row in spark.read.parquet(str(tmp_path / "lake" / "orders")).collect()] == [2]
+    assert [row.delay for row in spark.read.parquet(str(tmp_path / "lake" / "delays")).collect()] == [3.5]
 
 
 def test_the_examples_of_exactly_once_print_what_they_say(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

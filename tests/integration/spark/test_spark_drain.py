@@ -383,7 +383,7 @@ def test_a_read_says_of_which_batch_a_row_is_if_it_is_asked(spark: Any, tmp_path
 
 
 def test_the_examples_of_the_page(lake: Lake, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/drain.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/spark/drain.md").read_text()
     of_a_host, of_a_driver = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lake.session.createDataFrame([(0,)], "id BIGINT")  # which makes it the active session of this thread
     register(lake.session)
@@ -394,7 +394,7 @@ def test_the_examples_of_the_page(lake: Lake, tmp_path: Path) -> None:
                 queue.put_many([b'{"id": %d, "shop": "eu"}' % times])
         for text in of_a_host, of_a_driver:
             text = text.replace("s3://lake/batches", f"{tmp_path}/batches").replace("/data/", f"{tmp_path}/")
-            exec(compile(text, "docs/drain.md", "exec"), names)  # noqa: S102 - our own page
+            exec(compile(text, "docs/spark/drain.md", "exec"), names)  # noqa: S102 - our own page
         assert lake.rows("iceberg") == [(number, "eu") for number in range(1, min(times, 2) + 1)]
         assert os.listdir(tmp_path / "batches") == []
 

@@ -89,9 +89,9 @@ def test_columns_of_the_source_are_in_the_view_where_the_schema_asks_for_them(sp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schema": "id INT, _corrupt_reason STRING"}, "the records have a field '_corrupt_reason', a name of the job's own"),
+        ({"schema": "id INT, _corrupt_reason STRING"}, "a field '_corrupt_reason', a name that the job itself uses"),
         ({"schema": "id INT", "read_options": {"colour": "red"}}, "no option 'colour'"),
-        ({"schema": "id DECIMAL(99)"}, "the precision of a DECIMAL is 38 at most"),
+        ({"schema": "id DECIMAL(99)"}, "the precision of a DECIMAL is at most 38"),
         ({"schema": "id CHAR(99999999999)"}, 'the schema: For input string: "99999999999"'),
         ({"schema": "id STRING COLLATE NONSENSE"}, "the schema: "),
         ({"read_options": {"samplingRatio": "x"}}, 'a read option: For input string: "x"'),
@@ -212,8 +212,8 @@ def test_a_bad_csv_record_says_why(spark, tmp_path):
     [
         ("a INT", {"header": "true"}, "the read option 'header' is for files"),
         ("a INT", {"delimeter": ";"}, "no option 'delimeter'"),
-        ("a INT", {"quote": "ab"}, "nothing for Spark's from_csv"),
-        ("a ARRAY<INT>", {}, "nothing for Spark's from_csv"),
+        ("a INT", {"quote": "ab"}, "Spark's from_csv does not take"),
+        ("a ARRAY<INT>", {}, "Spark's from_csv does not take"),
     ],
 )
 def test_what_from_csv_does_not_take_is_refused_before_anything_is_written(spark, tmp_path, schema, options, message):
@@ -289,9 +289,9 @@ def test_times_of_a_day_which_spark_reads_from_no_file(spark, tmp_path):
 
 def test_a_json_record_that_spark_does_not_read_says_why(spark, tmp_path):
     why = {
-        b'{"id":"x"}': "a value does not fit the schema: id: 'x' is no INT",
-        b'{"id":1,"day":"2026-12-24"}': "a value does not fit the schema: day: '2026-12-24' is no DATE",
-        b'{"parts":[{"day":5}]}': "a value does not fit the schema: parts: '[{\"day\":5}]' is no ARRAY",
+        b'{"id":"x"}': "a value does not fit the schema: id: 'x' does not fit INT",
+        b'{"id":1,"day":"2026-12-24"}': "a value does not fit the schema: day: '2026-12-24' does not fit DATE",
+        b'{"parts":[{"day":5}]}': "a value does not fit the schema: parts: '[{\"day\":5}]' does not fit ARRAY",
         b'{"id":': "malformed JSON: at byte 6: Expecting value",
         b'{"id":1} {"id":2}': "malformed JSON: at byte 9: Extra data",
         '{"id":"äöü" 1}'.encode(): "malformed JSON: at byte 15: Expecting ',' delimiter",
@@ -352,7 +352,7 @@ def test_timestamps_without_a_zone_are_of_the_sessions(spark, tmp_path, options)
     [
         ("a INT", {"lineSep": ";"}, "the read option 'lineSep' is for files"),
         ("a INT", {"dateFormt": "y"}, "no option 'dateformt'"),
-        ("a MAP<INT, INT>", {"locale": "de-DE"}, "nothing for Spark's from_json"),
+        ("a MAP<INT, INT>", {"locale": "de-DE"}, "Spark's from_json does not take"),
         ("a INT", {"timeZone": "Mars"}, "'timeZone' must be a zone"),
     ],
 )

@@ -159,7 +159,7 @@ def test_names_of_a_database_may_be_capitals_or_quoted_or_have_a_schema(spark, t
     [
         ("id INT", "id INT", "table orders has no column 'batch'"),
         ("id VARCHAR(9), batch VARCHAR(99)", "id INT", "the column 'id' is string there and int in this batch"),
-        (None, "id INT, s STRUCT<a: INT>", "a database has no type for the column 's', struct<a:int>"),
+        (None, "id INT, s STRUCT<a: INT>", "the database has no type for the column 's', struct<a:int>"),
     ],
 )
 def test_a_table_that_cannot_take_the_rows_is_refused_before_anything_is_written(
@@ -178,7 +178,7 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_anything_is_written
 
 def test_a_database_that_is_not_there_is_found_before_anything_is_written(spark, tmp_path):
     batch = make_batch(tmp_path / "b", lines({"id": 1}))
-    missing = "the database cannot be connected to: .*none.* not found"
+    missing = "cannot connect to the database: .*none.* not found"
     for url, message in (
         (f"jdbc:derby:{tmp_path}/none", missing),
         ("jdbc:nothing:x", "No suitable driver; is the database's driver"),

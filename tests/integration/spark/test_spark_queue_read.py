@@ -112,7 +112,7 @@ def test_a_killed_writers_commits_are_read_before_anybody_has_recovered_the_queu
         assert len(queue) == 1000
 
 
-TAKEN = "RecordsTaken: .* records were taken from the queue after this read of it began, and are gone; lease a batch"
+TAKEN = "RecordsTaken: .* records were taken from the queue after this read began, and are gone; lease a batch"
 
 
 @pytest.mark.parametrize("take", ["get", "lease", "reuse"])

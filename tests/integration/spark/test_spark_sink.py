@@ -181,7 +181,7 @@ def test_a_topic_takes_what_is_too_large_for_a_queue(spark, tmp_path):
 
 def test_a_write_only_appends(spark, tmp_path):
     rows = values(spark, b"a").write.format("qewqew")
-    assert "only appends; say .mode('append')" in failure(rows.mode("overwrite").save, str(tmp_path / "q"))
+    assert "only appends; use .mode('append')" in failure(rows.mode("overwrite").save, str(tmp_path / "q"))
     for mode in "error", "ignore":  # Spark itself refuses these, of every source like this
         assert "use either" in failure(rows.mode(mode).save, str(tmp_path / "q"))
     assert not os.listdir(tmp_path)
@@ -258,11 +258,11 @@ def test_staged_files_that_are_damaged_or_not_there_stop_the_commit(spark, tmp_p
         whole = file.read_bytes()
         for damaged in whole[:-1], bytes([*whole[:40], whole[40] ^ 1, *whole[41:]]), b"":
             file.write_bytes(damaged)
-            with pytest.raises(Corrupt, match="not what a task has staged") as caught:
+            with pytest.raises(Corrupt, match="not the bytes that a task staged") as caught:
                 writer.commit(staged)
             assert (caught.value.path, caught.value.offset) == (str(file), 0)
         file.unlink()
-        with pytest.raises(BadPath, match="the option stagingPath a directory, or the URL"):
+        with pytest.raises(BadPath, match="the option stagingPath to a directory, or a URL"):
             writer.commit(staged)
         assert stored(path) == []  # not even the records of the first file
         writer.abort([*staged, None])
@@ -320,7 +320,7 @@ def test_a_task_that_does_not_see_the_staging_directory_says_what_to_do(spark, t
     for home in "host", "job":
         if home == "job":
             shared.mkdir()  # another host has such a directory, too, but not the driver's in it
-        assert "give with the option stagingPath" in failure(rows.mapInArrow(write, "value string").collect)
+        assert "set the option stagingPath" in failure(rows.mapInArrow(write, "value string").collect)
     assert not list(shared.iterdir())
 
 

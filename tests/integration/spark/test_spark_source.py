@@ -194,15 +194,15 @@ def test_unknown_options_and_no_path_are_refused_in_load(spark, tmp_path):
     for options, message in [
         (
             {"startingOffsets": "earliest"},
-            "a batch has no option 'startingoffsets'; 'startingOffsets' is one of a read or a stream of a topic",
+            "a batch has no option 'startingoffsets'; 'startingOffsets' is an option of a read or a stream of a topic",
         ),
         ({"minPartition": "2"}, "a batch has no option 'minpartition'; did you mean 'minPartitions'"),
         ({"minPartitions": "many"}, "'minPartitions' must be a whole number, 1 or more, not 'many'"),
-        ({"codec": "json"}, "the fields of the records must be given; say .schema"),
+        ({"codec": "json"}, "the option 'codec' needs the fields of the records: call .schema"),
     ]:
         with pytest.raises(PySparkException, match=message):
             spark.read.format("qewqew").options(**options).load(batch)
-    with pytest.raises(PySparkException, match="'mode' goes with the option 'codec'"):
+    with pytest.raises(PySparkException, match="'mode' needs the option 'codec'"):
         spark.read.format("qewqew").option("mode", "FAILFAST").load(batch).collect()
     with pytest.raises(PySparkException, match="no path"):
         reader.load()
@@ -210,7 +210,7 @@ def test_unknown_options_and_no_path_are_refused_in_load(spark, tmp_path):
 
 def test_a_stream_of_what_is_no_topic_is_refused(spark, tmp_path):
     batch = str(make_batch(tmp_path / "b", [b"a"]))
-    with pytest.raises(PySparkException, match="is a batch, and a stream reads topics"):
+    with pytest.raises(PySparkException, match="is a batch, but only topics can be streamed"):
         spark.readStream.format("qewqew").load(batch).writeStream.format("noop").start().processAllAvailable()
 
 
@@ -265,10 +265,10 @@ def test_what_cannot_be_read_together_is_refused_in_load(spark, tmp_path):
         queue.put(b"x")
     reader = spark.read.format("qewqew")
     for paths, message in [
-        ([batch, str(tmp_path / "t")], "one is a queue's, one a topic's, which have other columns; load each alone"),
-        ([batch, str(tmp_path / "orders.qew")], "orders.qew is a queue, and only batches are read together; load each and unite"),
+        ([batch, str(tmp_path / "t")], "one is from a queue and one from a topic; their columns differ, so load each on its own"),
+        ([batch, str(tmp_path / "orders.qew")], "orders.qew is a queue, but only batches can be read together"),
         ([batch, str(tmp_path / "nothing")], "nothing: there is nothing here"),
-        (f"{tmp_path}/x*", r"x\*: nothing matches this that has a manifest.json; give a pattern of directories of batches"),
+        (f"{tmp_path}/x*", r"x\*: no batch matches this pattern: it must match directories that have a manifest.json"),
         ([], "no path; give load"),
     ]:
         with pytest.raises(PySparkException, match=message):
@@ -282,7 +282,7 @@ def test_a_view_reads_in_sql_and_a_table_is_refused(spark, tmp_path):
     try:
         spark.sql(f"CREATE TEMPORARY VIEW typed_batch (id BIGINT) USING qewqew {options}")
         assert spark.sql("SELECT sum(id) FROM typed_batch").collect() == [(3,)]
-        message = "Spark hands neither path nor options of it to a source in Python; use CREATE TEMPORARY VIEW … USING qewqew"
+        message = "Spark does not pass its path and options to a Python data source; use CREATE TEMPORARY VIEW … USING qewqew"
         for what in (f"OPTIONS (path '{batch}')", f"LOCATION '{batch}'", ""):
             with pytest.raises(PySparkException, match=f"a table of Spark's catalog cannot be read: {message}"):
                 spark.sql(f"CREATE TABLE batch_table USING qewqew {what}")

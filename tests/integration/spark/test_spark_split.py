@@ -117,7 +117,7 @@ def test_a_limit_does_not_read_on(spark, tmp_path):
 
 
 def test_what_spark_tells_a_source_in_python_and_asks_it(spark):
-    """When this fails, it can do more than docs/spark.md says: prune columns, take a limit, tell its size, report metrics."""
+    """When this fails, it can do more than docs/spark/read.md says: prune columns, take a limit, tell its size and metrics."""
     package = "org.apache.spark.sql.execution.datasources.v2.python"
 
     def interfaces(name: str) -> set[str]:

@@ -196,10 +196,10 @@ def test_files_of_killed_attempts_are_removed_as_the_page_says(lake: Lake, kind:
     committed, old, young = files[0], files[1] - files[0], files[2] - files[1]
     for file in committed | old:
         os.utime(file, (0, 0))
-    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tables.md").read_text(), re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/spark/tables.md").read_text(), re.MULTILINE | re.DOTALL)
     (text,) = (text for text in examples if ("rm_file" if kind == "iceberg" else "vacuum") in text)
     text = text.replace('load_catalog("lake")', f'load_catalog("lake", **{lake.settings})').replace("/lake/orders", table)
-    exec(compile(text, "docs/tables.md", "exec"), {})  # noqa: S102 - our own page
+    exec(compile(text, "docs/spark/tables.md", "exec"), {})  # noqa: S102 - our own page
     assert set(lake.place.rglob("*.parquet")) == committed | young
     assert lake.rows(kind) == [(0,), (1,), (2,)]
 
@@ -345,7 +345,7 @@ def test_a_column_that_a_table_requires_is_there_in_each_row(lake: Lake) -> None
     lake.catalog.create_namespace("shop")
     fields = NestedField(1, "id", LongType(), required=True), NestedField(2, "name", StringType())
     lake.catalog.create_table("shop.orders", Schema(*fields))
-    with pytest.raises(BadArgument, match=r"requires the column 'id', and the batch has none"):
+    with pytest.raises(BadArgument, match=r"requires the column 'id', which the batch lacks"):
         append_once(lake.session.sql("SELECT 'a' AS name"), "lake.shop.orders", "b-1")
     with pytest.raises(Exception, match=r"(?i)null"):
         append_once(
@@ -374,7 +374,7 @@ def test_a_warning_tells_of_commits_that_the_table_has_forgotten(lake: Lake, cap
         ("orders", {}, "a name like catalog.namespace.table"),
         ("lake..orders", {}, "a name like catalog.namespace.table"),
         ("nowhere.shop.orders", {}, r"--conf spark\.sql\.catalog\.nowhere\.uri="),
-        ("java.shop.orders", {"type": "hadoop", "warehouse": "/x"}, "one of Java alone"),
+        ("java.shop.orders", {"type": "hadoop", "warehouse": "/x"}, "exists only in Java"),
     ],
 )
 def test_a_catalog_that_cannot_be_reached_is_told(lake: Lake, table: str, settings: dict[str, str], says: str) -> None:

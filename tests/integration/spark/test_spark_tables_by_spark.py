@@ -1,6 +1,6 @@
 """`commit="spark"`, as far as it goes without the jars of Iceberg and Delta: what is told, and what Delta's connector is given.
 
-Iceberg's connector itself: see docs/tables.md, "Tried".
+Iceberg's connector itself: see docs/spark/tables.md, "What was tested".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def job_with(session: Any, output: Output, tmp_path: Path) -> None:
     [
         ({}, r"--conf spark\.sql\.catalog\.lake=.*SparkCatalog.*Iceberg's jar"),
         ({"": "org.apache.iceberg.spark.SparkCatalog"}, r"cannot make the catalog 'lake'.*Iceberg's jar for Spark 4"),
-        ({"": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"}, "'lake' is none of Iceberg's"),
+        ({"": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"}, "'lake' is not Iceberg's"),
     ],
 )
 def test_what_iceberg_lacks_is_told(spark: Any, settings: dict[str, str], says: str, tmp_path: Path) -> None:

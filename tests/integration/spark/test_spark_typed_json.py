@@ -184,7 +184,7 @@ def test_a_typed_read_of_a_batch(spark, tmp_path):
     assert beside == {
         999: (999, None, "orders.qew.18"),
         1000: (None, "malformed JSON: at byte 0: Expecting value", "orders.qew.18"),
-        1001: (None, "a value does not fit the schema: id: 'y' is no BIGINT", "orders.qew.18"),
+        1001: (None, "a value does not fit the schema: id: 'y' does not fit BIGINT", "orders.qew.18"),
         1003: (-2, None, "orders.qew.18"),
     }
     assert [row._metadata.offset for row in rows if row.id in (-1, -2)] == [1003, 1003]
@@ -206,9 +206,9 @@ def test_options_of_sparks_parser_are_refused_with_the_way_to_it(spark, tmp_path
             frame.load(str(batch)).collect()
         said = "select(from_json(col('value').cast('string'), schema, options).alias('record'))" in str(caught.value)
         assert said == (name not in FOR_FILES | FOR_WRITING), name
-    with pytest.raises(Exception, match=r"no option 'sep', but Spark's from_csv has: read without the option 'codec'"):
+    with pytest.raises(Exception, match=r"no option 'sep', but Spark's from_csv does: read without the option 'codec'"):
         spark.read.format("qewqew").schema("id INT").options(codec="csv", sep=";").load(str(batch)).collect()
-    with pytest.raises(Exception, match=r"the field v is of the type VARIANT, which the typed read does not know; .*from_json"):
+    with pytest.raises(Exception, match=r"the field v has the type VARIANT, which the typed read does not know; .*from_json"):
         spark.read.format("qewqew").schema("v VARIANT").options(codec="json").load(str(batch)).collect()
 
 

@@ -65,7 +65,7 @@ def test_outputs_that_the_job_can_write(outputs: Any) -> None:
         ([], "no output; give at least one"),
         ("/a", "a list of at least one"),
         ({"path": "/a"}, "a list of at least one"),
-        (["/a"], "not an object with fields"),
+        (["/a"], "must be an object with fields"),
         ([{}], "needs a 'path'"),
         ([{"path": ""}], "'path' must be a path"),
         ([{"path": "/"}], "the root directory"),
@@ -77,8 +77,8 @@ def test_outputs_that_the_job_can_write(outputs: Any) -> None:
         ([{"path": "/a", "partition_by": [""]}], "list of column names"),
         ([{"path": "/a", "partition_by": [1]}], "list of column names"),
         ([{"path": "/a", "options": ["x"]}], "'options' must be an object"),
-        ([{"path": "/a", "options": {"x": object()}}], "the option 'x' must be a text, a number"),
-        ([{"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders"}}], "say with quarantine where records go"),
+        ([{"path": "/a", "options": {"x": object()}}], "the option 'x' must be a string, a number"),
+        ([{"format": "jdbc", "options": {"url": "jdbc:x", "dbtable": "orders"}}], "so set quarantine to where records go"),
         ([{"format": "jdbc", "options": {"url": "x", "dbtable": "y", "password": "z"}}], "a password in clear text"),
     ],
 )
@@ -103,7 +103,7 @@ def test_outputs_that_are_wrong_are_an_error_of_the_dag_file(outputs: Any, messa
         ({"outputs": OUTPUTS, "codec": "xml"}, "codec must be one of json, csv"),
         ({"outputs": OUTPUTS, "codec": "avro"}, "the codec 'avro' needs a schema"),
         ({"outputs": OUTPUTS, "schema_evolution": "rescue"}, "schema_evolution must be one of"),
-        ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is the job's own"),
+        ({"outputs": OUTPUTS, "read_options": {"mode": "FAILFAST"}}, "the read option 'mode' is set by the job itself"),
         ({"application": "mine.py", "codec": "csv"}, "codec is for the ready-made job"),
         *[
             ({"outputs": OUTPUTS, "lease_timeout": value}, "lease_timeout")

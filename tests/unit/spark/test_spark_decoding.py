@@ -93,7 +93,7 @@ def test_rows_of_an_array_of_objects_are_counted_as_one_record():
 def test_a_record_of_several_rows_repeats_what_is_known_of_it():
     fields = schema(a=INT, _metadata=schema(offset=LONG), _corrupt_record=STRING, **REASON)
     rows = decode([b'{"a":1}', b" ", b'[{"a":2},{"a":"x"}]', b"x", b'{"a":3}'], fields)
-    both, misfit = '[{"a":2},{"a":"x"}]', "a value does not fit the schema: a: 'x' is no INT"
+    both, misfit = '[{"a":2},{"a":"x"}]', "a value does not fit the schema: a: 'x' does not fit INT"
     assert [tuple(row.values()) for row in rows] == [
         (1, {"offset": 100}, None, None),
         (2, {"offset": 102}, both, misfit),
@@ -353,7 +353,7 @@ def test_avro_records_that_do_not_decode_or_fit():
         (None, None, None, "malformed Avro"),
         (None, None, None, "bytes behind the Avro datum"),
         (None, None, None, "malformed Avro"),
-        (1 << 40, None, None, "a value does not fit the schema: any: 5 is no STRING"),
+        (1 << 40, None, None, "a value does not fit the schema: any: 5 does not fit STRING"),
         (1 << 40, "text", "ü", None),
     ]
     narrow = decode(
@@ -382,12 +382,12 @@ def test_avro_types_that_can_never_fit_are_refused(fields, text):
 @pytest.mark.parametrize(
     ("avro_schema", "text"),
     [
-        ("{", "is no schema of Avro"),
-        ('"nonsense"', "is no schema of Avro"),
-        ("5", "is no schema of Avro"),
+        ("{", "is not an Avro schema"),
+        ('"nonsense"', "is not an Avro schema"),
+        ("5", "is not an Avro schema"),
         ('"long"', "must be the schema of a record"),
         # Reading it takes a frame of the stack for each level, and nothing bounds them.
-        ('{"type":"record","name":"N","fields":[{"name":"a","type":["null","N"]}]}', "is part of itself"),
+        ('{"type":"record","name":"N","fields":[{"name":"a","type":["null","N"]}]}', "contains itself"),
         # A few bytes could be a billion of these.
         ('{"type":"record","name":"N","fields":[{"name":"a","type":{"type":"array","items":"null"}}]}', "values without bytes"),
     ],
@@ -436,7 +436,7 @@ def test_msgpack_maps():
     odd = {"a": 1.0, "d": "1", "s": 5, "b": "text", "o": 1, "t": 5, "p": 1000, "l": [1.5], "m": [], "c": {"x": 1 << 31}}
     (row,) = decode([msgpack.packb(odd)], fields, codec="msgpack")
     assert {name for name, value in row.items() if value is not None} == {"c", "_corrupt_reason"}
-    assert row["_corrupt_reason"] == "a value does not fit the schema: a: 1.0 is no BIGINT"
+    assert row["_corrupt_reason"] == "a value does not fit the schema: a: 1.0 does not fit BIGINT"
 
 
 @pytest.mark.parametrize(
@@ -473,10 +473,10 @@ def test_msgpack_that_is_none_or_does_not_fit(record, reason):
         (schema(a=INT), {"avroSchema": "{}"}, "the codec json has no option 'avroSchema'"),
         (schema(a=INT), {"codec": "csv"}, r"no codec csv; .*select\(from_csv\(col\('value'\)"),
         (schema(a=types.DateType()), {"codec": "msgpack"}, "the field a: msgpack has no DATE"),
-        (schema(a=types.NullType()), {}, "the field a is of the type VOID, which the typed read does not know; .*from_json"),
-        (schema(a=types.ArrayType(types.CalendarIntervalType())), {}, r"the field a\[\] is of the type INTERVAL"),
-        (schema(a=schema(b=types.DayTimeIntervalType())), {}, r"the field a\.b is of the type INTERVAL"),
-        (schema(a=types.MapType(INT, INT)), {}, "the field a: keys of a map are STRING, not INT"),
+        (schema(a=types.NullType()), {}, "the field a has the type VOID, which the typed read does not know; .*from_json"),
+        (schema(a=types.ArrayType(types.CalendarIntervalType())), {}, r"the field a\[\] has the type INTERVAL"),
+        (schema(a=schema(b=types.DayTimeIntervalType())), {}, r"the field a\.b has the type INTERVAL"),
+        (schema(a=types.MapType(INT, INT)), {}, "the field a: keys of a map must be STRING, not INT"),
         (StructType([StructField("a", INT), StructField("a", INT)]), {}, "two fields 'a'"),
         (schema(_corrupt_record=INT), {}, "the column '_corrupt_record' must be STRING or BINARY, not INT"),
         (schema(_corrupt_reason=BINARY), {}, "the column '_corrupt_reason' must be STRING, not BINARY"),

@@ -42,7 +42,7 @@ def test_nothing_but_the_staging_directory_is_made_before_the_commit(tmp_path):
     ("options", "message"),
     [
         ({"kind": "topc"}, "'kind' must be one of queue, topic, not 'topc'"),
-        ({"codec": "json"}, f"a record is what the column 'value' has; whole rows become JSON with {AS_JSON}"),
+        ({"codec": "json"}, f"a record is the content of the column 'value'; whole rows become JSON with {AS_JSON}"),
         ({"Codec": "bytes", "kind": "topic"}, "a write to a topic has no option 'codec'"),
         ({"sync": "always"}, "'sync' must be one of commit, never"),
         ({"lockTimeout": "-1"}, "'lockTimeout' must be a whole number, 0 or more"),
@@ -53,7 +53,7 @@ def test_nothing_but_the_staging_directory_is_made_before_the_commit(tmp_path):
         ({"blockSize": "1000"}, "a write to a queue has no option 'blocksize'"),
         ({"stagingpaht": "/x"}, "did you mean 'stagingPath'"),
         ({"checkpointLocation": "/x"}, "a write to a queue has no option"),
-        ({"stagingPath": "/nowhere/x"}, "/nowhere/x: there is no such directory"),
+        ({"stagingPath": "/nowhere/x"}, "/nowhere/x: the directory to stage records in does not exist"),
         ({"stagingPath": "nothing://x/y"}, "nothing"),
         ({"key": ""}, "a key must not be empty"),
         ({"key": "a/b"}, "hostile"),
@@ -108,5 +108,5 @@ def test_columns_must_be_those_of_the_target(tmp_path, kind, schema, fits):
     if fits:
         writer(tmp_path / "orders", columns(schema), kind=kind).abort([])
         return
-    with pytest.raises(BadArgument, match=f"a {kind} takes rows of value binary.*{re.escape(AS_JSON)}"):
+    with pytest.raises(BadArgument, match=f"a {kind} takes the columns value binary.*{re.escape(AS_JSON)}"):
         writer(tmp_path / "orders", columns(schema), kind=kind)

@@ -60,14 +60,15 @@ def test_other_names_of_the_same_thing_are_understood(what: str, option: str, me
 
 
 def test_an_option_of_another_read_is_no_typo() -> None:
-    assert "; 'endingOffsets' is one of a read of a topic; there are " in refusal("a stream of a topic", "endingOffsets")
-    assert "; 'maxRecords' is one of a read of a queue or a topic; there are " in refusal("a batch", "maxRecords")
+    hint = "; 'endingOffsets' is an option of a read of a topic; here you can use "
+    assert hint in refusal("a stream of a topic", "endingOffsets")
+    assert "; 'maxRecords' is an option of a read of a queue or a topic; here you can use " in refusal("a batch", "maxRecords")
     every = {name: {what for what, known in READS.items() if name in known} for known in READS.values() for name in known}
     for name, there in every.items():
         for what in set(READS) - there:
             if name not in ("paths", "failOnDataLoss"):
-                assert f"{name!r} is one of " in refusal(what, name)
+                assert f"{name!r} is an option of " in refusal(what, name)
 
 
 def test_what_resembles_nothing_gets_a_list() -> None:
-    assert "a batch has no option 'dateformat'; there are avroSchema, codec, " in refusal("a batch", "dateFormat")
+    assert "a batch has no option 'dateformat'; you can use avroSchema, codec, " in refusal("a batch", "dateFormat")

@@ -25,7 +25,7 @@ def test_an_output_is_a_json_object_with_defaults():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([], "not an object with fields"),
+        ([], "must be an object with fields"),
         ({"path": 1}, "'path' must be a path"),
         ({"path": " "}, "'path' must be a path"),
         ({"path": "/"}, "'path' is the root directory"),
@@ -34,11 +34,11 @@ def test_an_output_is_a_json_object_with_defaults():
         ({"path": "x", "partition_by": "month"}, "'partition_by' must be a list"),
         ({"path": "x", "partition_by": [1]}, "'partition_by' must be a list"),
         ({"path": "x", "options": [1]}, "'options' must be an object"),
-        ({"path": "x", "options": {"a": None}}, "the option 'a' must be a text, a number"),
-        ({"path": "x", "options": {"Path": "y"}}, "give 'path' beside 'options'"),
+        ({"path": "x", "options": {"a": None}}, "the option 'a' must be a string, a number"),
+        ({"path": "x", "options": {"Path": "y"}}, "give 'path' next to 'options'"),
         (
             {"path": "x", "mode": "append", "foo": 1},
-            "unknown field 'foo', 'mode'; there are path, table, sql, transform, format, partition_by, options",
+            "unknown field 'foo', 'mode'; the fields are path, table, sql, transform, format, partition_by, options",
         ),
         ({}, "the format 'parquet' needs a 'path' or a 'table'"),
         ({"path": "x", "format": "jdbc"}, "the format 'jdbc' takes no 'path'"),
@@ -51,8 +51,8 @@ def test_an_output_is_a_json_object_with_defaults():
         ({"path": "x", "sql": "SELECT 1", "transform": "a:b"}, "give 'sql' or 'transform', not both"),
         ({"path": "x", "transform": "a.b"}, "'transform' must be 'module:function'"),
         ({"path": "x", "transform": "a:b()"}, "'transform' must be 'module:function'"),
-        ({"path": "x", "options": {"a": {"env": ""}}}, "the option 'a' must be a text, a number"),
-        ({"path": "x", "options": {"a": {"env": "A", "file": "b"}}}, "the option 'a' must be a text, a number"),
+        ({"path": "x", "options": {"a": {"env": ""}}}, "the option 'a' must be a string, a number"),
+        ({"path": "x", "options": {"a": {"env": "A", "file": "b"}}}, "the option 'a' must be a string, a number"),
     ],
 )
 def test_an_output_with_anything_else_is_refused(body, message):
@@ -105,14 +105,14 @@ JDBC = {"url": "jdbc:x", "dbtable": "t"}
         ([Output("x")], {"codec": "text", "schema": "a INT"}, "the codec 'text' takes no schema"),
         ([Output("x")], {"schema_evolution": "rescue"}, "schema_evolution must be one of merge, fail, ignore, not 'rescue'"),
         ([Output("x")], {"max_bad_records": -1}, "max_bad_records is negative"),
-        ([Output("x")], {"read_options": {"Mode": "FAILFAST"}}, "the read option 'Mode' is the job's own"),
-        ([Output("x")], {"read_options": {"maxPartitionBytes": 1}}, "read_options must be an object of texts"),
-        ([Output("x")], {"quarantine": "/"}, "the quarantine is no directory"),
+        ([Output("x")], {"read_options": {"Mode": "FAILFAST"}}, "the read option 'Mode' is set by the job itself"),
+        ([Output("x")], {"read_options": {"maxPartitionBytes": 1}}, "read_options must be an object of strings"),
+        ([Output("x")], {"quarantine": "/"}, "the quarantine must be a directory"),
         ([Output("x")], {"quarantine": "x/"}, "go to 'x' and would overwrite each other"),
         ([Output("x"), Output("x/")], {}, "go to 'x' and would overwrite each other"),
         ([Output(table="a.b"), Output(table="A.b")], {"quarantine": "q"}, "go to 'table a.b' and would overwrite"),
         ([Output(format="jdbc", options=JDBC)] * 2, {"quarantine": "q"}, "go to 'table t of jdbc:x' and would overwrite"),
-        ([Output(table="a.b")], {}, "no output has a path, so say with quarantine"),
+        ([Output(table="a.b")], {}, "no output has a path, so set quarantine"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(outputs, arguments, message):

@@ -116,21 +116,21 @@ def test_what_is_asked_for_is_read(topic: Topic, options: dict[str, Any], expect
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingOffsets": "latest"}, "cannot begin with startingOffsets=latest"),
-        ({"endingOffsets": "earliest"}, "end with endingOffsets=earliest"),
+        ({"startingOffsets": "latest"}, "cannot start at startingOffsets=latest"),
+        ({"endingOffsets": "earliest"}, "end at endingOffsets=earliest"),
         ({"startingOffsets": "first"}, "'startingOffsets' must be earliest, latest or the number of a message, not 'first'"),
         ({"startingOffsets": "-2"}, "'startingOffsets' must be earliest, latest or the number of a message, not '-2'"),
-        ({"startingOffsets": 10, "endingOffsets": 9}, "the read begins at 10, and ends before that, at 9"),
-        ({"startingOffsets": 10, "endingTimestamp": FIRST}, "the read begins at message 10, and ends before that, at 0"),
+        ({"startingOffsets": 10, "endingOffsets": 9}, "the read ends at 9, before its start at 10"),
+        ({"startingOffsets": 10, "endingTimestamp": FIRST}, "the read ends at message 0, before its start at message 10"),
         (
             {"startingOffsets": 1001},
             "there is no message 1001 in the topic .*/t yet: the last one is 999, the next one will be 1000",
         ),
         ({"endingOffsets": 1001}, "there is no message 1001"),
-        ({"startingOffsets": 1, "startingTimestamp": 1}, "'startingOffsets' and 'startingTimestamp' say the same thing"),
+        ({"startingOffsets": 1, "startingTimestamp": 1}, "'startingOffsets' and 'startingTimestamp' contradict each other"),
         (
             {"endingTimestamp": "2025-11-21T00:00:00"},
-            "'endingTimestamp' must be milliseconds since the epoch, or a time with its zone",
+            "'endingTimestamp' must be milliseconds since the epoch, or a time with a zone",
         ),
         ({"filter": "x" * 128}, "filter has 128 bytes"),
         ({"maxRecords": 0}, "'maxRecords' must be a whole number, 1 or more"),
@@ -236,11 +236,11 @@ def test_a_start_that_was_removed_is_an_error_or_else_the_oldest_message(topic: 
     assert trim(topic) == 700
     assert read(topic) == list(range(700, 1000))
     with pytest.raises(
-        MessagesLost, match="message 300 has been removed from the topic, the oldest one is 700, by its retention"
+        MessagesLost, match="message 300 has been removed from the topic; the oldest one is 700: retention was faster"
     ):
         read(topic, startingOffsets=300)
     assert read(topic, startingOffsets=300, failOnDataLoss="false") == list(range(700, 1000))
-    assert "message 300 has been removed from the topic, the oldest one is 700, and are missing" in capfd.readouterr().err
+    assert "message 300 has been removed from the topic; the oldest one is 700. They are missing" in capfd.readouterr().err
 
 
 def test_blocks_that_are_removed_after_planning_are_an_error_or_else_left_out(
@@ -262,7 +262,7 @@ def test_another_topic_in_the_place_of_the_one_that_was_planned_is_noticed(topic
     reader = topics.reader(topic.path, Options({}), TOPIC_SCHEMA)
     planned = reader.partitions()
     replace(topic, tmp_path)
-    with pytest.raises(MessagesLost, match="this is another topic than the one that the query began with"):
+    with pytest.raises(MessagesLost, match="another topic has replaced the one that the query started with"):
         numbers_of(reader, planned)
 
 
@@ -605,7 +605,7 @@ def test_a_stream_may_do_without_a_reader(topic: Topic) -> None:
     driver.read()
     assert topic.readers() == []
     assert trim(topic) == 700
-    with pytest.raises(MessagesLost, match="messages 400 to 699 have been removed from the topic, by its retention"):
+    with pytest.raises(MessagesLost, match="messages 400 to 699 have been removed from the topic: retention was faster"):
         driver.run()
     driver.options["failOnDataLoss"] = "false"
     driver.restart()
@@ -628,7 +628,7 @@ def test_a_topic_that_cannot_be_written_needs_the_option(topic: Topic, monkeypat
     log = Path(topic.path, "t.lock")
     log.unlink()
     log.mkdir()  # to root no file is read-only
-    with pytest.raises(BadPath, match=r"the stream cannot have its reader 'spark-.*' here: .*by the option reader=''"):
+    with pytest.raises(BadPath, match=r"the stream cannot make or use its reader 'spark-.*': .*option reader=''"):
         Driver(topic).plan()
     assert Driver(topic, reader="", startingOffsets="earliest").run() == [1000]
 
@@ -641,10 +641,10 @@ def test_a_stream_notices_that_its_topic_was_replaced(topic: Topic, tmp_path: Pa
     driver.plan()
     driver.read()
     replace(topic, tmp_path)
-    with pytest.raises(MessagesLost, match="this is another topic than the one that the query began with"):
+    with pytest.raises(MessagesLost, match="another topic has replaced the one that the query started with"):
         driver.plan()
     driver.restart()
-    with pytest.raises(MessagesLost, match=r"the checkpoint is of a topic that was made at .*startingOffsets=400"):
+    with pytest.raises(MessagesLost, match=r"the checkpoint belongs to a topic that was made at .*startingOffsets=400"):
         driver.plan()
 
 
@@ -658,7 +658,7 @@ def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: To
     shutil.rmtree(tmp_path / "t")
     (tmp_path / "copy").rename(tmp_path / "t")
     driver.restart()
-    with pytest.raises(MessagesLost, match="the checkpoint stands at message 1100, and the topic ends before that"):
+    with pytest.raises(MessagesLost, match="the checkpoint is at message 1100, but the topic ends before it"):
         driver.plan()
 
 
@@ -669,9 +669,9 @@ def test_a_stream_notices_that_an_older_copy_of_its_topic_was_put_back(topic: To
         ({"maxOffsetsPerTrigger": 0}, "'maxOffsetsPerTrigger' must be a whole number, 1 or more"),
         (
             {"maxRecords": 7},
-            "has no option 'maxrecords'; 'maxRecords' is one of a read of a queue or a topic; there are",
+            "has no option 'maxrecords'; 'maxRecords' is an option of a read of a queue or a topic; here you can use",
         ),
-        ({"endingOffsets": 7}, "a stream of a topic has no option 'endingoffsets'; 'endingOffsets' is one of a read of a topic"),
+        ({"endingOffsets": 7}, "has no option 'endingoffsets'; 'endingOffsets' is an option of a read of a topic"),
         ({"startingOffsets": 1001}, "there is no message 1001"),
     ],
 )
@@ -685,7 +685,7 @@ def test_before_pyspark_4_2_a_stream_has_no_limits_and_needs_the_name_of_a_reade
 ) -> None:
     monkeypatch.setattr(stream, "limits", None)
     for options in ({}, {"reader": "r", "maxOffsetsPerTrigger": 1}, {"reader": "r", "maxBytesPerTrigger": 1}):
-        with pytest.raises(BadArgument, match=r"upgrade it to 4.2"):
+        with pytest.raises(BadArgument, match=r"before pyspark 4.2"):
             stream_of(topic, **options)
     one = stream_of(topic, reader="r", startingOffsets=900)
     start = one.initialOffset()
