@@ -14,7 +14,8 @@ import os
 import re
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -28,6 +29,7 @@ from qewqew_core.formats.tags import Filter
 MANIFEST = "manifest.json"
 VERSION = 1
 CHUNK, BLOCK = "chunk", "block"  # layouts: what the segment files are
+_AT_ONCE = 32  # manifests that are read at the same time: each waits for two answers of its store
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,14 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
     manifest = parse(body, path)
     _check_files(store, manifest, path)
     return manifest
+
+
+def load_all(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
+    """The manifests of many batches, in the order of the paths; raises as `load`."""
+    if len(paths) == 1:
+        return [load(paths[0], options)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda path: load(path, options), paths))
 
 
 def parse(body: Any, path: str) -> Manifest:

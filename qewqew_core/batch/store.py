@@ -56,6 +56,10 @@ class Store(ABC):
         """The files that match, as errors name them, sorted. ``*``, ``?`` and ``[…]`` may also be in the store's own path."""
 
     @abstractmethod
+    def below(self) -> list[str]:
+        """All files in the directory and below it, by their names from here; none if it is not there."""
+
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[Read]:
         """A function that reads parts of a file."""
 
@@ -89,6 +93,16 @@ class Local(Store):
 
     def glob(self, pattern: str) -> list[str]:
         return sorted(DISK.glob(self.locate(pattern)))
+
+    def below(self) -> list[str]:
+        try:
+            kinds = DISK.kinds(self.path)
+        except (FileNotFoundError, NotADirectoryError):  # also of a directory that was removed since it was listed
+            return []
+        found = [name for name, is_file in kinds.items() if is_file]
+        for name in kinds.keys() - found:
+            found += [f"{name}/{file}" for file in Local(self.locate(name)).below()]
+        return found
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -170,6 +184,14 @@ class Remote(Store):
         with self._errors(pattern):
             system, path = self._reach(pattern)
             return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+
+    def below(self) -> list[str]:
+        with self._errors(""), suppress(FileNotFoundError):
+            system, path = self._reach("")
+            top = path.rstrip("/") + "/"
+            # One listing of all, which stores give by the thousand; a pattern would be one for each directory.
+            return [found.removeprefix(top) for found in system.find(top)]
+        return []
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
