@@ -114,7 +114,9 @@ def _told(value: timedelta | int) -> str:
 def metrics(
     paths: Paths = None,
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Replace this file as a whole instead of printing.")] = None,
-    every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Repeat at this interval until Ctrl-C.")] = None,
+    every: Annotated[
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="Repeat it so often, until Ctrl-C; at least 1s.")
+    ] = None,
 ) -> None:
     """Tell Prometheus what waits and what is leased, returned or dead, even while no DAG runs.
 
@@ -131,7 +133,7 @@ def metrics(
         if every is None:
             return
         try:
-            time.sleep(max(0.0, every - (time.monotonic() - began)))
+            time.sleep(max(0.0, max(1.0, every.total_seconds()) - (time.monotonic() - began)))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
