@@ -1,4 +1,4 @@
-"""Checks of what callers give: each returns the value as it is used, or raises an error that says what would do."""
+"""Checks of what callers pass: each returns the value as it is used, or raises an error that says what is allowed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def check_key(key: object) -> str:
-    """The key, or `BadKey`: it stands in manifests, logs and messages, and callers make paths of it."""
+    """The key, or `BadKey`: it appears in manifests, logs and messages, and callers make paths of it."""
     if not isinstance(key, str):
         raise BadKey(f"a key is a str, not {type(key).__name__}")
     if not key.strip():
-        raise BadKey("a key must not be empty: it is what makes a retry get the same batch")
+        raise BadKey("a key must not be empty: a retry finds its batch by it")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
         raise BadKey(f"the key {key!r:.100} is not valid text: {error.reason}") from error
     if size > 512 or not key.isprintable() or set(key) & set("/\\") or key in (".", ".."):
-        raise BadKey(f"the key {key!r:.100} is hostile: at most 512 bytes, no control characters, no slashes")
+        raise BadKey(f"the key {key!r:.100} cannot be used: at most 512 bytes, no control characters, no slashes")
     return key
 
 
@@ -44,11 +44,11 @@ def check_timeout(name: str, value: object) -> float:
 
 
 def deadline(timeout: float | None) -> float | None:
-    """Until when to wait, by the monotonic clock; None: for ever. Raises `BadArgument`."""
+    """Until when to wait, by the monotonic clock; None: forever. Raises `BadArgument`."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout:  # NaN
-        raise BadArgument(f"timeout must be a number of seconds, or None to wait for ever, not {timeout!r:.60}")
+        raise BadArgument(f"timeout must be a number of seconds, or None to wait forever, not {timeout!r:.60}")
     return None if timeout > threading.TIMEOUT_MAX / 2 else time.monotonic() + timeout
 
 
@@ -60,7 +60,7 @@ def check_whole(name: str, value: object, low: int, high: int) -> int:
 
 
 def check_bound(name: str, value: int | None) -> int | None:
-    """The most that there may be of something, or None: any number."""
+    """An upper limit, or None for no limit."""
     return None if value is None else check_whole(name, value, 1, sys.maxsize)
 
 

@@ -1,9 +1,8 @@
-"""Every error that the queue raises on purpose, by name.
+"""Every error that QewQew raises on purpose, by name.
 
-All derive from `QewQewError`. An error about a file carries ``path`` and, where there is one,
-``offset`` (bytes from the start of that file); its text says what is wrong, where, and what to do.
-Where Python has a built-in error for the same situation, ours derives from it too, so that
-``except OSError`` or ``except queue.Empty`` keep working.
+All derive from `QewQewError`. An error about a file has ``path`` and, if it applies, ``offset`` (bytes from the start of that
+file); its text says what is wrong, where, and what to do. If Python has a built-in error for the same situation, ours derives
+from it too, so ``except OSError`` or ``except queue.Empty`` keep working.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class QewQewError(Exception):
 
 
 class Empty(QewQewError, queue.Empty):
-    """There was no record to take within the time-out."""
+    """No record came within the time-out."""
 
 
 class Locked(QewQewError, OSError):
-    """Another owner (process, thread or Java program) holds the queue, topic or reader; ``pid`` where the system tells it."""
+    """Another owner (process, thread or Java program) has the queue, topic or reader; ``pid`` if the system tells it."""
 
     def __init__(self, message: str, *, path: str | None = None, pid: int | None = None) -> None:
         self.pid = pid
@@ -39,27 +38,29 @@ class Closed(QewQewError, ValueError):
 
 
 class Broken(QewQewError, OSError):
-    """A write or fsync failed in a way that leaves the state on disk unknown to this process.
+    """A write or fsync failed, so this process does not know the state on disk.
 
-    The object refuses every further call; opening the queue or topic again recovers what was committed.
-    A failed fsync is never retried: the kernel may have dropped the data and would report success.
+    The object refuses every further call; opening the queue or topic again recovers what was committed. A failed fsync is never
+    repeated: the kernel may have dropped the data and would report success.
     """
 
 
 class Full(QewQewError):
-    """A queue is at its bound (``max_records``, ``max_bytes``), out of files, or a reader's window is. Nothing was stored."""
+    """The queue is at its limit (``max_records``, ``max_bytes``) or out of files, or a reader's window is full. Nothing was
+    stored.
+    """
 
 
 class DiskFull(QewQewError, OSError):
-    """The file system has no room. Nothing of the call was stored; it works again once there is room."""
+    """The file system has no room. The call stored nothing; it works again once there is room."""
 
 
 class RecordTooLarge(QewQewError, ValueError):
-    """A record does not fit into a chunk. Nothing of the call was stored."""
+    """A record does not fit into a chunk or block. The call stored nothing."""
 
 
 class BadRecord(QewQewError, TypeError):
-    """A record is not bytes-like. Nothing of the call was stored."""
+    """A record is not bytes-like. The call stored nothing."""
 
 
 class BadArgument(QewQewError, ValueError):
@@ -67,11 +68,11 @@ class BadArgument(QewQewError, ValueError):
 
 
 class BadKey(BadArgument):
-    """A key that is empty, too long, or could not be part of a path or a log line."""
+    """A key that is empty, too long, or unsafe in a path or a log line."""
 
 
 class BadPath(QewQewError, OSError):
-    """The path cannot be a queue: a directory, a chunk file, a missing parent, a link that leads out, no permission."""
+    """This path cannot be a queue or topic: a wrong kind of file, a missing parent, a link that leads out, no permission."""
 
 
 class Corrupt(QewQewError):
@@ -85,28 +86,28 @@ class BatchNotFound(QewQewError, KeyError):
 
 
 class BatchExpired(QewQewError):
-    """The batch of this key was acknowledged, and its records were dropped when its retention ended."""
+    """The batch of this key was acknowledged, and its records were removed when its retention ended."""
 
 
 class BatchConflict(QewQewError):
-    """The batch is not in the state that the call needs, or somebody else has leased it since."""
+    """The batch is not in the state that the call needs, or somebody else has leased it in the meantime."""
 
 
 class CommitConflict(QewQewError):
-    """A message is no longer with this consumer: it was delivered again since, or the reader was moved. Nothing was committed."""
+    """This consumer no longer has the message: it was delivered again, or the reader was moved. Nothing was committed."""
 
 
 class MessagesLost(QewQewError):
-    """Messages that were asked for have been removed from the topic, by its retention or with the whole topic."""
+    """Messages that were asked for were removed from the topic, by its retention or with the topic."""
 
 
 class RecordsTaken(QewQewError):
-    """Records that a read without the queue's lock was about to deliver have been taken by somebody, and their file is gone."""
+    """A read without the queue's lock came too late: somebody has taken the records, and their file is gone."""
 
 
 class BadManifest(QewQewError, ValueError):
-    """A manifest that cannot be read, or that does not describe the files beside it."""
+    """A manifest that cannot be read, or does not describe the files next to it."""
 
 
 class StoreError(QewQewError, OSError):
-    """A store of files that is reached by URL did not do what it was asked for: no permission, no connection, a time-out."""
+    """A store that is reached by URL did not do what it was asked for: no permission, no connection, a time-out."""

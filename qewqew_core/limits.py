@@ -1,7 +1,7 @@
-"""`LIMITS`: sizes and times at which something else begins, and the clock.
+"""`LIMITS`: sizes and times at which the program changes its behaviour, and the clock.
 
-None of them changes what is promised, or how files are read. Programs leave them alone; tests make them small, so that few
-records meet each of them, and set the clock.
+None of them changes what is promised, or how files are read. Programs leave them alone. Tests make them small, so that few
+records reach each of them, and set the clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Limits:
-    """Bytes, but for what says otherwise."""
+    """In bytes, unless a comment says otherwise."""
 
     piece_bytes: int = 64 << 10  # about how far the boundaries of the sparse index lie apart
     first_chunk_bytes: int = 256 << 10  # a queue begins with a chunk file of this size; each next one is twice as large

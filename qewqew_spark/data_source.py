@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -27,7 +27,7 @@ from qewqew_core.errors import BadArgument, BadManifest
 from qewqew_core.queue import paths
 from qewqew_spark.options import Options, local_path
 from qewqew_spark.source import batches
-from qewqew_spark.source.rows import SCHEMA, TOPIC_SCHEMA, schema_of
+from qewqew_spark.source.rows import TOPIC_SCHEMA, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,13 +115,15 @@ class QewqewDataSource(DataSource):
 
 
 def columns_of(batch: manifest.Manifest) -> StructType:
-    """The columns of a read of the batch."""
-    return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
+    """The columns that a read of the batch can have."""
+    return batches.columns_of(batch)
 
 
-def batch_reader(path: str, options: Mapping[str, str], schema: StructType, batch: manifest.Manifest) -> DataSourceReader:
-    """What Spark reads the batch with, whose manifest is at hand; raises `BadArgument`, and `StoreError`."""
-    return batches.reader([path], Options(options), schema, batch)
+def batch_reader(
+    paths: Sequence[str], options: Mapping[str, str], schema: StructType, manifests: Sequence[manifest.Manifest]
+) -> DataSourceReader:
+    """What Spark reads the batches with, whose manifests are at hand; raises `BadArgument`, and `StoreError`."""
+    return batches.reader(paths, Options(options), schema, manifests)
 
 
 def register(spark: SparkSession) -> None:

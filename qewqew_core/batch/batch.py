@@ -72,7 +72,7 @@ class Batch:
         """The messages of a topic's batch; iterating gives only their bodies. Raises `BadArgument` for a queue's batch."""
         for record in self._records():
             if not isinstance(record, Message):
-                raise BadArgument(f"batch {self.id} is of a queue: it has records, and no messages")
+                raise BadArgument(f"batch {self.id} belongs to a queue: it has records, not messages; iterate over it")
             yield record
 
     def _records(self) -> Iterator[bytes | Message]:
@@ -85,7 +85,7 @@ class Batch:
     def _directory(self) -> str:
         directory = os.path.dirname(self.manifest_path)
         if not DISK.is_directory(directory, follow=True) or (self.records and DISK.list(directory) == [manifest.MANIFEST]):
-            raise BatchExpired(f"the files of batch {self.id} are no longer here: it was ended since", path=directory)
+            raise BatchExpired(f"the files of batch {self.id} are gone: somebody ended the batch", path=directory)
         return directory
 
     def publish(

@@ -56,7 +56,7 @@ def checked(batch: BatchState) -> BatchState:
         or any(type(number) is not int for number in numbers)
         or type(batch.lease_timeout) not in (int, type(None))
     ):
-        raise ValueError(f"this is no batch: {batch.id!r:.120}")
+        raise ValueError(f"this is not a batch: {batch.id!r:.120}")
     return batch
 
 
@@ -87,7 +87,7 @@ def batch_operation(name: str, values: dict[str, Any]) -> BatchOperation:
 def _of(is_right: Callable[[Any], bool]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not is_right(value):
-            raise ValueError(f"nothing of ours has written {value!r:.120} there")
+            raise ValueError(f"QewQew never writes {value!r:.120} here")
         return value
 
     return check

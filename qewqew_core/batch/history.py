@@ -151,7 +151,7 @@ def _unpack(line: bytes) -> tuple[BatchState, int]:
     try:
         batch_id, keys, attempt, records, size, created, changed, on_disk = json.loads(line)
         if type(on_disk) is not int:
-            raise ValueError(f"this is no number of bytes: {on_disk!r:.120}")
+            raise ValueError(f"this is not a number of bytes: {on_disk!r:.120}")
         return checked(BatchState(batch_id, keys, "acked", attempt, records, size, created, changed)), on_disk
     except journal.NONSENSE as error:
-        raise Corrupt(f"the log tells of an acknowledged batch that cannot be: {error}; `qewqew repair` the queue") from error
+        raise Corrupt(f"the log describes an impossible acknowledged batch: {error}; run `qewqew repair`") from error

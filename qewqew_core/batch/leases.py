@@ -174,7 +174,7 @@ class Leases:
                 if state.state == "leased" and key != state.keys[-1]:
                     raise BatchConflict(
                         f"batch {state.id}, once leased under {key!r}, was returned and is now leased under {state.keys[-1]!r}; "
-                        "wait for that to end",
+                        "wait until that lease ends",
                         path=path,
                     )
                 if state.state == "dead":
@@ -218,14 +218,14 @@ class Leases:
                 try:
                     self._expire()
                 except DiskFull as error:
-                    _logger.warning("acknowledged, but what has expired is still there: %s", error)
+                    _logger.warning("the batch is acknowledged, but expired batches could not be removed: %s", error)
 
     def extend(self, batch: Batch, lease_timeout: float | None) -> None:
         with self.engine.exclusive():
             state = self._current(batch, "leased")
             lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
             if lasts is None:
-                raise BadArgument(f"batch {state.id} was leased without lease_timeout: it never ends; or give one now")
+                raise BadArgument(f"batch {state.id} was leased without lease_timeout: its lease never ends")
             self._source.commit(Extend(state.id, lasts))
             batch.show(state, self.directory_of(state))
 
@@ -249,11 +249,11 @@ class Leases:
         """The present state of the batch. It must be in one of ``states`` and, if leased, have the same owner and attempt."""
         state, path = self._state.find(batch.id), self.engine.path
         if state is None:
-            raise BatchNotFound(f"batch {batch.id} is no more: it was put back, dropped, or has expired", path=path)
+            raise BatchNotFound(f"batch {batch.id} no longer exists: it was put back, dropped, or has expired", path=path)
         if state.state not in states:
             raise BatchConflict(f"batch {batch.id} is {state.state}, not {' or '.join(states)}", path=path)
         if state.created != batch.made:
-            raise BatchNotFound(f"batch {batch.id} was put back, and its key has leased another since", path=path)
+            raise BatchNotFound(f"batch {batch.id} was put back, and its key has leased another batch since then", path=path)
         if state.state == "leased" and (state.attempt, state.keys[-1]) != (batch.attempt, batch.key):
             raise BatchConflict(
                 f"batch {batch.id} was returned and is now leased under {state.keys[-1]!r}, attempt {state.attempt}; "
@@ -300,12 +300,12 @@ class HasBatches:
 
     @property
     def max_attempts(self) -> int:
-        """How often a batch may be leased before `Batch.nack` sends it to the dead letters."""
+        """How often a batch may be leased before `Batch.nack` makes it a dead letter."""
         return self._leases.max_attempts
 
     @property
     def retention(self) -> timedelta:
-        """How long the records of acknowledged batches are kept, up to `retention_bytes` together."""
+        """How long the records of acknowledged batches are kept, up to `retention_bytes` in total."""
         return self._leases.retention
 
     @property
@@ -385,7 +385,7 @@ def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) 
     arguments.check_whole("max_attempts", max_attempts, 1, 1 << 31)
     arguments.check_whole("retention_bytes", retention_bytes, 0, sys.maxsize)
     if not isinstance(retention, timedelta) or retention < timedelta(0):
-        raise BadArgument(f"retention must be a timedelta that is not negative, not {retention!r:.60}")
+        raise BadArgument(f"retention must be a timedelta of zero or more, not {retention!r:.60}")
 
 
 def _milliseconds(name: str, seconds: float | None) -> int | None:

@@ -14,7 +14,8 @@ import os
 import re
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -28,6 +29,7 @@ from qewqew_core.formats.tags import Filter
 MANIFEST = "manifest.json"
 VERSION = 1
 CHUNK, BLOCK = "chunk", "block"  # layouts: what the segment files are
+_AT_ONCE = 32  # manifests that are read at the same time: each waits for two answers of its store
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,14 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
     return manifest
 
 
+def load_all(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
+    """The manifests of many batches, in the order of the paths; raises as `load`."""
+    if len(paths) == 1:
+        return [load(paths[0], options)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda path: load(path, options), paths))
+
+
 def parse(body: Any, path: str) -> Manifest:
     """The manifest in a decoded JSON body; raises `BadManifest` if something is missing or contradicts itself."""
 
@@ -189,7 +199,7 @@ def parse(body: Any, path: str) -> Manifest:
     try:
         partial = bool(Filter(pattern))
     except BadArgument as error:
-        raise BadManifest(f"'filter' is none: {error}", path=path) from error
+        raise BadManifest(f"'filter' is not a filter: {error}", path=path) from error
     segments = []
     for number, item in enumerate(field(body, "segments", list)):
         where = f"segment {number}: "
@@ -253,12 +263,10 @@ def _check_segment(segment: Segment, layout: str, partial: bool, where: str, pat
     if not name or name in (".", "..") or os.path.basename(name) != name or "\0" in name:
         raise BadManifest(f"{where}file {name!r} is not a plain name beside the manifest", path=path)
     if layout == BLOCK and not (re.fullmatch(r"[0-9]{20}\.zbus", name) and segment.base < 1 << 63):
-        raise BadManifest(
-            f"{where}file {name!r} is not the name of a block: 20 digits, which are its offset, and .zbus", path=path
-        )
+        raise BadManifest(f"{where}file {name!r} is not the name of a block: 20 digits (its offset) and .zbus", path=path)
     least, most = _RANGES[layout]
     if not least <= segment.start <= segment.end <= most:
-        raise BadManifest(f"{where}start {segment.start} and end {segment.end} are no range of a {layout} file", path=path)
+        raise BadManifest(f"{where}start {segment.start} and end {segment.end} are not a range of a {layout} file", path=path)
     size = segment.end - segment.start
     if size < _OVERHEAD[layout] * segment.records or (not partial and (size > 0) != (segment.records > 0)):
         raise BadManifest(f"{where}{segment.records} records do not fit into {size} bytes", path=path)

@@ -101,7 +101,7 @@ class Walk:
                     bounds.extend((at, stop))
                 at, number = stop, found + 1
             if not at:
-                raise Corrupt("the block ends in the head of a message", path=self._path, offset=start)
+                raise Corrupt("the block ends inside the head of a message", path=self._path, offset=start)
             self.at, self._number = start + at, number
             yield RawMessages(self._base + start, data, bounds)
 
@@ -131,7 +131,7 @@ def read_messages(
 
 def _wrong_count(store: Store | str | os.PathLike[str], segment: Segment) -> BadManifest:
     return BadManifest(
-        f"boundaries or number of records of segment {segment.file} are not those of its records",
+        f"the boundaries or the number of records of segment {segment.file} do not match its records",
         path=_store(store).locate(MANIFEST),
     )
 
@@ -160,7 +160,7 @@ class SegmentFile(NamedTuple):
         """Raise `Corrupt`, which names the bytes, if their checksum is not the one that was recorded."""
         if f"{crc:08x}" != expected:
             raise Corrupt(
-                f"the checksum of the bytes up to {end} is {crc:08x}, recorded was {expected}: "
+                f"the checksum of the bytes up to {end} is {crc:08x}, but {expected} was recorded: "
                 "the file was damaged after it was written",
                 path=self.path,
                 offset=start,

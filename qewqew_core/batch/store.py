@@ -56,6 +56,10 @@ class Store(ABC):
         """The files that match, as errors name them, sorted. ``*``, ``?`` and ``[…]`` may also be in the store's own path."""
 
     @abstractmethod
+    def below(self) -> list[str]:
+        """All files in the directory and below it, by their names from here; none if it is not there."""
+
+    @abstractmethod
     def open(self, name: str) -> AbstractContextManager[Read]:
         """A function that reads parts of a file."""
 
@@ -89,6 +93,16 @@ class Local(Store):
 
     def glob(self, pattern: str) -> list[str]:
         return sorted(DISK.glob(self.locate(pattern)))
+
+    def below(self) -> list[str]:
+        try:
+            kinds = DISK.kinds(self.path)
+        except (FileNotFoundError, NotADirectoryError):  # also of a directory that was removed since it was listed
+            return []
+        found = [name for name, is_file in kinds.items() if is_file]
+        for name in kinds.keys() - found:
+            found += [f"{name}/{file}" for file in Local(self.locate(name)).below()]
+        return found
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -170,6 +184,14 @@ class Remote(Store):
         with self._errors(pattern):
             system, path = self._reach(pattern)
             return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+
+    def below(self) -> list[str]:
+        with self._errors(""), suppress(FileNotFoundError):
+            system, path = self._reach("")
+            top = path.rstrip("/") + "/"
+            # One listing of all, which stores give by the thousand; a pattern would be one for each directory.
+            return [found.removeprefix(top) for found in system.find(top)]
+        return []
 
     @contextmanager
     def open(self, name: str) -> Iterator[Read]:
@@ -286,7 +308,7 @@ def local_path(path: str) -> str | None:
         host, slash, rest = rest[2:].partition("/")
         rest = slash + rest
         if host not in ("", "localhost") or not rest:
-            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, as file:///PATH")
+            raise BadArgument(f"{path!r} is on host {host!r}; give an absolute path of this machine, such as file:///PATH")
     # Hadoop takes what follows file: literally, a proper URI escapes it.
     return rest if DISK.exists(rest) else unquote(rest)
 
@@ -307,10 +329,10 @@ def store_of(path: str, options: Mapping[str, Any] | None = None) -> Store:
     if re.search(r"//[^/@]*:[^/]*@", path):
         scheme = path.partition(":")[0]
         raise BadArgument(
-            f"the {scheme} URL has a password in it, which logs would show; give it as an option, or in the environment"
+            f"the {scheme} URL contains a password, which logs would show; pass it as an option or in the environment"
         )
     if "?" in path or "#" in path:
-        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; options are given beside it")
+        raise BadArgument(f"{path.partition('?')[0]!r}: a URL with ? or # does not name a directory; pass options separately")
     return Remote(path.rstrip("/"), {name: _value(name, value) for name, value in (options or {}).items()})
 
 
@@ -319,5 +341,5 @@ def _value(name: str, value: Any) -> Any:
         try:
             return json.loads(value)
         except ValueError as error:
-            raise BadArgument(f"option {name!r} of the store begins like JSON, and is none: {type(error).__name__}") from None
+            raise BadArgument(f"option {name!r} of the store begins like JSON but is not valid: {type(error).__name__}") from None
     return value

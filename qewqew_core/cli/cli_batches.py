@@ -56,7 +56,7 @@ app.add_typer(dead_app, name="dead", rich_help_panel="Batches")
 @app.command("batches", rich_help_panel="Batches")
 def batches_command(
     path: Path,
-    acked: Annotated[bool, typer.Option("--acked", help="Those that are acknowledged, and whose records are kept.")] = False,
+    acked: Annotated[bool, typer.Option("--acked", help="List acknowledged batches whose records are still kept.")] = False,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
@@ -76,13 +76,13 @@ def replay(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put the records of acknowledged batches into the queue again, at its end, as long as they are kept.
+    """Put the records of acknowledged batches into the queue again, at its end, while they are kept.
 
-    Each batch is one commit, and happens once: after an interruption, do it again. Of a topic, move or copy a reader instead.
+    Each batch is one commit and happens once: after an interruption, repeat it. For a topic, move or copy a reader instead.
     """
     repeated: dict[str, bool] = {}
     with existing_queue(
-        path, "nothing is taken from a topic; `qewqew topic readers seek` moves a reader back", lock_timeout, **_KEEP
+        path, "messages stay in a topic; move a reader back with `qewqew topic readers seek`", lock_timeout, **_KEEP
     ) as queue:
 
         def put_again(batch: Batch) -> None:
@@ -107,7 +107,7 @@ def ack(
 ) -> None:
     """Acknowledge leased batches: the work on them is done.
 
-    Their records are kept; those of older ones are dropped only when the program that owns the queue next acknowledges one.
+    Their records are kept. Older ones are removed when the program that owns the queue next acknowledges a batch.
     """
     with leasing(path, reader, lock_timeout, **_KEEP) as queue:
         _end(queue, batch_ids, Batch.ack, as_json)
@@ -118,14 +118,14 @@ def nack(
     path: Path,
     batch_ids: BatchIds,
     reason: Annotated[str, typer.Option(help="Why it failed; it is shown with the batch.")] = "",
-    max_attempts: Annotated[int, typer.Option(min=1, help="After so many leases it goes to the dead letters.")] = 5,
+    max_attempts: Annotated[int, typer.Option(min=1, help="After this many leases the batch becomes a dead letter.")] = 5,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
     """Return leased batches: the work on them failed, and the next lease gets them first.
 
-    Only when nobody works on them any more: otherwise two jobs would.
+    Do this only when nobody works on them any more, or two jobs will.
     """
     with leasing(path, reader, lock_timeout, max_attempts=max_attempts) as queue:
         _end(queue, batch_ids, lambda batch: batch.nack(reason), as_json)
@@ -140,15 +140,15 @@ def publish(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the store. Others see it in the list of processes: no secrets."),
+        typer.Option(metavar="NAME=VALUE", help="An option for the store. Others can see it in the process list, so no secrets."),
     ] = None,
     reader: ReaderName = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Copy a batch to URL/ID, where Spark on other machines reads it; again after an interruption, and it goes on.
+    """Copy a batch to URL/ID, where Spark on other machines can read it. Repeat it after an interruption: it goes on.
 
-    The batch stays, in its state. The queue is not locked meanwhile: nobody else may end the batch.
+    The batch keeps its state. The queue is not locked while files are copied, so nobody else may end the batch.
     """
     options = dict(_option(text) for text in option or ())
     with leasing(path, reader, lock_timeout) as queue:
@@ -162,7 +162,7 @@ def publish(
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise typer.BadParameter("an option is NAME=VALUE")
+        raise typer.BadParameter("an option must be NAME=VALUE")
     return name, value
 
 
@@ -182,7 +182,7 @@ def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout =
 def dead_show(
     path: Path,
     batch_id: BatchId,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many records.")] = 10,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print at most this many records.")] = 10,
     null: Null = False,
     as_json: JsonLines = False,
     reader: ReaderName = None,
@@ -198,7 +198,7 @@ def dead_show(
 def dead_return(
     path: Path, batch_ids: BatchIds, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
-    """Return dead batches, whole: the next lease gets them first."""
+    """Return dead batches: the next lease gets them first, with all their records."""
     with leasing(path, reader, lock_timeout) as queue:
         _end(queue, batch_ids, Batch.return_to_queue, as_json)
 
@@ -212,11 +212,11 @@ def dead_drop(
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Delete a dead batch and its records for ever."""
+    """Permanently delete a dead batch and its records."""
     if not yes:
         with leasing(path, reader, lock_timeout) as queue:
             batch = _dead(queue, batch_id)
-        ask(f"Delete {counted(batch.records, 'record')} of batch {batch.id} for ever?")
+        ask(f"Permanently delete {counted(batch.records, 'record')} of batch {batch.id}?")
     with leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
         with uninterrupted():

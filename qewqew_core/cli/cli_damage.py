@@ -1,4 +1,4 @@
-"""The commands that find and mend damage: verify, repair, orphans, dump. See docs/cli.md."""
+"""The commands that find and repair damage: verify, repair, orphans, dump. See docs/cli.md."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from qewqew_core.topic.topic_repairing import repair_topic
 app = typer.Typer()
 orphans_app = typer.Typer(
     no_args_is_help=True,
-    help="Chunk files beside a queue that nothing refers to: look at their records, and adopt them or set them aside.",
+    help="Chunk files next to a queue that nothing refers to: look at their records, then adopt them or set them aside.",
 )
 app.add_typer(orphans_app, name="orphans", rich_help_panel="Damage")
 
@@ -77,7 +77,7 @@ _LINES = 1000  # that are written at once
 def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """Read everything that a queue or topic and its batches hold, and compare it with its checksums. Changes nothing.
 
-    A queue is locked meanwhile. The exit code is 5 if there are problems.
+    A queue is locked while this runs. The exit code is 5 if there are problems.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
@@ -96,13 +96,13 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
             print_line(f"nothing refers to it, see `qewqew orphans`: {orphan}")
         sums = [counted(report.files, "file"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
         found = "no problems" if report.ok else counted(len(report.problems), "problem")
-        print_line(f"{found}: {counted(report.records, 'record')} read and found right ({', '.join(sums)})")
+        print_line(f"{found}: {counted(report.records, 'record')} are correct ({', '.join(sums)})")
         if report.unchecked:
             print_line(
-                f"{sized(report.unchecked)} of files have no checksum: a zbus server wrote them, or the log that had it was lost"
+                f"{sized(report.unchecked)} have no checksum: a zbus server wrote them, or the log with the checksum was lost"
             )
     if not report.ok:
-        say(f"`qewqew repair {path}` rescues what is whole")
+        say(f"`qewqew repair {path}` rescues what can be read")
         raise typer.Exit(DAMAGED)
 
 
@@ -116,15 +116,15 @@ def _open(path: str, kind: Kind, dialect: Dialect | None, lock_timeout: float) -
 def repair(
     path: Path, yes: Yes = False, dialect: WhichDialect = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False
 ) -> None:
-    """Make a damaged queue or topic one that opens, with every record that can be read and none that is wrong.
+    """Make a damaged queue or topic usable again, with every record that can be read and no wrong one.
 
-    What was damaged is moved aside, never deleted. Where nothing is wrong, nothing is changed. The exit code is 5 if there
-    was damage, also when it is mended now.
+    Damaged files are moved aside, never deleted. If nothing is wrong, nothing changes. The exit code is 5 if there was damage,
+    even if it is repaired now.
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
     if not yes:
-        ask(f"Repair {path}? What is damaged is moved aside.")
+        ask(f"Repair {path}? Damaged files are moved aside.")
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         if kind is Kind.QUEUE:
             report = repair_queue(path, lock_timeout=lock_timeout)
@@ -139,22 +139,22 @@ def repair(
             print_line(f"note: {note}")
         if report.set_aside:
             print_line(f"set aside: {report.set_aside}")
-        holds = f"the {kind} holds {counted(report.records, 'record')}, and {counted(report.batches, 'batch', 'batches')}"
-        print_line(f"{'nothing to repair' if report.ok else 'mended'}: {holds}")
+        holds = f"the {kind} holds {counted(report.records, 'record')} and {counted(report.batches, 'batch', 'batches')}"
+        print_line(f"{'nothing to repair' if report.ok else 'repaired'}: {holds}")
     if not report.ok:
         raise typer.Exit(DAMAGED)
 
 
 def _lost(damage: Damage) -> str:
-    records = "nobody can say how many records are" if damage.records is None else counted(damage.records, "record")
+    records = "an unknown number of records" if damage.records is None else counted(damage.records, "record")
     return f"{'' if damage.bytes is None else counted(damage.bytes, 'byte') + ', '}{records} lost"
 
 
 @orphans_app.command("list")
 def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
-    """List the chunk files that hold records, and that nothing refers to.
+    """List chunk files that have records and that nothing refers to.
 
-    They are never delivered. Nobody can say whether their records were taken long ago: look at them.
+    They are never delivered. Nobody can say whether their records were taken long ago, so look at them.
     """
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
         found = queue.orphans()
@@ -172,7 +172,7 @@ def _print_orphans(orphans: list[Orphan]) -> None:
 def orphans_show(
     path: QueuePath,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The chunk file, as listed.", show_default=False)],
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many records.")] = 10,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print at most this many records.")] = 10,
     null: Null = False,
     as_json: JsonLines = False,
     lock_timeout: LockTimeout = 10.0,
@@ -224,15 +224,15 @@ def _orphan_json(orphan: Orphan) -> dict[str, Any]:
 @app.command(rich_help_panel="Damage")
 def dump(
     path: Annotated[str, typer.Argument(metavar="FILE", help="A file of a queue, topic or batch.", show_default=False)],
-    offset: Annotated[int, typer.Option(min=0, help="Show what begins at this offset of the file or behind it …")] = 0,
-    length: Annotated[int | None, typer.Option(min=1, help="… and before so many bytes of it.")] = None,
-    number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each record are shown.")] = 40,
-    kind: Annotated[dumping.FileKind | None, typer.Option("--as", help="What the file is, if its name does not say it.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Show what begins at or after this offset …")] = 0,
+    length: Annotated[int | None, typer.Option(min=1, help="… and within this many bytes.")] = None,
+    number: Annotated[int, typer.Option("--bytes", min=1, max=MOST, help="How many bytes of each record to show.")] = 40,
+    kind: Annotated[dumping.FileKind | None, typer.Option("--as", help="The kind of file, if its name does not say it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line.")] = False,
 ) -> None:
     """Show what a header, chunk, transaction log, block, index … says: each record, message and frame, with its offset.
 
-    Nothing is locked or changed. The exit code is 5 if what is shown is damaged; then the place is marked.
+    Locks and changes nothing. Damaged places are marked, and the exit code is 5.
     """
     if os.path.isdir(path):
         raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)
@@ -241,7 +241,7 @@ def dump(
     with Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
         what = kind or dumping.kind_by_name(path)
         if what is None:
-            raise BadArgument("its name does not say what this file is: say it with --as (a manifest is JSON itself)", path=path)
+            raise BadArgument("the name does not say what kind of file this is: use --as (a manifest is plain JSON)", path=path)
         source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
         if offset and offset >= source.size:
             raise BadArgument(f"the file has only {source.size:,} bytes", path=path)
@@ -256,7 +256,7 @@ def dump(
                     _print_lines(shown)
         _print_lines(shown)
     if damaged:
-        say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what is whole")
+        say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what can be read")
         raise typer.Exit(DAMAGED)
 
 

@@ -30,9 +30,9 @@ def export(
     to: Annotated[str | None, typer.Option(metavar="FILE", help="A new file; standard output by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON; needs --to.")] = False,
 ) -> None:
-    """Write the records that wait in a queue, or the messages of a topic, to a file, as JSON lines. They stay.
+    """Write the records that wait in a queue, or the messages of a topic, to a file as JSON lines. They stay.
 
-    As of now, without a lock; records of batches are not written. The file is there when it is complete and on disk.
+    As of now, without a lock; records in batches are not written. The file appears when it is complete and on disk.
     """
     if as_json and to is None:
         raise typer.BadParameter("--json needs --to: the records go to standard output")
@@ -52,13 +52,13 @@ def export(
 
 def _no_parquet(file: str, instead: str) -> None:
     if file.rstrip("/").endswith(".parquet"):  # Spark makes directories
-        raise BadArgument(f"by its name this is Parquet, which is for Spark: {instead}; see docs/spark/index.md", path=file)
+        raise BadArgument(f"this looks like Parquet; use Spark: {instead}", path=file)
 
 
 def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
     """A file that is there with all its content, on disk, or not at all."""
     if os.path.lexists(path):
-        raise BadArgument("there is a file already; remove it, or choose another name", path=path)
+        raise BadArgument("the file exists already; remove it, or choose another name", path=path)
     part = f"{path}.{os.getpid()}.part"
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -79,14 +79,15 @@ def import_command(
     source: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, or a directory of DiskQueue; - is standard input.")],
     as_topic: AsTopic = False,
     key: Annotated[
-        str | None, typer.Option(help="Import only if this key was not used before; by default it is made of the records.")
+        str | None,
+        typer.Option(help="Import only if this key is new; by default the key is computed from the records."),
     ] = None,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put the records of a file into a queue or topic: all of them, in one commit, or none. It is locked for the commit alone.
+    """Put the records of a file into a queue or topic, all in one commit or none. It is locked only for the commit.
 
-    The same records are imported once: after an interruption, do it again.
+    The same records are imported once, so repeat it after an interruption.
     """
     _no_parquet(source, 'spark.read.parquet(FILE).write.format("qewqew").mode("append").save(PATH)')
     kind = to_fill(path, as_topic)
@@ -105,7 +106,7 @@ def import_command(
         with uninterrupted():
             stored, repeated = target.commit(key or digest.key)
     if more and kind is Kind.QUEUE:
-        say("a queue keeps records only: tags, ids and timestamps are left out")
+        say("a queue stores only records: tags, ids and timestamps are left out")
     count = counted(stored, "record")
     found = {"path": path, "kind": kind, "records": stored, "repeated": repeated}
     answer(as_json, found, f"nothing to do: {count} imported before" if repeated else f"{count} imported")
@@ -118,7 +119,7 @@ def _rows(stack: contextlib.ExitStack, source: str) -> Iterator[Message]:
     directory, name = os.path.split(os.path.abspath(source))
     if name in names_in(directory):
         raise BadArgument(
-            "is a queue or topic in the format that QewQew reads and writes: use it as it is, or copy what it holds with "
+            "is a queue or topic already: use it as it is, or copy its records with "
             f"`qewqew export {source} | qewqew import PATH -`",
             path=source,
         )
@@ -126,6 +127,6 @@ def _rows(stack: contextlib.ExitStack, source: str) -> Iterator[Message]:
         found = diskqueue.find(source)
         if found.torn:
             what = f"{counted(found.torn, 'byte')} of the log"
-            say(f"{source}: the last transaction was not finished, and has not happened: {what}")
+            say(f"{source}: the last transaction was not finished and is left out: {what}")
         return map(Message, diskqueue.read(source, found.items, progress))
     return exchange.read_json_lines(stack.enter_context(open(source, "rb")), source, progress)

@@ -136,9 +136,9 @@ def ls(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the queues and topics in directories and below them, without locking them.
+    """List the queues and topics in directories and below, without locking them.
 
-    What cannot be read has its error in the list, and the exit code is that of the error.
+    Something that cannot be read has its error in the list, which sets the exit code.
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
     none = "no queues or topics here (an empty closed queue leaves no files)"
@@ -147,18 +147,18 @@ def ls(
 
 
 def _in(path: str) -> list[str]:
-    """The queues and topics in a directory and below it; a path that is none for itself."""
+    """The queues and topics in a directory and below it; any other path as it is."""
     if not os.path.isdir(path) or listing.kind_of(path) is not None:
         return [path]
     found = listing.find(path, MOST)
     if not found.complete:
-        say(f"there are more below {path} than are shown")
+        say(f"not everything below {path} is shown")
     return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
 
 
 @app.command("stat", rich_help_panel="Looking")
 def stat_command(path: Path, as_json: Json = False) -> None:
-    """Show what a queue or topic holds, and how far the readers of a topic are, without locking it."""
+    """Show what a queue or topic holds, and the readers of a topic, without locking it."""
     kind = existing(path)
     found = _look(path, kind)
     full = os.path.abspath(path)
@@ -177,7 +177,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
         rows[name] = f"{found[name]} ({age(datetime.fromisoformat(found[name]))})" if found[name] else "none"
     rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
-    rows["locked by"] = f"process {owner}" if owner else "no process that can be seen"
+    rows["locked by"] = f"process {owner}" if owner else "no process that you can see"
     print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
@@ -185,14 +185,14 @@ def stat_command(path: Path, as_json: Json = False) -> None:
 
 @app.command(rich_help_panel="Looking")
 def top(
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Looked through with all below it.")] = ".",
-    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="From one look to the next.")] = 2.0,
+    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Look through this directory and below.")] = ".",
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Time between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each look.")] = False,
 ) -> None:
-    """Watch the queues and topics below a directory, until Ctrl-C, without locking them.
+    """Watch the queues and topics below a directory until Ctrl-C, without locking them.
 
-    "per second" is how much the records of a queue have become more or less, and how many messages were appended to a topic.
+    "per second" is how fast the records of a queue grow or shrink, and how many messages are appended to a topic.
     """
     before: dict[str, int] = {}
     began = 0.0
@@ -222,4 +222,4 @@ def top(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if not found.complete:
-        say(f"there are more below {directory} than are shown")
+        say(f"not everything below {directory} is shown")

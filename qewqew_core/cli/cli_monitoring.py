@@ -1,4 +1,4 @@
-"""The commands for monitors: check, as Nagios and its kin run it, and metrics, for Prometheus. See docs/operations.md."""
+"""The commands for monitors: check, for Nagios and others, and metrics, for Prometheus. See docs/operations.md."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def duration(text: str) -> timedelta:
     """``90``, ``90s``, ``5m``, ``2h`` or ``1.5d``."""
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd]?)", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no time: write it as 90s, 5m, 2h or 1d")
+        raise typer.BadParameter(f"{text!r} is not a time: write it as 90s, 5m, 2h or 1d")
     return timedelta(seconds=float(found[1]) * _UNITS[found[2]])
 
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PATH", help="Directories, looked through with all below them; queues; topics.", show_default="."),
+    typer.Argument(metavar="PATH", help="Queues, topics, and directories with everything below them.", show_default="."),
 ]
-Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="So long may the oldest record wait.")]
-Count = Annotated[int | None, typer.Option(min=0, help="So many records may wait.")]
+Age = Annotated[timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest record may wait.")]
+Count = Annotated[int | None, typer.Option(min=0, help="How many records may wait.")]
 
 
 @app.command(rich_help_panel="Looking")
@@ -48,15 +48,15 @@ def check(
     max_records: Count = None,
     warn_records: Count = None,
     max_lease_age: Annotated[
-        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="The oldest lease may have lasted so long.")
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="How long the oldest lease may have lasted.")
     ] = None,
-    max_dead: Annotated[int, typer.Option(min=0, help="So many batches may be dead.")] = 0,
+    max_dead: Annotated[int, typer.Option(min=0, help="How many batches may be dead.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Say whether anything is late, stuck, dead or broken, for Nagios, Icinga, Sensu and others.
 
-    Exit codes are theirs: 0 all is well, 1 a warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (what cannot be read).
-    Times are 90s, 5m, 2h or 1d. Without a lock.
+    It uses their exit codes: 0 OK, 1 warning (--warn-…), 2 critical (--max-…, damage), 3 unknown (something cannot be read).
+    Times are 90s, 5m, 2h or 1d. Nothing is locked.
     """
     try:
         found = list(watch(paths or ["."]))
@@ -113,15 +113,15 @@ def _told(value: timedelta | int) -> str:
 @app.command(rich_help_panel="Looking")
 def metrics(
     paths: Paths = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write there, whole or not at all, and not to standard output.")
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Replace this file as a whole instead of printing.")] = None,
+    every: Annotated[
+        timedelta | None, typer.Option(parser=duration, metavar="TIME", help="Repeat it so often, until Ctrl-C; at least 1s.")
     ] = None,
-    every: Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="Again and again, until Ctrl-C.")] = None,
 ) -> None:
-    """Tell Prometheus what waits, is leased, returned or dead, also while no DAG runs.
+    """Tell Prometheus what waits and what is leased, returned or dead, even while no DAG runs.
 
-    --output is for the textfile collector of its node_exporter: a file in its directory, with a name that ends in .prom. Without
-    a lock.
+    --output is for the textfile collector of its node_exporter: a file in its directory whose name ends in .prom. Nothing is
+    locked.
     """
     while True:
         began = time.monotonic()
@@ -133,7 +133,7 @@ def metrics(
         if every is None:
             return
         try:
-            time.sleep(max(0.0, every - (time.monotonic() - began)))
+            time.sleep(max(0.0, max(1.0, every.total_seconds()) - (time.monotonic() - began)))
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 

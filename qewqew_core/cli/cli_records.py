@@ -59,11 +59,11 @@ app = typer.Typer()
 def put(
     path: Path,
     records: Annotated[
-        list[str] | None, typer.Argument(metavar="RECORD", help="The records; without any, they are read from --file.")
+        list[str] | None, typer.Argument(metavar="RECORD", help="The records; if none are given, they are read from --file.")
     ] = None,
     as_topic: AsTopic = False,
-    tag: Annotated[str | None, typer.Option(help="Of a topic: the tag of all of them, which readers filter by.")] = None,
-    message_id: Annotated[str | None, typer.Option("--id", help="Of a topic: the application's id of all of them.")] = None,
+    tag: Annotated[str | None, typer.Option(help="For a topic: the tag of all messages, which readers filter by.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="For a topic: the application's id of all messages.")] = None,
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Read records from FILE; - is standard input, the default.")
     ] = None,
@@ -71,22 +71,20 @@ def put(
     null: Annotated[bool, typer.Option("--null", "-0", help="Each record ends with a NUL byte.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="The whole file is one record.")] = False,
     key: Annotated[str | None, typer.Option(help="Put all in ONE commit, and only if this key was not used before.")] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, max=MOST, help="Records in one commit, which happens whole or not at all.")
-    ] = 1000,
-    chunk_size: Annotated[int | None, typer.Option(help="Of a queue: bytes of each new chunk file.")] = None,
-    max_records: Annotated[int | None, typer.Option(help="Of a queue: exit with 6 rather than have more records wait.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Of a queue: exit with 6 rather than have more bytes wait.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Of a topic: bytes after which a new block file begins.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="How many records to put in one commit, all or none.")] = 1000,
+    chunk_size: Annotated[int | None, typer.Option(help="For a queue: the size of new chunk files in bytes.")] = None,
+    max_records: Annotated[int | None, typer.Option(help="For a queue: exit with 6 if more records would wait.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="For a queue: exit with 6 if more bytes would wait.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="For a topic: the size in bytes at which a new block begins.")] = None,
     dialect: WhichDialect = None,
-    min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 rather than leave less free on the file system.")] = 0,
-    log_bytes: Annotated[int, typer.Option(help="Bytes by which the log grows before it is cut back.")] = 4 << 20,
+    min_free_bytes: Annotated[int, typer.Option(help="Exit with 6 instead of leaving less free space on the file system.")] = 0,
+    log_bytes: Annotated[int, typer.Option(help="How many bytes the log grows before it is shortened.")] = 4 << 20,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Put records into a queue or topic. If nothing is there, a queue is made, or with --topic a topic.
+    """Put records into a queue or topic. If nothing is there, it makes a queue, or with --topic a topic.
 
-    When it returns, they are durable. Input is read as it comes, and what it goes into is locked for each commit alone.
+    The records are durable when it returns. It reads its input as it comes, and locks the queue or topic only for each commit.
     """
     if lines + null + whole > 1:
         raise typer.BadParameter("--lines, --null and --whole exclude each other")
@@ -114,7 +112,7 @@ def put(
                 stored, repeated = stored + committed.records, committed.repeated
         except BaseException:
             if stored:
-                say(f"{counted(stored, 'record')} had been put before this, and stay")
+                say(f"{counted(stored, 'record')} put before that; they stay")
             raise
     put_before = f"nothing to do: {counted(stored, 'record')} put under this key before"
     done = put_before if repeated else f"{counted(stored, 'record')} put"
@@ -160,7 +158,7 @@ def _split(file: IO[bytes], end: bytes, progress: Callable[[int, int], None], la
 def get(
     path: QueuePath,
     number: Annotated[
-        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Take up to so many records; 1 by default.")
+        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Take at most this many records; 1 by default.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Take all records.")] = False,
     timeout: Timeout = 0,
@@ -168,20 +166,20 @@ def get(
     as_json: JsonLines = False,
     lock_timeout: LockTimeout = 10.0,
 ) -> None:
-    """Take records off the front of a queue and print them. (Of a topic: `qewqew topic read`.)
+    """Take records off the front of a queue and print them. (For a topic: `qewqew topic read`.)
 
-    They are taken after they were written: when the output cannot be written, or get is killed, they stay. What it had
-    printed of the last commit (up to 1,000 records) is then printed again by the next get.
+    Records are taken after they are written, so they stay if the output fails or get is killed. The next get then prints the
+    records of the last commit (up to 1,000) again.
     """
     if everything and number is not None:
         raise typer.BadParameter("--all and --number exclude each other")
     if kind_of(path) is not None:
-        existing(path, Kind.QUEUE, "`qewqew topic read` prints what a reader of a topic is to get next")
+        existing(path, Kind.QUEUE, "use `qewqew topic read` for a topic")
     most = sys.maxsize if everything else number or 1
     deadline = time.monotonic() + timeout
     taken = 0
     while not taken:
-        # The queue has one owner at a time: whoever waits for records must leave it to those who put them.
+        # The queue has one owner at a time: a waiting reader must leave it to those who put records.
         while not inspect(path).records:
             if not time.monotonic() < deadline:
                 raise _empty(path)
@@ -203,12 +201,12 @@ def _empty(path: str) -> Empty:
 @app.command(rich_help_panel="Records")
 def peek(
     path: Path,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print up to so many.")] = 1,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=MOST, help="Print at most this many.")] = 1,
     text: FilterText = None,
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the oldest records of a queue or topic. They stay, nothing is locked, no reader is moved."""
+    """Print the oldest records of a queue or topic. They stay; nothing is locked, and no reader moves."""
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, filter=text)
     chosen = Filter(text)
@@ -227,15 +225,16 @@ def peek(
 @app.command(rich_help_panel="Records")
 def tail(
     path: Path,
-    number: Annotated[int, typer.Option("--number", "-n", min=0, max=MOST, help="Print so many of the newest.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print what comes, until Ctrl-C.")] = False,
+    number: Annotated[int, typer.Option("--number", "-n", min=0, max=MOST, help="How many of the newest to print.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print new records until Ctrl-C.")] = False,
     text: FilterText = None,
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the newest records of a queue or topic, and go on. They stay, nothing is locked, no reader is moved.
+    """Print the newest records of a queue or topic, and with --follow new ones. They stay; nothing is locked, and no reader
+    moves.
 
-    Of a queue, what is put and taken again within a tenth of a second may not be seen.
+    Records of a queue that are put and taken within a tenth of a second may be missed.
     """
     kind = Kind.QUEUE if follow and kind_of(path) is None and not os.path.isdir(path) else existing(path)
     only_for(Kind.TOPIC, kind, path, filter=text)

@@ -1,4 +1,4 @@
-"""``qewqew topic``: what only topics have: named readers, and old messages that are removed. See docs/cli.md."""
+"""``qewqew topic``: what only topics have: named readers, and the removal of old messages. See docs/cli.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import inspect_topic
 
-app = typer.Typer(no_args_is_help=True, help="What only topics have: named readers, and old messages that are removed.")
+app = typer.Typer(no_args_is_help=True, help="For topics only: named readers, and the removal of old messages.")
 readers_app = typer.Typer(no_args_is_help=True, help="The readers of a topic: list, add, copy, move and delete them.")
 app.add_typer(readers_app, name="readers")
 
@@ -54,22 +54,22 @@ Start = Annotated[
 @app.command()
 def read(
     path: TopicPath,
-    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is not there.", show_default=False)],
+    name: Annotated[str, typer.Option("--reader", "-r", metavar="READER", help="Made if it is missing.", show_default=False)],
     number: Annotated[
-        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="Up to so many messages; 1 by default.")
+        int | None, typer.Option("--number", "-n", min=1, max=MOST, help="At most this many messages; 1 by default.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All messages.")] = False,
     text: FilterText = None,
     start: Start = "oldest",
-    commit: Annotated[bool, typer.Option(help="Pass the messages once they are printed, or leave them to the reader.")] = True,
+    commit: Annotated[bool, typer.Option(help="Commit the messages once they are printed, or give them back.")] = True,
     timeout: Timeout = 0,
     null: Null = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Print the messages that a reader is to get next, and pass them.
+    """Print the next messages of a reader, and commit them.
 
-    They are committed after they were written: when the output cannot be written, or read is killed, the reader gets them
-    again. --filter sets the filter of the reader, for good.
+    They are committed after they are written: if the output fails or read is killed, the reader gets them again. --filter sets
+    the filter of the reader permanently.
     """
     if everything and number is not None:
         raise typer.BadParameter("--all and --number exclude each other")
@@ -113,21 +113,21 @@ def time_of(text: str, otherwise: str) -> datetime:
 @app.command()
 def trim(
     path: TopicPath,
-    max_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Remove blocks that are older.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Remove the oldest blocks while more bytes than these are left.")] = None,
-    max_records: Annotated[int | None, typer.Option(help="Remove the oldest blocks while more messages are left.")] = None,
+    max_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Remove blocks that are older than this.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Keep the newest blocks with about this many bytes.")] = None,
+    max_records: Annotated[int | None, typer.Option(help="Keep the newest blocks with about this many messages.")] = None,
     delete_committed: Annotated[
-        bool, typer.Option("--delete-committed", help="Remove blocks of which every reader has committed all.")
+        bool, typer.Option("--delete-committed", help="Remove blocks that every reader has committed.")
     ] = False,
     slow_readers: Annotated[
-        SlowReaders, typer.Option(help="Keep what a reader has not committed, or move it on and count what it lost.")
+        SlowReaders, typer.Option(help="Keep what a reader has not committed, or move the reader on and count what it lost.")
     ] = SlowReaders.hold,
     lock_timeout: LockTimeout = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Remove the oldest blocks of a topic, as far as these options allow, and never the last one."""
+    """Remove the oldest blocks of a topic, as far as these options allow, but never the last one."""
     if max_age is None and max_bytes is None and max_records is None and not delete_committed:
-        raise typer.BadParameter("say what may go: --max-age, --max-bytes, --max-records or --delete-committed")
+        raise typer.BadParameter("say what to remove: --max-age, --max-bytes, --max-records or --delete-committed")
     if max_age is not None and not 0 < max_age < 1e9:
         raise typer.BadParameter("--max-age is a number of seconds above 0")
     with existing_topic(
@@ -150,7 +150,7 @@ def trim(
 
 @readers_app.command("list")
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
-    """List the readers of a topic, and how many messages lie behind what each has committed."""
+    """List the readers of a topic, and how many messages each has not committed."""
     existing(path, Kind.TOPIC, NO_READERS)
     answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
 
@@ -164,7 +164,7 @@ def readers_add(
     dialect: WhichDialect = None,
     as_json: Json = False,
 ) -> None:
-    """Make a reader; the topic too if it is not there."""
+    """Make a reader, and the topic if it is missing."""
     begin = place_to_start(start)
     to_fill(path, as_topic=True)
     with Topic(path, dialect=cast(Any, dialect)) as topic:
@@ -181,7 +181,7 @@ def _print_place(reader: Reader, verb: str, as_json: bool) -> None:
 
 @readers_app.command("copy")
 def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = False) -> None:
-    """Make a reader that stands where another one does; one that is there is moved. Filter and batches are not copied."""
+    """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
     with existing_topic(path) as topic:
         existing_reader(topic, source).close()
         topic.copy_reader(source, target)
@@ -193,14 +193,14 @@ def readers_copy(path: TopicPath, source: Name, target: Name, as_json: Json = Fa
 def readers_seek(
     path: TopicPath,
     name: Name,
-    number: Annotated[int | None, typer.Option("--number", min=0, help="Of the message to go on at.")] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="In the topic, of the message to go on at.")] = None,
+    number: Annotated[int | None, typer.Option("--number", min=0, help="The number of the next message.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="The offset of the next message in the topic.")] = None,
     time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Go on at the first message since; UTC.")] = None,
     oldest: Annotated[bool, typer.Option("--oldest", help="Go on at the oldest message.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Go on at the next message to come.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move a reader. What was delivered to anybody and is not committed is forgotten."""
+    """Move a reader. Deliveries that are not committed are forgotten."""
     if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
         raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
     since = None if time is None else time_of(time, "--time must be a time (2025-01-31T12:00:00)")
@@ -217,10 +217,10 @@ def readers_seek(
 def readers_filter(
     path: TopicPath,
     name: Name,
-    text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, as 'order.*;invoice.#'; '' for all messages.")],
+    text: Annotated[str, typer.Argument(metavar="FILTER", help="Tags, such as 'order.*;invoice.#'; '' for all messages.")],
     as_json: Json = False,
 ) -> None:
-    """Have a reader deliver only messages whose tags match, from the next one on."""
+    """Deliver only messages whose tags match, from the next one on."""
     with existing_topic(path) as topic, existing_reader(topic, name) as reader:
         reader.set_filter(text)
         chosen = f"messages that match {reader.filter}" if reader.filter else "all messages"
@@ -235,7 +235,7 @@ def readers_delete(path: TopicPath, name: Name, yes: Yes = False, as_json: Json 
             stats = None if yes else reader.stats()
         if stats is not None:
             batches = counted(stats.leased + stats.returned + stats.dead, "batch", "batches")
-            ask(f"Delete reader {name}, for which {counted(stats.records, 'message')} wait, and {batches}?")
+            ask(f"Delete reader {name}, with {counted(stats.records, 'waiting message')} and {batches}?")
         with uninterrupted():
             topic.delete_reader(name)
     answer(as_json, {"reader": name}, f"{name} is deleted")

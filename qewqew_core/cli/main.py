@@ -46,7 +46,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Durable local queues and topics. PATH is that of a queue, such as data/orders.qew, or a topic, a directory.")
+@app.callback(help="Durable local queues and topics. PATH is a queue, such as data/orders.qew, or a topic, a directory.")
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")

@@ -1,4 +1,4 @@
-"""What a command is about: a path, what lies there (a queue, a topic, neither), and the options that many commands have."""
+"""What a command works on: a path, what is there (a queue, a topic, neither), and the options that many commands share."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ TopicPath = Annotated[str, typer.Argument(metavar="TOPIC", help="The path of the
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="The id of the batch.", show_default=False)]
 BatchIds = Annotated[list[str], typer.Argument(metavar="ID", help="The ids of the batches.", show_default=False)]
 ReaderName = Annotated[
-    str | None, typer.Option("--reader", metavar="READER", help="If PATH is a topic: its reader that has the batches.")
+    str | None, typer.Option("--reader", metavar="READER", help="If PATH is a topic: the reader whose batches are meant.")
 ]
-AsTopic = Annotated[bool, typer.Option("--topic", help="Make a topic if nothing is there, and not a queue.")]
+AsTopic = Annotated[bool, typer.Option("--topic", help="If nothing is at PATH, make a topic, not a queue.")]
 WhichDialect = Annotated[
-    Dialect | None, typer.Option(help="Of a topic; needed once for one in dialect C that a zbus server has made.")
+    Dialect | None, typer.Option(help="For a topic; needed the first time for one in dialect C that a zbus server made.")
 ]
-FilterText = Annotated[str | None, typer.Option("--filter", metavar="FILTER", help="Of a topic: tags, as 'order.*;invoice.#'.")]
+FilterText = Annotated[str | None, typer.Option("--filter", metavar="FILTER", help="For a topic: tags like 'order.*;invoice.#'.")]
 LockTimeout = Annotated[
     float,
     typer.Option(min=0, metavar="SECONDS", help="How long to wait for another process that has the lock.", callback=_seconds),
 ]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the first one.", callback=_seconds)]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a first record.", callback=_seconds)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[
     bool,
     typer.Option(
         "--json",
-        help='Print one JSON object for each record: {"record": …} or {"base64": …}; of a topic also number, tag, id and time.',
+        help='Print one JSON object for each record: {"record": …} or {"base64": …}; for a topic also number, tag, id and time.',
     ),
 ]
 Null = Annotated[bool, typer.Option("--null", "-0", help="End each record with a NUL byte instead of a newline.")]
@@ -73,19 +73,21 @@ def nothing(path: str, kind: Kind | None = None) -> Empty:
 
 
 def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
-    """What is at a path. Raises `Empty` if nothing is, and `BadPath` for what is neither or, with ``instead``, not wanted."""
+    """What is at a path. Raises `Empty` if nothing is, and `BadPath` for anything else or, with ``instead``, an unwanted
+    kind.
+    """
     found = kind_of(path)
     if found is None and os.path.isdir(path):
         os.listdir(path)  # if one may not, that is what is wrong
         name = os.path.basename(os.path.abspath(path))
         example = os.path.join(path, "orders.qew")
-        what = f"is a directory, and no topic: there is no {name}.idx in it. A queue is a file in a directory, such as {example}"
+        what = f"is a directory but not a topic: it has no {name}.idx. A queue is a file in a directory, such as {example}"
         raise BadPath(what, path=path)
     if found is None:
         paths.check_path(path)
         raise nothing(path, wanted)
     if wanted not in (None, found):
-        raise BadPath(f"is a {_called(found, path)}, and this needs a {wanted}: {instead}", path=path)
+        raise BadPath(f"is a {_called(found, path)}, but this command needs a {wanted}: {instead}", path=path)
     return found
 
 
@@ -95,19 +97,19 @@ def _called(found: Kind | None, path: str) -> str:
 
 
 def to_fill(path: str, as_topic: bool) -> Kind:
-    """What is at a path or, if nothing is, what is to be made there. Raises `BadPath` if it cannot be."""
+    """What is at a path or, if nothing is, what to make there. Raises `BadPath` if that is impossible."""
     found = kind_of(path)
     if found is Kind.QUEUE and as_topic:
-        raise BadPath(f"is a {_called(found, path)}, and no topic can be made here: give another path", path=path)
+        raise BadPath(f"is a {_called(found, path)}, so no topic can be made here: give another path", path=path)
     if found is None and not as_topic and os.path.isdir(path):
-        raise BadPath("is a directory, and no topic: give the path of a queue in it, or --topic to make one of it", path=path)
+        raise BadPath("is a directory but not a topic: give the path of a queue in it, or add --topic to make it one", path=path)
     kind = found or (Kind.TOPIC if as_topic else Kind.QUEUE)
     (paths.check_path if kind is Kind.QUEUE else topic_paths.check_topic_path)(path)
     return kind
 
 
 def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
-    """Raises `BadArgument` if options are given that only the other kind has."""
+    """Raise `BadArgument` for options that only the other kind has."""
     if found is not kind and (given := [name for name, value in options.items() if value is not None]):
         raise BadArgument(f"is a {found}, and --{given[0].replace('_', '-')} is for a {kind}: leave it out", path=path)
 
@@ -134,7 +136,7 @@ def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
 
 @contextlib.contextmanager
 def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any) -> Iterator[HasBatches]:
-    """What has batches: a queue, or a reader of a topic."""
+    """The owner of batches: a queue, or a reader of a topic."""
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, reader=reader)
     if kind is Kind.QUEUE:
@@ -144,6 +146,6 @@ def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any)
     with Topic(path, lock_timeout=lock_timeout, **settings) as topic:
         if reader is None:
             names = ", ".join(topic.readers()) or "none"
-            raise BadArgument(f"is a topic: say with --reader which of its readers has the batches; it has {names}", path=path)
+            raise BadArgument(f"is a topic: choose one of its readers with --reader; it has {names}", path=path)
         with existing_reader(topic, reader) as opened:
             yield opened

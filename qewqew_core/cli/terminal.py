@@ -1,4 +1,4 @@
-"""What the commands of ``qewqew`` share with the terminal: exit codes, what is said of errors, questions, output."""
+"""What the commands of ``qewqew`` share: exit codes, error messages, questions, output."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BAR_BYTES = 4 << 20  # what is shorter needs no progress bar
 
 
 class Commands(typer.core.TyperGroup):
-    """Turns the errors that a user may meet into one message and an exit code. Others are bugs, and keep their traceback."""
+    """Turns errors that a user may meet into one message and an exit code. Others are bugs, and keep their traceback."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -64,12 +64,12 @@ class Commands(typer.core.TyperGroup):
             drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
         except KeyboardInterrupt:
-            say("interrupted; what was not committed has not happened")
+            say("interrupted; what was not committed has no effect")
             raise typer.Exit(INTERRUPTED) from None
         except QewQewError as error:
             say(visible(f"{type(error).__name__}: {error}"))
             if isinstance(error, (Corrupt, BadManifest)) and "qewqew repair" not in str(error):
-                say("`qewqew verify` looks for all damage, `qewqew repair` rescues what is whole")
+                say("`qewqew verify` lists all damage, `qewqew repair` rescues what can be read")
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
@@ -89,7 +89,9 @@ def do_each(
     as_dict: Callable[[T], dict[str, Any]],
     as_line: Callable[[T], str],
 ) -> None:
-    """``act`` on each, and print those that it is done to, also if one of them fails. Ctrl-C waits for the one that is begun."""
+    """Call ``act`` on each, and print those that are done, even if one of them fails. Ctrl-C waits for the one that has
+    begun.
+    """
     done: list[T] = []
     try:
         for item in items:
@@ -106,7 +108,7 @@ def do_each(
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the block is done: a commit that it cut in two would leave the queue object in an unknown state."""
+    """Ctrl-C waits until the block is done: interrupting a commit would leave the queue object in an unknown state."""
     caught: list[int] = []
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # it is ignored, by nohup for example
         yield
@@ -122,13 +124,15 @@ def uninterrupted() -> Iterator[None]:
 
 def ask(question: str) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask on: say --yes, or run it in one")
+        raise typer.BadParameter("there is no terminal to ask on: add --yes, or run it in a terminal")
     typer.confirm(question, abort=True, err=True)
 
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if that is a terminal and the work is long; call it with bytes done and total."""
+    """A progress bar on standard error, if that is a terminal and the work is long; call it with the bytes done and in
+    total.
+    """
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()
     with Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, disable=not sys.stderr.isatty()
@@ -146,19 +150,19 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def say(message: str) -> None:
-    """Something for people: not part of what the command prints."""
+    """Print a message for people, which is not part of the output."""
     print(f"qewqew: {message}", file=sys.stderr)
 
 
 def write(data: bytes) -> None:
-    """Straight to standard output: records are bytes, and an error of writing must show before they are taken."""
+    """Write to standard output at once: records are bytes, and a write error must show before they are taken."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def drop_output() -> None:
-    """What cannot be written is not tried again when Python exits: it would complain, and exit with 120."""
+    """Do not retry a failed write when Python exits: it would complain, and exit with 120."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -167,7 +171,7 @@ def drop_output() -> None:
 
 
 def sync_output() -> None:
-    """What was written to a file is on disk before the queue forgets it."""
+    """Sync the output file before the queue forgets the records."""
     try:
         descriptor = sys.stdout.fileno()
     except OSError:  # a caller's stand-in, not a file of the system
@@ -181,14 +185,14 @@ def print_line(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    # What is no valid text (in a path) becomes \udcXX, which is JSON.
+    # Invalid text (in a path) becomes \udcXX, which is JSON.
     write(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 
 def answer_list(
     as_json: bool, found: list[T], as_dict: Callable[[T], object], show: Callable[[list[T]], None], none: str
 ) -> None:
-    """All that was found: for a program, or as a table for people, who are told if there is nothing."""
+    """Everything that was found: for a program, or as a table for people, who also see if there is nothing."""
     if as_json:
         print_json([*map(as_dict, found)])
     elif found:
@@ -238,7 +242,7 @@ def print_table(columns: list[str], rows: list[list[str]], numbers: tuple[str, .
 
 
 def visible(text: str) -> str:
-    """Without control characters, which a reason or a path may hold."""
+    """The text without control characters, which a reason or a path may contain."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 

@@ -195,7 +195,7 @@ class Engine(Generic[S]):
                 if was_open:
                     checkpoint()
             except (DiskFull, Full) as error:
-                _logger.warning("closed without a checkpoint, the next opening makes up for it: %s", error)
+                _logger.warning("closed without a checkpoint; the next opening makes one: %s", error)
             except OSError as error:
                 if isinstance(error, QewQewError):
                     raise

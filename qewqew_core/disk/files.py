@@ -268,7 +268,7 @@ def read_all(files: Files, fd: int, path: str) -> bytes:
     """All of an open file. Raises `Corrupt` if it has more bytes than any file of ours that is read whole."""
     size = files.size(fd)
     if size > _LARGEST:
-        raise Corrupt(f"has {size:,} bytes, as none of ours; move it away, then repair what it belongs to", path=path)
+        raise Corrupt(f"has {size:,} bytes, more than any file of QewQew; move it away, then repair", path=path)
     return files.read(fd, size, 0)
 
 

@@ -179,7 +179,7 @@ def json_fields(body: bytes) -> dict[str, Any]:
     """The body of a frame that is a JSON object. Raises ValueError for any other, and RecursionError."""
     fields = json.loads(body)
     if type(fields) is not dict:
-        raise ValueError("this is no JSON object")
+        raise ValueError("this is not a JSON object")
     return fields
 
 

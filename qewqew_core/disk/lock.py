@@ -35,7 +35,7 @@ def check_system(path: str) -> None:
     if sys.platform != "linux" or not hasattr(fcntl, "F_OFD_SETLK"):
         raise BadPath(
             "cannot be opened: this system has no open file description locks, without which two owners could destroy each "
-            "other's records. Use Linux, 3.15 or newer. Nothing was made; to look at it with inspect works everywhere",
+            "other's records. Use Linux 3.15 or newer. Nothing was changed; inspect works on any system",
             path=path,
         )
 

@@ -74,11 +74,11 @@ _tuple = tuple.__new__
 
 
 class Message(NamedTuple):
-    """One message of a topic, as it was read or is to be appended.
+    """One message of a topic, as it was read or will be appended.
 
-    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one is none. ``timestamp``: milliseconds since the
-    epoch; None, when it is appended: now. ``corr_offset`` is the application's (not in dialect C). ``number`` (from 0) and
-    ``offset`` are given by the topic, ``attempt`` says how often a reader has been given the message.
+    ``tag`` has at most 127 bytes of UTF-8, ``id`` at most 39; an empty one counts as missing. ``timestamp``: milliseconds since
+    the epoch; None in an append: now. ``corr_offset`` is for the application (not in dialect C). The topic assigns ``number``
+    (from 0) and ``offset``; ``attempt`` says how often a reader has delivered the message.
     """
 
     body: bytes
@@ -300,13 +300,13 @@ def crc_is_right(data: bytes, at: int) -> bool:
 
 
 def check_head(data: bytes, start: int, at: int, end: int, number: int | None, dialect: str, path: str) -> tuple[int, int]:
-    """The end and number of the message at ``at`` of the block ``path``, of which ``data`` are the bytes from ``start`` on.
+    """The end and number of the message at ``at`` of the block ``path``; ``data`` are its bytes from ``start`` on.
 
     Raises `Corrupt` unless it fits in front of ``end`` and has ``number`` (None: any), that after the one of its forerunner
     (or, where a zbus server was killed, the same) and, in dialect C, its checksum.
     """
     if at - start + HEAD > len(data):
-        raise Corrupt("the block ends in the head of a message", path=path, offset=at)
+        raise Corrupt("the block ends inside the head of a message", path=path, offset=at)
     found, _, length = keys_at(data, at - start + NUMBER_AT)
     after = at + HEAD + length
     if length < 0 or after > end or not (number is None or number - 1 <= found <= number):

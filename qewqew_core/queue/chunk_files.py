@@ -93,7 +93,7 @@ def check_free(files: Files, path: str, min_free_bytes: int, size: int) -> None:
     free = files.free(os.path.dirname(path))
     if free - size < min_free_bytes:
         raise DiskFull(
-            f"the file system has {free:,} bytes free, and min_free_bytes={min_free_bytes:,} are to stay free. Nothing "
+            f"the file system has {free:,} bytes free, and min_free_bytes={min_free_bytes:,} must stay free. Nothing "
             "was stored; make room, or take records",
             path=path,
         )

@@ -140,7 +140,7 @@ def _made_anew(files: Files, found: Found) -> Believed:
     return Believed(State.of(chain).with_batches_of(old), empty)
 
 
-_BRING_BACK = "bring the files back as they were"
+_BRING_BACK = "restore the files as they were"
 
 
 class _Successor:
@@ -198,7 +198,7 @@ class _Successor:
                 raise self._refused(
                     header,
                     "the chunk file is missing; the header names it, and the log says that it holds records. Perhaps a Java "
-                    "program had read them and was killed when it had just removed the file",
+                    "program had read them and was killed just after it removed the file",
                 )
             return
         if header == chunk.NONE:
@@ -331,6 +331,6 @@ class _Successor:
     def _pointers(self, chunk_state: Chunk, pointers: Pointers, disk: OnDisk) -> Corrupt:
         return self._refused(
             chunk_state.id,
-            f"head, tail, next are {disk[1:]}; they were {pointers} at the last close, and one Java program alone does not make "
-            "that of them",
+            f"head, tail, next are {disk[1:]}; they were {pointers} at the last close, and no single Java program changes "
+            "them like that",
         )

@@ -44,7 +44,7 @@ def unpack(body: Body) -> JsonOperation:
 
 def _number(value: Any, most: int = (1 << 64) - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"this is no number up to {most}: {value!r:.120}")
+        raise ValueError(f"this is not a number up to {most}: {value!r:.120}")
     return value
 
 

@@ -415,11 +415,11 @@ def _unpack_chunks(body: Body) -> list[Chunk]:
         at += _CHUNK.size + _COUNTS.size
         middle, end = at + count * _PIECE.size, at + count * _PIECE.size + spans * _SPAN.size
         if end > len(body) or not base <= head <= tail <= size:
-            raise ValueError("this is no chunk")
+            raise ValueError("this is not a chunk")
         pieces = _PackedIndex(bytes(body[at:middle]))
         consumed = [Span(*span) for span in _SPAN.iter_unpack(body[middle:end])]
         if not all(head < start < stop <= tail for start, stop, _ in consumed):
-            raise ValueError("this is no chunk")
+            raise ValueError("this is not a chunk")
         unavailable = [(span.start, span.end) for span in consumed]
         at = end
         chunks.append(Chunk(chunk_id, size, base, head, tail, taken, total, crc, pieces, consumed, unavailable))

@@ -45,7 +45,7 @@ class Orphan:
         try:
             fd = self._files.open_to_read(self.path)
         except FileNotFoundError as error:
-            raise BadPath("was adopted or set aside since", path=self.path) from error
+            raise BadPath("was adopted or set aside by somebody else", path=self.path) from error
         with Descriptors([fd]):
             for _, data in unread(self._files, fd, self.path, self._content):
                 yield from chunk.split(data)[0]
@@ -55,7 +55,7 @@ class Orphan:
         try:
             inode, modified = self._files.identity(self.path)
         except FileNotFoundError as error:
-            raise BadPath("was adopted or set aside since", path=self.path) from error
+            raise BadPath("was adopted or set aside by somebody else", path=self.path) from error
         return f"orphan-{self.id}-{inode}-{modified}-{self._content.crc:08x}"
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ def find(files: Files, path: str, state: State) -> list[Orphan]:
 def set_aside(files: Files, path: str, orphan: Orphan) -> str:
     """Move the file of an orphan into a directory of NAME.damaged, durably; returns where it is."""
     if not files.exists(orphan.path):
-        raise BadPath("was adopted or set aside since", path=orphan.path)
+        raise BadPath("was adopted or set aside by somebody else", path=orphan.path)
     directory, name = make_aside(files, path), os.path.basename(orphan.path)
     target = place_in(files, directory, name)
     files.rename(orphan.path, target)

@@ -59,7 +59,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     except FileNotFoundError:
         kind = stat.S_IFREG
     except OSError as error:
-        raise BadPath(f"cannot be looked at: {error.strerror}", path=full) from error
+        raise BadPath(f"cannot be accessed: {error.strerror}", path=full) from error
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")

@@ -56,22 +56,21 @@ _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
 class Queue(HasBatches):
-    """A queue at ``path``, opened for exclusive use; made if it is not there. Safe to share between threads.
+    """A queue at ``path``, opened for exclusive use; made if it is missing. Threads may share it.
 
-    ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, really allocated; the first ones are smaller, beginning with
-    256 KiB. A record may have ``chunk_size - 12`` bytes, at most 65,535. ``sync``: with "commit" (default) a call that changes
-    the queue is durable when it returns, also through a power cut; with "never" it survives the death of the process, and a
-    power cut only from `close`, `lease` or the end of a batch on. ``lock_timeout``: seconds to wait for another owner.
-    ``max_records``, ``max_bytes``: how many records, and bytes of payload, may wait in the queue (those of batches not
-    counted); more are refused with `Full`, or wait for room. ``min_free_bytes``: what puts leave free on the file
-    system; below that they raise `DiskFull`, while taking and leasing go on.
-    ``log_bytes``: the log is cut back to a snapshot when it has grown by so many bytes, or has doubled if that is more.
-    ``max_attempts``: how often a batch may be leased before `Batch.nack` sends it to the dead letters.
-    ``retention``, ``retention_bytes``: how long, and up to how many bytes together, the records of acknowledged
-    batches are kept; after that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
+    ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, allocated on disk; the first ones are smaller, from 256 KiB on.
+    A record has at most ``chunk_size - 12`` and 65,535 bytes. ``sync``: with "commit" (default), a call that changes the queue
+    survives a power cut once it has returned; with "never" it survives the death of the process, and a power cut only after the
+    next `close`, `lease` or end of a batch. ``lock_timeout``: seconds to wait for another owner. ``max_records``,
+    ``max_bytes``: how many records, and bytes of them, may wait in the queue, batches not counted; a put beyond that waits for
+    room or raises `Full`. ``min_free_bytes``: free space that puts leave on the file system; below it they raise `DiskFull`,
+    but you can still take and lease. ``log_bytes``: when the log has grown by this much, or has doubled if that is more, a
+    snapshot replaces it. ``max_attempts``: how often a batch may be leased before `Batch.nack` makes it a dead letter.
+    ``retention``, ``retention_bytes``: how long, and up to how many bytes in total, the records of acknowledged batches are
+    kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
 
-    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After
-    `Broken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
+    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After `Broken` from any call the
+    object refuses all others. Close it, or use it in a ``with`` statement.
     """
 
     _released = True  # whether no lock and no descriptor is left to be released
@@ -335,10 +334,11 @@ class Queue(HasBatches):
         return record
 
     def get_if(self, predicate: Callable[[bytes], bool], timeout: float | None = 0) -> bytes | None:
-        """Take the first record if ``predicate(record)`` is true, else leave it and return None; also None after ``timeout``.
+        """Take the first record if ``predicate(record)`` is true; otherwise leave it and return None. Also None after
+        ``timeout``.
 
-        The queue is locked meanwhile: the predicate must not use it (`Closed`). What it raises passes through, and
-        the record stays.
+        The queue is locked during the call, so the predicate must not use it (`Closed`). If the predicate raises, the record
+        stays.
         """
         with self._engine.lock:
             try:
@@ -411,7 +411,7 @@ class Queue(HasBatches):
                 yield from chunk.split(data)[0]
 
     def stats(self) -> QueueStats:
-        """Counts and sizes, as `inspect` gives them."""
+        """Counts and sizes, as from `inspect`."""
         with self._engine.exclusive():
             return stats_of(self._files, self.path, self._engine.state)
 
@@ -425,7 +425,7 @@ class Queue(HasBatches):
             return verify(self._files, self.path, self._engine.state, progress)
 
     def orphans(self) -> list[Orphan]:
-        """Chunk files with records beside the queue that nothing refers to, by their ids; see `Orphan`. Changes nothing."""
+        """Chunk files with records that nothing refers to, by id; see `Orphan`. Changes nothing."""
         with self._engine.exclusive():
             return orphans.find(self._files, self.path, self._engine.state)
 
@@ -448,9 +448,9 @@ class Queue(HasBatches):
             return stored
 
     def set_aside(self, orphan: Orphan) -> str:
-        """Move the file of an orphan into a directory of NAME.damaged; returns where it is. Durable when it returns.
+        """Move the file of an orphan into a directory of NAME.damaged; returns its new path. Durable when it returns.
 
-        Raises `BadPath` if it is gone.
+        Raises `BadPath` if the file is gone.
         """
         with self._engine.exclusive():
             target = orphans.set_aside(self._files, self.path, orphan)

@@ -60,7 +60,7 @@ def read_piece(files: Files, fd: int, path: str, chunk_state: Chunk, index: int,
         raise Corrupt(f"the file ends before its last record, which ends at {end}", path=path, offset=start + len(data))
     if crc32(data, crc) != end_crc:
         raise Corrupt(
-            f"the bytes up to {end} do not have the checksum with which they were committed: the file was damaged, "
+            f"the bytes up to {end} do not match their checksum: the file was damaged, "
             "or another program wrote to it. Nothing was changed",
             path=path,
             offset=start,

@@ -134,7 +134,7 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
         own_chunk(files, path, owned, chunk_id)
     if found.log is not None:
         if isinstance(found.log.last_json_operation, Repair):
-            raise Corrupt("a repair of the queue was interrupted; repair it again, that finishes it", path=path)
+            raise Corrupt("a repair of the queue was interrupted; repair it again to finish", path=path)
         stamp.check(files, path, found.log.state.changes)
     return found
 

@@ -61,7 +61,7 @@ class Decision:
         assert found.log is not None
         torn = data[found.log.end :].rstrip(b"\0")
         if torn and not self._plan.copies:
-            what = "behind the last whole commit: what a crash tore, and nobody was told of, or the last commit, damaged"
+            what = "after the last whole commit: a torn commit that was never confirmed, or the last commit, damaged"
             self._plan.damaged(log_path, found.log.end, len(torn), None, what)
             self._plan.copies.append(log_path)
         state = None if self._plan.copies or self._is_wrong_in_the_middle(found) else self._as_opened(found)
@@ -207,7 +207,7 @@ class Decision:
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"
-        self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the chunk files are believed as far as they go")
+        self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the records are those of the chunk files")
         return State(chain=self._chain_of_files(found))
 
     def _chain_of_files(self, found: Found) -> dict[int, Chunk]:
@@ -219,7 +219,7 @@ class Decision:
             if chunk.successor(current) in found.ids:  # the original unlinks a read chunk before it moves the header on
                 current = chunk.successor(current)
             else:
-                self._plan.damaged(self._plan.path, 0, 2, None, f"refers to chunk {current}, of which there is no file")
+                self._plan.damaged(self._plan.path, 0, 2, None, f"refers to chunk {current}, which has no file")
         while current in found.ids and current not in seen:
             seen.add(current)
             path = self._plan.chunk_path(current)
@@ -275,9 +275,9 @@ class Decision:
                 if frames:
                     state.found[id(commit)] = frames
                 elif commit.size:
-                    what = f"{commit.records} records of a commit behind the damage are not in this file"
+                    what = f"{commit.records} records of a commit after the damage are not in this file"
                     if chunk_id not in self._plan.ids:
-                        what += ", which is not there: it was read to its end, or is lost"
+                        what += ", whose file is missing: it was read to its end, or is lost"
                     self._plan.damaged(self._plan.chunk_path(chunk_id), 0, commit.size, None, what)
                     if commit.key is not None:
                         state.idempotency_keys.pop(commit.key, None)
@@ -287,7 +287,7 @@ class Decision:
         if self._plan.rescued:
             rescued = sum(commit.records for commit in self._plan.rescued)
             self._plan.report.notes.append(
-                f"{rescued} records were put by commits behind the damage in the log. "
+                f"{rescued} records were put by commits after the damage in the log. "
                 "They are at the end of the queue; those that were taken or leased since will be delivered again"
             )
 
@@ -306,7 +306,7 @@ class Decision:
     def look_into_batches(self, state: State) -> None:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
         if lost := state.history.drop_nonsense():
-            self._plan.damaged(self._plan.path + paths.LOG, 0, 0, 0, f"{lost} acknowledged batches in the log make no sense")
+            self._plan.damaged(self._plan.path + paths.LOG, 0, 0, 0, f"{lost} acknowledged batches in the log are invalid")
         known = {*state.batches, *state.history.ids()}
         known |= {places.numbered_id(self._plan.path, number) for _, number in state.expired_keys.values()}
         for directory in list(self._batch_directories()):
@@ -351,7 +351,7 @@ class Decision:
             if content is None or f"{content.crc:08x}" != segment.crc32 or content.total != segment.records:
                 self._plan.moves.append(path)
                 self._plan.damaged(
-                    path, segment.start, segment.end - segment.start, segment.records, "not as its manifest says; set aside"
+                    path, segment.start, segment.end - segment.start, segment.records, "does not match its manifest; set aside"
                 )
                 continue
             batch.chunks.append(content)

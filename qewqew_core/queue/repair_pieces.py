@@ -98,7 +98,7 @@ class Pieces:
             start, stop = max(chunk_state.pieces[begin].offset, chunk_state.head), chunk_state.piece_end(end - 1)[0]
             what = "the file is missing" if not there else "the file ends too early" if size < stop else "the checksum is wrong"
             if from_log:
-                what += "; the log had what belongs here"
+                what += "; restored from the log"
             self._plan.damaged(path, start, stop - start, records, what)
         return good
 
@@ -163,7 +163,7 @@ class Pieces:
         if not files.is_directory(directory):
             places.roll_forward_place(files, self._plan.path, batch)
         if not files.is_directory(directory):
-            self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it is made anew")
+            self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it was made again")
             places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
             files.make_directory(directory)
             files.sync_directory(os.path.dirname(directory))
@@ -171,7 +171,7 @@ class Pieces:
         good = [self._check(chunk_state, path) for chunk_state, path in zip(old, segment_paths, strict=True)]
         if all(good):
             if not self.has_manifest(batch):
-                what = "the manifest is missing or not that of the batch; it is written anew"
+                what = "the manifest is missing or not that of the batch; it was written again"
                 self._plan.damaged(os.path.join(directory, manifest.MANIFEST), 0, 0, 0, what)
                 self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
             return
@@ -206,7 +206,7 @@ class Pieces:
         try:
             body = manifest.load(directory)
             if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
-                raise BadManifest("it is that of another batch", path=directory)
+                raise BadManifest("it belongs to another batch", path=directory)
             for segment in body.segments:
                 for _ in segments.read_segment(directory, segment):
                     pass

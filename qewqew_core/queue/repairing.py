@@ -120,7 +120,7 @@ class _Repair:
                 continue
             with contextlib.suppress(OSError):  # no file at all: it is not ours
                 if any(read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
-                    self._plan.report.notes.append(f"{path}: nobody can say whether what it holds was committed; set aside")
+                    self._plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
                     self._plan.moves.append(path)
         directory = orphans.make_aside(files, self._plan.path)
         for path in self._plan.copies:
@@ -160,7 +160,7 @@ class _Repair:
             aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self._plan.report = self._absolute(body)
         except journal.NONSENSE as error:
-            raise Corrupt(f"an unfinished repair makes no sense: {error!r}", path=self._plan.path + paths.LOG) from error
+            raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.path + paths.LOG) from error
         for chunk_state, pointers in state.pointers():
             on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
             chunk_state.stored = on_disk if on_disk == pointers else None
@@ -202,5 +202,5 @@ class _Repair:
         first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._plan.path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
         if not ours or not inside.startswith(self._plan.files.resolved(self._plan.parent) + "/"):
-            raise ValueError(f"{name!r:.120} is not the queue's")
+            raise ValueError(f"{name!r:.120} is not a file of this queue")
         return path

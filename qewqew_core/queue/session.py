@@ -51,11 +51,11 @@ class Session(Transaction):
         self._closed = False
 
     def put(self, record: Record) -> None:
-        """Add one record, as part of the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        """Add one record to the next commit. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
         self._add(chunk.checked((record,), self._chain.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
-        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
+        """Add all records, or none if it raises; returns how many. Raises as `put`."""
         return self._add(chunk.checked_all(records, self._chain.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:

@@ -56,7 +56,7 @@ class Stage(Transaction):
         try:
             chosen = inspect.signature(Queue).bind(path, **settings)
         except TypeError as error:
-            raise BadArgument(f"no setting of a queue: {error}") from None
+            raise BadArgument(f"not an argument of Queue: {error}") from None
         chosen.apply_defaults()
         self.path = paths.check_path(path)
         self.chunk_size = arguments.check_whole(
@@ -87,7 +87,7 @@ class Stage(Transaction):
         self._add(chunk.checked((record,), self.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
-        """Add all records or, if that raises, none; returns how many. Raises as `put`."""
+        """Add all records, or none if it raises; returns how many. Raises as `put`."""
         return self._add(chunk.checked_all(records, self.chunk_size))
 
     def _add(self, records: list[bytes]) -> int:
@@ -213,7 +213,7 @@ class Stage(Transaction):
             with naming_full_disk(self.path):
                 yield
         except FileNotFoundError as error:
-            what = "what was staged is gone: it was removed by somebody else. Nothing was stored; stage it again in another Stage"
+            what = "the staged files are gone: somebody else removed them. Nothing was stored; stage them again in a new Stage"
             raise Broken(what, path=error.filename) from error
 
     def _begin(self) -> None:
@@ -243,7 +243,7 @@ class Stage(Transaction):
     def _check_open(self) -> None:
         if self._closed or self._process != os.getpid():
             why = "the stage is closed" if self._closed else "the stage was made before this process was forked"
-            raise Closed(f"{why}; make another one", path=self.path)
+            raise Closed(f"{why}; make a new one", path=self.path)
 
     def __del__(self) -> None:
         if not self._closed and self._process == os.getpid():

@@ -66,8 +66,8 @@ def check(files: Files, queue: str, changes: int) -> None:
     found = read(files, queue)
     if found > changes:
         raise Corrupt(
-            f"the log is older than the batches: it knows of {changes:,} changes of batches, of {found:,}. Was an old copy put "
-            "back? Nothing was changed; bring back the latest log, or all files as they were at one time",
+            f"the log is older than the batches: it has {changes:,} of {found:,} changes of batches. Was an old copy "
+            "restored? Nothing was changed; restore the latest log, or all files from the same time",
             path=queue + paths.LOG,
         )
 

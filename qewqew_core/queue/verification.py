@@ -76,7 +76,7 @@ def _verify_chunk(files: Files, path: str, chunk_state: Chunk, report: Report, r
     on_disk = read_pointers(files, path)[1:]
     if chunk_state.stored not in (None, on_disk):  # an opening looks at those of the first chunk and the last alone
         raise Corrupt(
-            f"head, tail, next are {on_disk}, not {chunk_state.stored}; they lead a Java program astray", path=path, offset=0
+            f"head, tail, next are {on_disk}, not {chunk_state.stored}; a Java program would read wrong", path=path, offset=0
         )
 
 

@@ -1,4 +1,4 @@
-"""What works on queues and topics from outside: which a path is, putting, tail, dump, export, replay, DiskQueue's files.
+"""Tools that work on queues and topics from outside: which a path is, put, tail, dump, export, replay, DiskQueue's files.
 
 It may import all of the core but `cli`.
 """

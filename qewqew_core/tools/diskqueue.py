@@ -13,7 +13,7 @@ By Oren Eini, Iain Ballard and Stephen Shephard. All integers are little-endian:
                 │                │  u8   │  i32  │  i32   │  i32   │      wherever the log says that they are
                 └────────────────┴───────┴───────┴────────┴────────┘
 
-Nothing has a checksum. What is no whole transaction at the end of the log has not happened. While the program replaces the
+Nothing has a checksum. An incomplete transaction at the end of the log has not happened. While the program replaces the
 log, what it had before is ``transaction.log.old_copy``, and is whole.
 """
 
@@ -46,7 +46,7 @@ class Item(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The items that wait, first to last, and what was left out of the log because it has not happened."""
+    """The items that wait, in order, and what was left out of the log because it has not happened."""
 
     items: list[Item]
     torn: int  # bytes at the end of the log
@@ -59,7 +59,7 @@ def is_queue(directory: str) -> bool:
 def find(directory: str) -> Found:
     """The items of the queue in a directory. Raises `BadPath`, `Corrupt`, and `Locked` while its program runs."""
     if not is_queue(directory):
-        raise BadPath(f"there is no {LOG} here: this is no directory of DiskQueue", path=directory)
+        raise BadPath(f"there is no {LOG} here: this is not a directory of DiskQueue", path=directory)
     _check_lock(directory)
     files = Files()
     found: list[Found] = []
@@ -73,8 +73,8 @@ def find(directory: str) -> Found:
             return old  # the program was killed while it wrote the new log
         if log.items != old.items:
             raise Corrupt(
-                f"there is an {OLD_COPY} beside it, and they do not say the same: {len(old.items):,} items there, "
-                f"{len(log.items):,} here. Copy the directory, remove one of them from the copy, and import that",
+                f"there is an {OLD_COPY} next to it, and they differ: {len(old.items):,} items there, "
+                f"{len(log.items):,} here. Copy the directory, remove one of them from the copy, and import the copy",
                 path=os.path.join(directory, LOG),
             )
     return found[0]
@@ -88,8 +88,8 @@ def _check_lock(directory: str) -> None:
     pid = int.from_bytes(data[:4], "little", signed=True)
     if pid > 0 and os.path.exists(f"/proc/{pid}"):
         raise Locked(
-            f"process {pid} is in the file {LOCK!r}, and there is a process {pid}: end the program that has the queue open. If "
-            f"it is another one, copy the directory without {LOCK!r}, and import that",
+            f"the file {LOCK!r} names process {pid}, which is running: end the program that has the queue open. If "
+            f"that is a different program, copy the directory without {LOCK!r}, and import the copy",
             path=directory,
             pid=pid,
         )
@@ -141,12 +141,12 @@ def _transaction(data: bytes, at: int, path: str) -> tuple[list[tuple[int, Item]
             raise Corrupt("no operation of a transaction begins here", path=path, offset=place)
         operations.append((kind, Item(*numbers)))
     if not _END.startswith(data[end : end + len(_END)]):
-        raise Corrupt("the transaction does not end here, as its number of operations says", path=path, offset=end)
+        raise Corrupt("the transaction does not end here, although its number of operations says so", path=path, offset=end)
     return operations, end + len(_END)
 
 
 def read(directory: str, items: list[Item], progress: Callable[[int, int], None]) -> Iterator[bytes]:
-    """The bytes of the items. Raises `Corrupt` that names file, offset and item where they are not there."""
+    """The bytes of the items. Raises `Corrupt`, with file, offset and item, if they are missing."""
     files, done, total = Files(), 0, sum(item.length for item in items)
     opened = -1
     with Descriptors() as fds:
@@ -175,7 +175,7 @@ def _open(files: Files, path: str, number: int, item: Item) -> int:
         return files.open_to_read(path)
     except OSError as error:
         raise Corrupt(
-            f"item {number:,} is here, and the file cannot be read: {error.strerror}. Nothing was imported",
+            f"item {number:,} is in this file, which cannot be read: {error.strerror}. Nothing was imported",
             path=path,
             offset=item.start,
         ) from error

@@ -1,8 +1,8 @@
 """What one file says: its heads, records, messages and frames, decoded, each with its offset.
 
-The modules that own the formats decode. A line is marked as damaged where the file contradicts itself: a frame without its
-checksum, a record that runs past the end. What only other files know, the checksums of records above all, `verify` compares.
-Nothing is locked or changed; a file that is in use may look torn.
+The modules that own the formats decode. A line is marked as damaged if the file contradicts itself: a frame with a wrong
+checksum, a record that runs past the end. `verify` also checks what other files say, above all the checksums of records.
+Nothing is locked or changed; a file in use may look torn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FileKind(enum.StrEnum):
 
 
 class Line(NamedTuple):
-    """What stands at an offset of the file; the values are text, numbers, bytes, and lists and dictionaries of them."""
+    """What is at an offset of the file; values are text, numbers, bytes, and lists and dictionaries of them."""
 
     offset: int
     what: str
@@ -67,7 +67,7 @@ class Source:
 
 
 def kind_by_name(path: str) -> FileKind | None:
-    """What the file is, by its name; None where that does not say it."""
+    """What kind of file this is, by its name; None if the name does not say."""
     name = os.path.basename(path)
     for kind, pattern in (
         (FileKind.LOG, r".+\.log(\.tmp)?"),
@@ -87,7 +87,7 @@ def kind_by_name(path: str) -> FileKind | None:
 
 
 def lines(source: Source, kind: FileKind) -> Iterator[Line]:
-    """What the file says, in order. The last line is one of damage where nothing behind it can be read."""
+    """What the file says, in order. The last line marks damage if nothing after it can be read."""
     try:
         yield from _FORMATS[kind](source)
     except Corrupt as error:
@@ -304,7 +304,7 @@ def _sums(source: Source) -> Iterator[Line]:
 
 def _stamp(source: Source) -> Iterator[Line]:
     changes = stamp.unpack(source.whole())
-    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read: it says nothing")
+    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read")
 
 
 _FORMATS: dict[FileKind, Callable[[Source], Iterable[Line]]] = {

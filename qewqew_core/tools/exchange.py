@@ -1,6 +1,6 @@
 """Records and messages as JSON lines: what ``qewqew export`` writes, and ``qewqew import`` reads.
 
-A record is any bytes: ``{"record": "text"}`` or, where it is no UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
+A record is any bytes: ``{"record": "text"}`` or, if it is not UTF-8, ``{"base64": "…"}``. Messages of topics have number, tag,
 id, timestamp and (unless it is 0) corr_offset beside it.
 """
 
@@ -31,7 +31,7 @@ GROUP_RECORDS, GROUP_BYTES = 1000, 1 << 20  # that are held in memory, or taken 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _MESSAGE = ("tag", "id", "timestamp", "corr_offset")  # what of a message is imported beside its body
-_GIVEN = ("number", "offset", "attempt")  # what the topic gives it anew
+_GIVEN = ("number", "offset", "attempt")  # what the topic assigns again
 
 Progress = Callable[[int, int], None]
 
@@ -45,7 +45,7 @@ def waiting(path: str, kind: Kind, progress: Progress) -> Iterator[Message]:
 
 
 def records(path: str, progress: Progress) -> Iterator[Message]:
-    """The records that wait in a queue as of its last commit, those included that open sessions hold; not those of batches.
+    """The records that wait in a queue as of its last commit. Includes those that open sessions hold, but not those in batches.
 
     Takes no lock, waits for nobody, changes nothing. Raises `BadPath`, `Corrupt`, `RecordsTaken`.
     """
@@ -90,9 +90,9 @@ def _taken(path: str) -> RecordsTaken:
 
 
 def messages(path: str, progress: Progress) -> Iterator[Message]:
-    """The messages of a topic up to the newest that there is now. Takes no lock, waits for nobody, changes nothing.
+    """The messages of a topic up to the newest one now. Takes no lock, waits for nobody, changes nothing.
 
-    Raises `BadPath`, `Corrupt`, `MessagesLost` if retention has removed some while they were read.
+    Raises `BadPath`, `Corrupt`, `MessagesLost` if retention removed some while they were read.
     """
     with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         at, stop = view.oldest(), view.latest()
@@ -108,7 +108,7 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
 
 
 def few(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Groups of messages that are small enough to be held in memory."""
+    """Groups of messages, small enough for memory."""
     group: list[Message] = []
     size = 0
     for message in messages:
@@ -125,7 +125,7 @@ def few(messages: Iterable[Message]) -> Iterator[list[Message]]:
 
 
 def as_text(record: bytes) -> dict[str, str]:
-    """The member of a JSON object that says the record."""
+    """The member of a JSON object for the record."""
     try:
         return {"record": record.decode()}
     except UnicodeDecodeError:
@@ -140,7 +140,7 @@ def _time_text(milliseconds: int) -> str | int:
 
 
 def json_line(message: Message, topic: bool, **more: object) -> bytes:
-    """The message of a topic, or else only its record; ``more``: other members, such as how often it was delivered."""
+    """The message of a topic, or only its record; ``more``: other members, such as how often it was delivered."""
     head: dict[str, Any] = {}
     if topic:
         head = {"number": message.number, "tag": message.tag, "id": message.id, "timestamp": _time_text(message.timestamp or 0)}
@@ -150,7 +150,7 @@ def json_line(message: Message, topic: bool, **more: object) -> bytes:
 
 
 def write_json_lines(file: IO[bytes], rows: Iterable[Message], topic: bool) -> int:
-    """Write them all; returns how many."""
+    """Write all of them; returns how many."""
     count = 0
     for row in rows:
         file.write(json_line(row, topic))
@@ -159,7 +159,7 @@ def write_json_lines(file: IO[bytes], rows: Iterable[Message], topic: bool) -> i
 
 
 def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[Message]:
-    """Raises `BadArgument` with the number of the line."""
+    """Raises `BadArgument` with the line number."""
     total = 0 if path == "-" else os.fstat(file.fileno()).st_size
     done = 0
     for number, line in enumerate(file, 1):
@@ -175,17 +175,17 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
 def _of_json(line: bytes) -> Message:
     found = json.loads(line)
     if not isinstance(found, dict) or ("record" in found) == ("base64" in found):
-        raise ValueError('this is no JSON object with either "record" or "base64"; `qewqew put -f` takes any lines as they are')
+        raise ValueError('this is not a JSON object with "record" or "base64"; use `qewqew put -f` for plain lines')
     body: Any = found.pop("record", None)
     coded: Any = found.pop("base64", None)
     if not isinstance(coded if body is None else body, str):
-        raise ValueError("the record is no text")
+        raise ValueError("the record is not text")
     try:
         record = body.encode() if coded is None else base64.b64decode(coded, validate=True)
     except binascii.Error as error:
         raise ValueError(f"this is not base64: {error}") from error
     if unknown := found.keys() - {*_MESSAGE, *_GIVEN}:
-        raise ValueError(f"{min(unknown)!r} is not known of a record; what is: {', '.join(_MESSAGE)}")
+        raise ValueError(f"{min(unknown)!r} is not a member of a record; these are: {', '.join(_MESSAGE)}")
     time = found.get("timestamp")
     if isinstance(time, str):
         moment = datetime.fromisoformat(time)
@@ -199,7 +199,7 @@ def _of_json(line: bytes) -> Message:
 
 
 class Digest:
-    """Of the records that are imported: the same ones are imported once."""
+    """Identifies the imported records, so that the same ones are imported once."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)

@@ -1,4 +1,4 @@
-"""What is a queue, and what a topic: told by the files at a path, or in a directory. Nothing is locked or changed."""
+"""Which paths are queues and topics, by the files at a path or in a directory. Nothing is locked or changed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, paths.STAGED, pla
 
 
 class Kind(enum.StrEnum):
-    """What lies at a path."""
+    """What is at a path."""
 
     QUEUE = "queue"
     TOPIC = "topic"
 
 
 def kind_of(path: str) -> Kind | None:
-    """What is at a path, whole or damaged; None if it is neither: nothing, or a directory that is no topic.
+    """What is at a path, whole or damaged; None for nothing, or a directory that is not a topic.
 
-    Any other file counts as a queue: who opens it is told what is wrong with it. Raises OSError if one may not look.
+    Any other file counts as a queue; opening it says what is wrong with it. Raises OSError without permission to look.
     """
     full = os.path.abspath(path)
     if os.path.isdir(full):
@@ -44,7 +44,7 @@ def kind_of(path: str) -> Kind | None:
 
 @dataclass
 class Listing:
-    """Names relative to the directory, with slashes where a queue or topic lies further down."""
+    """Names relative to the directory, with slashes for queues and topics further down."""
 
     queues: list[str] = field(default_factory=list)
     topics: list[str] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Listing:
 
 
 def find(directory: str, most: int = 1000) -> Listing:
-    """The queues and topics in a directory and below it, those in the directory itself first; links are not followed.
+    """The queues and topics in a directory and below, those in the directory itself first. Links are not followed.
 
-    At most so many of both, and so many directories are looked into. What cannot be read below the directory is left
-    out; of the directory itself the error (OSError) is raised.
+    Finds at most so many, and looks into at most so many directories. It leaves out what it cannot read below the directory,
+    and raises OSError if it cannot read the directory itself.
     """
     found = Listing()
     ahead, seen = deque([""]), 0
@@ -85,14 +85,14 @@ def find(directory: str, most: int = 1000) -> Listing:
 
 
 def queues_in(directory: str) -> list[str]:
-    """The names of the queues in this directory alone, sorted. Raises OSError."""
+    """The names of the queues directly in this directory, sorted. Raises OSError."""
     names = set(os.listdir(directory))
     candidates = {name.removesuffix(suffix) for name in names for suffix in ("", *_REMAINS)} - {""}
     return [name for name in sorted(candidates) if _is_queue(directory, name, names)]
 
 
 def names_in(directory: str) -> list[str]:
-    """The names of the queues and topics in this directory alone, sorted. Raises OSError."""
+    """The names of the queues and topics directly in this directory, sorted. Raises OSError."""
     topics = [entry.name for entry in os.scandir(directory) if entry.is_dir() and is_topic(entry.path)]
     return sorted([*queues_in(directory), *topics])
 

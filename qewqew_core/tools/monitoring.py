@@ -1,4 +1,6 @@
-"""What a monitor wants to know of all queues and readers below a directory, without a lock: is anything late, stuck or broken?"""
+"""What monitors want to know about all queues and readers below a directory, without a lock: is anything late, stuck or
+broken?
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,10 @@ class Watched:
 
 
 def watch(paths: Iterable[str]) -> Iterator[Watched]:
-    """The queues and readers at these paths, and in these directories and below them.
+    """The queues and readers at these paths, and in and below these directories.
 
-    Paths are made absolute: a monitor has many hosts and directories. A topic that has no reader has nothing that waits. Raises
-    `BadPath` where nothing is, and for a directory that cannot be read; what cannot be read further down is told with its error.
+    Paths are made absolute, because a monitor has many hosts and directories. Nothing waits in a topic without readers. Raises
+    `BadPath` for a path with nothing there and a directory that cannot be read; further down, each has its own error.
     """
     for path in map(os.path.abspath, paths):
         kind = listing.kind_of(path)
@@ -79,7 +81,7 @@ def _look(path: str, kind: Kind, reader: str | None, look: Callable[[], QueueSta
 
 
 def age(moment: pendulum.DateTime | None) -> timedelta:
-    """How long ago that was; zero for None, and for a time that a clock has put into the future."""
+    """How long ago that was; zero for None and for the future (after a change of the clock)."""
     return timedelta(milliseconds=max(0, now_ms() - round(moment.timestamp() * 1000))) if moment else timedelta(0)
 
 
@@ -98,9 +100,9 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
 
 
 def exposition(found: Iterable[Watched]) -> str:
-    """The gauges ``qewqew_…`` in Prometheus' text format, with labels ``path`` and ``reader``.
+    """The gauges ``qewqew_…`` in Prometheus' text format, with the labels ``path`` and ``reader``.
 
-    ``qewqew_readable`` is 0 for what cannot be read; it has no other gauges then.
+    ``qewqew_readable`` is 0 for something that cannot be read, which has no other gauges then.
     """
     labelled = [(_labels(watched), watched.stats) for watched in found]
     lines = _family("readable", "1 if it can be read, else 0.", [(labels, int(stats is not None)) for labels, stats in labelled])

@@ -1,4 +1,4 @@
-"""Records on their way into a queue or topic, which is locked for each commit alone, not while its input is read."""
+"""Records on their way into a queue or topic. It is locked only for each commit, not while the input is read."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class Committed(NamedTuple):
 
 
 class IntoQueue:
-    """Puts records into a queue; of a message only its body. ``settings`` are those of `Queue`."""
+    """Puts records into a queue; of a message, only its body. ``settings`` are those of `Queue`."""
 
     def __init__(self, path: str, **settings: Any) -> None:
         self._stage = Stage(path, **settings)
 
     def add(self, messages: list[Message]) -> None:
-        """As part of the next commit. Raises as `Stage.put_many`."""
+        """Add to the next commit. Raises as `Stage.put_many`."""
         self._stage.put_many([message.body for message in messages])
 
     def commit(self, key: str | None = None) -> Committed:
-        """Put what was added since the last commit, or nothing if the key was used before. Raises as `Stage.commit`."""
+        """Put everything added since the last commit, or nothing if the key was used before. Raises as `Stage.commit`."""
         records = self._stage.commit(key)
         return Committed(records, self._stage.stored < records)
 
     def close(self) -> None:
-        """Forget what is not committed."""
+        """Drop what is not committed."""
         self._stage.close()
 
 
 class IntoTopic:
-    """Appends messages to a topic; it is made by the first of them, or by a commit without any. ``settings``: `Topic`."""
+    """Appends messages to a topic. The first message, or an empty commit, makes the topic. ``settings``: `Topic`."""
 
     def __init__(self, path: str, **settings: Any) -> None:
         self._path = topic_paths.check_topic_path(path)
@@ -52,11 +52,13 @@ class IntoTopic:
         return self._open
 
     def add(self, messages: list[Message]) -> None:
-        """As part of the next commit. Raises as `TopicSession.append_many`, and as `Topic` when it opens the topic."""
+        """Add to the next commit. Raises as `TopicSession.append_many`, and as `Topic` when it opens the topic."""
         self._opened()[1].append_many(messages)
 
     def commit(self, key: str | None = None) -> Committed:
-        """Append what was added since the last commit, or nothing if the key was used before. Raises as `TopicSession.commit`."""
+        """Append everything added since the last commit, or nothing if the key was used before. Raises as
+        `TopicSession.commit`.
+        """
         topic, session = self._opened()
         state = topic.writer().engine.state  # from here on nobody else appends
         before = state.number
@@ -66,7 +68,7 @@ class IntoTopic:
         return Committed(records, repeated)
 
     def close(self) -> None:
-        """Forget what is not committed."""
+        """Drop what is not committed."""
         if self._open is not None:
             topic, session = self._open
             self._open = None
@@ -77,5 +79,5 @@ class IntoTopic:
 
 
 def into(path: str, kind: Kind, **settings: Any) -> IntoQueue | IntoTopic:
-    """What puts into the queue or topic at a path, which need not be there. Raises `BadPath`, `BadArgument`."""
+    """Puts into the queue or topic at a path, which may be missing. Raises `BadPath`, `BadArgument`."""
     return IntoQueue(path, **settings) if kind is Kind.QUEUE else IntoTopic(path, **settings)

@@ -1,4 +1,4 @@
-"""Replay: the records of an acknowledged batch, as long as they are kept, are put into the queue again."""
+"""Replay: put the records of an acknowledged batch into the queue again, while they are kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qewqew_core.queue.queue import Queue
 
 
 def find(queue: Queue, key: str) -> Batch:
-    """The acknowledged batch with this id, or that was leased under this key.
+    """The acknowledged batch with this id, or leased under this key.
 
-    Raises `BatchNotFound`, `BatchConflict` unless it is acknowledged, `BatchExpired` if its records are no longer kept.
+    Raises `BatchNotFound`, `BatchConflict` if it is not acknowledged, `BatchExpired` if its records are no longer kept.
     """
     batch = queue.find_batch(key)
     if batch.state != "acked":
@@ -24,7 +24,7 @@ def replay(queue: Queue, batch: Batch, name: str = "") -> int:
     """Put the records of an acknowledged batch at the end of the queue, in one commit; returns how many.
 
     They are leased like any others, under a new key; the batch stays acknowledged. This happens once for each batch and
-    ``name``, however often it is called, or killed: a second call does nothing, and returns the same. Durable when it returns.
+    ``name``, however often it is called or killed: a second call does nothing and returns the same. Durable when it returns.
     Raises `Corrupt`, `BadManifest`, and what `Session.commit` raises: nothing has happened.
     """
     # An id alone may be that of an earlier batch of the same key, which was put back.

@@ -1,4 +1,6 @@
-"""The newest records of a queue, or messages of a topic, and those that come: without a lock, and no reader is moved."""
+"""The newest records of a queue, or messages of a topic, and new ones as they come: without a lock, and without moving a
+reader.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ POLL_SECONDS = 0.1
 
 
 def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callable[[int], None]) -> Iterator[list[Message]]:
-    """The newest so many messages of a topic that match and, with ``follow``, those that come, for ever.
+    """The newest messages of a topic that match and, with ``follow``, new ones, forever.
 
-    ``lost`` is told the number of the next message when that was removed before it could be read. Raises `BadPath`, `Corrupt`.
+    ``lost`` is called with the number of the next message if that was removed before it could be read. Raises `BadPath`,
+    `Corrupt`.
     """
     with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         place = _newest(view, number, chosen)
@@ -67,9 +70,9 @@ def _newest(view: View, number: int, chosen: Filter) -> Position:
 
 
 def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
-    """The newest so many records of a queue and, with ``follow``, those that come, for ever.
+    """The newest records of a queue and, with ``follow``, new ones, forever.
 
-    What is put and taken again between two looks is not seen. Raises `BadPath`, `Corrupt`.
+    It misses records that are put and taken between two looks. Raises `BadPath`, `Corrupt`.
     """
     full = paths.check_path(path)
     stamp = _stamp(full)

@@ -1,4 +1,4 @@
-"""Messages of a topic as segments of a batch: parts of its blocks, with the checksums that let each be read alone."""
+"""Messages of a topic as segments of a batch: parts of its blocks, with the checksums needed to read each part alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def first_segment(
     max_bytes: int,
     more: bool,
 ) -> tuple[Segment | None, int, Position]:
-    """The first messages of a range that match, as far as they are in one block and within the limits: (None if none matches,
-    payload bytes, where the next one begins). The first is taken whatever its size, unless there are ``more`` before it.
-    ``pieces``: gives the checksums of a block. Raises `Corrupt` if the bytes are not what was committed.
+    """The first messages of a range that match, as far as they are in one block and within the limits: (None if none
+    matches, payload bytes, where the next one begins). The first is taken whatever its size, unless ``more`` come before
+    it. ``pieces`` returns the checksums of a block. Raises `Corrupt` if the bytes are not what was committed.
     """
     block, begin, number = wanted.start
     index = view.index()

@@ -1,4 +1,4 @@
-"""The checksums of a topic's blocks, one about each 64 KiB: where they stand, and bytes that are compared with them."""
+"""The checksums of a topic's blocks, one for about each 64 KiB: where they are, and how bytes are compared with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qewqew_core.topic.view import SCAN, View
 
 
 def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
-    """The checksums of a block as far as they are known, the last for its end; [] if a zbus server wrote all of it."""
+    """The known checksums of a block, the last one for its end; [] if a zbus server wrote all of it."""
     return look_again(lambda: _pieces_of(files, directory, base))
 
 
@@ -44,7 +44,7 @@ def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:
 
 def damaged(path: str, piece: IndexEntry, following: IndexEntry) -> Corrupt:
     return Corrupt(
-        f"the messages up to {following.offset} do not have the checksum with which they were committed: the file was "
+        f"the messages up to {following.offset} do not match their checksum: the file was "
         "damaged, or another program wrote to it",
         path=path,
         offset=piece.offset,
@@ -52,8 +52,8 @@ def damaged(path: str, piece: IndexEntry, following: IndexEntry) -> Corrupt:
 
 
 def crcs(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, ends: list[int]) -> list[int]:
-    """The crc32 of the bytes from ``begin`` of a block to each of the ends, which rise; raises `Corrupt` if the bytes
-    are not what was committed.
+    """The crc32 of the bytes of a block from ``begin`` to each of the rising ends. Raises `Corrupt` if the bytes are not
+    what was committed.
     """
     result: list[int] = []
     crc, at = 0, begin
@@ -68,8 +68,8 @@ def crcs(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, ends: l
 
 
 def checked(view: View, pieces: list[IndexEntry], entry: Entry, begin: int, end: int) -> Iterator[memoryview]:
-    """The bytes begin..end of a block, in turn, verified where their checksum is known: raises `Corrupt` if they are
-    not what was committed, at the latest when it has given out the last.
+    """The bytes begin..end of a block, in turn, verified where their checksum is known. Raises `Corrupt` if they are not
+    what was committed, at the latest after the last of them.
     """
     at = begin
     for piece, following in pairwise(pieces):

@@ -1,4 +1,4 @@
-"""`Blocks`: the block files and the index of a topic, as its one writer has them open. Both follow the topic's log."""
+"""`Blocks`: the block files and the index of a topic, opened by its one writer. Both follow the topic's log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qewqew_core.topic.topic_state import Block, TopicState
 
 
 class Blocks:
-    """Those of the topic in ``directory``. All calls are made with the writer's lock."""
+    """The blocks of the topic in ``directory``. Call it with the writer's lock."""
 
     def __init__(self, files: Files, directory: str, engine: Engine[TopicState]) -> None:
         self.files = files
@@ -39,7 +39,7 @@ class Blocks:
         return self.files.exists(self.path_of(base))
 
     def make(self, base: int) -> None:
-        """An empty block."""
+        """Make an empty block."""
         path = self.path_of(base)
         if base in self._descriptors:  # an append that was interrupted had it open
             close_each(self._descriptors, base)
@@ -48,7 +48,7 @@ class Blocks:
         self.files.close(self.files.open(path, new=True))
 
     def unmake(self, made: list[int], last: Block) -> None:
-        """The commit that these were made for has not happened; nor is there anything behind the ``last`` block's end."""
+        """Remove blocks whose commit has not happened, and anything after the end of the ``last`` block."""
         for base in made:
             if (fd := self._descriptors.pop(base, None)) is not None:
                 self.files.close(fd)
@@ -58,7 +58,7 @@ class Blocks:
         self.files.truncate(self.descriptor(last.base), last.end)
 
     def remove(self, entries: list[Entry]) -> None:
-        """These blocks, and their checksums, are no more."""
+        """Remove these blocks and their checksums."""
         for entry in entries:
             for name in (zbus.block_name(entry.base), topic_log.sums_name(entry.base)):
                 with contextlib.suppress(FileNotFoundError):
@@ -73,17 +73,17 @@ class Blocks:
         return fd
 
     def size(self, name: str) -> int:
-        """Bytes of a file in the directory of blocks."""
+        """The size of a file in the directory of blocks, in bytes."""
         with Descriptors([self.files.open_to_read(os.path.join(self.data, name))]) as (fd,):
             return self.files.size(fd)
 
     def write(self, base: int, data: bytes, at: int) -> None:
-        """Messages that the log carries, too."""
+        """Write messages that the log has too."""
         self.files.write(self.descriptor(base), data, at)
         self.unsynced.add(base)
 
     def write_ahead(self, base: int, at: int, frames: Iterable[bytes], crc: int) -> tuple[int, int]:
-        """Write past the end of a block, where no reader looks; returns where that ends, and the block's checksum up to there."""
+        """Write past the end of a block, where no reader looks; returns the new end, and the block's checksum up to there."""
         fd = self.descriptor(base)
         for data in joined(frames):
             self.files.write(fd, data, at)
@@ -91,7 +91,7 @@ class Blocks:
         return at, crc
 
     def cut(self, block: Block) -> None:
-        """Nothing is behind the end of the block. Raises `Corrupt` if it is shorter."""
+        """Cut the file at the end of the block. Raises `Corrupt` if it is shorter."""
         fd = self.descriptor(block.base)
         size = self.files.size(fd)
         if size < block.end:
@@ -112,11 +112,11 @@ class Blocks:
         return self._index[0]
 
     def entry(self, number: int) -> Entry:
-        """That of a block, by its number."""
+        """The index entry of a block, by its number."""
         return zbus.unpack_entry(self.files.read(self.index_fd, zbus.ENTRY, zbus.entry_at(number)))
 
     def index_patch(self, state: TopicState, *blocks: Block) -> dict[int, bytes]:
-        """What the index is to say of these blocks, by the place; its head comes last."""
+        """The bytes that the index must have for these blocks, by offset; its head comes last."""
         patch = {
             zbus.entry_at(block.block): zbus.pack_entry(Entry(block.created, block.base, block.end, block.updated))
             for block in blocks
@@ -131,7 +131,7 @@ class Blocks:
     # Durably
 
     def store(self, state: TopicState) -> None:
-        """Bring blocks, their checksums and the index to where the log is, durably. The index has been written."""
+        """Bring blocks, their checksums and the index up to the log, durably. The index has been written."""
         self.sync()
         full = [block for block in state.full if block.pieces]
         for block in full:
@@ -144,7 +144,7 @@ class Blocks:
         self.sync_index()
 
     def sync(self) -> None:
-        """The messages in all blocks are durable."""
+        """Make the messages in all blocks durable."""
         for base in sorted(self.unsynced):
             if self.exists(base):
                 self.sync_block(base)
@@ -166,6 +166,6 @@ class Blocks:
             raise self._engine.poison(error) from error  # be it for want of room: nobody knows what is on disk
 
     def close(self) -> None:
-        """Called again after an interrupt, it does what is left."""
+        """Close the files. A second call finishes an interrupted first one."""
         close_each(self._descriptors)
         self._index.close()

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Deliveries:
-    """Those of one consumer of the reader ``name``. All calls are made with the lock of the shared log's engine.
+    """What one consumer of the reader ``name`` has. Call it with the lock of the shared log's engine.
 
     ``window``, ``redeliver_after``, ``auto_commit``: as of `Topic.reader`.
     """
@@ -54,7 +54,7 @@ class Deliveries:
     # Delivering
 
     def peek(self) -> list[Message]:
-        """The next message, which is not delivered; [] if there is none."""
+        """The next message, without delivering it; [] if there is none."""
         blocks = self.drop_lost()
         for message, _ in self.again(1):
             return [message]
@@ -66,8 +66,8 @@ class Deliveries:
         return []
 
     def deliver(self, max_records: int, max_bytes: int | None) -> tuple[list[Message], int | None]:
-        """The next messages, which are in flight from now on; or which are committed, with ``auto_commit``: then also the
-        position of that commit.
+        """Deliver the next messages. They are in flight from now on or, with ``auto_commit``, committed: then the position
+        of that commit is returned too.
         """
         messages, delivered, pending = self._pick(max_records, max_bytes, self.drop_lost())
         if not messages and pending == self._engine.state.pending:
@@ -134,7 +134,7 @@ class Deliveries:
         return messages, delivered, pending
 
     def again(self, most: int) -> Iterator[tuple[Message, Position]]:
-        """Messages in flight that are to be delivered again, the first first, and where they are; read one by one."""
+        """The messages in flight that are due for another delivery, in order, with their places; read one by one."""
         in_flight, now, dead = self._engine.state.in_flight, now_ms(), self._shared.dead_owners()
         if not in_flight or (now < self._consumer.due and not dead):
             return
@@ -152,7 +152,7 @@ class Deliveries:
             yield message._replace(attempt=flight.attempt + 1), flight.at
 
     def drop_lost(self) -> range:
-        """Move on where the oldest messages were removed from the topic before they were committed. Which blocks there are."""
+        """Move on if the oldest messages were removed from the topic before they were committed; returns the blocks."""
         blocks = self._view.blocks()
         found = lost_of(self._engine.state, self._view, blocks.start)
         if found is not None:
@@ -165,7 +165,9 @@ class Deliveries:
     # What is with this consumer
 
     def commit(self, messages: tuple[Message, ...]) -> tuple[int, int]:
-        """These messages are done with; without any: all that this consumer has. The position of the commit, and how many."""
+        """Commit these messages, or without arguments all that this consumer has. Returns the position of the commit, and
+        how many.
+        """
         offsets = self.check_mine(messages)
         if not offsets:
             return 0, 0
@@ -175,14 +177,14 @@ class Deliveries:
         return position, len(offsets)
 
     def requeue(self, offsets: list[int], due: int) -> None:
-        """Messages are to be delivered again, first, from ``due`` on."""
+        """Deliver messages again, first, from ``due`` on."""
         if offsets:
             self._shared.commit(Requeue(offsets, due))
             self._consumer.due = min(self._consumer.due, due)
             self._consumer.refresh(self._engine.state)
 
     def check_mine(self, messages: tuple[Message, ...]) -> list[int]:
-        """The offsets of messages that are with this consumer, and not committed yet. Raises `CommitConflict`."""
+        """The offsets of messages that this consumer has and has not committed. Raises `CommitConflict`."""
         mine, state = self._consumer.mine, self._engine.state
         if not messages:
             if not state.prepared:

@@ -1,4 +1,4 @@
-"""A repair writes the manifest of a topic's batch anew where it is missing or damaged: by the reader's log and the blocks."""
+"""A repair rewrites a missing or damaged manifest of a topic's batch, from the reader's log and the blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qewqew_core.topic.view import View
 
 
 def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, report: RepairReport) -> None:
-    """Write those anew, durably, that make their batches readable again. A batch that stays unreadable is noted."""
+    """Rewrite the manifests, durably, so that their batches can be read again. A batch that stays unreadable is noted."""
     stem = topic_paths.stem_of(view.directory, reader)
     for batch in state.with_history():
         directory = places.directory_of(stem, batch)
@@ -47,10 +47,10 @@ def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, 
             places.write_manifest(files, directory, body)
         except (QewQewError, OSError) as error:
             report.notes.append(
-                f"batch {batch.id} cannot be read, and stays as it is: {problem}. No other manifest helps: {error}"
+                f"batch {batch.id} cannot be read, and is left as it is: {problem}. Its manifest cannot be rebuilt: {error}"
             )
         else:
-            what = "the manifest is missing or not that of the batch; it is written anew"
+            what = "the manifest is missing or not that of the batch; it was written again"
             report.damage.append(Damage(os.path.join(directory, MANIFEST), 0, None, 0, what))
 
 

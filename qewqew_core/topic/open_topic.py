@@ -1,4 +1,4 @@
-"""What a reader and a session need of the open topic that they are of. `Topic` has it."""
+"""What a reader and a session need of their open topic. `Topic` provides it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class OpenTopic(Protocol):
     def is_closed(self) -> bool: ...
 
     def writer(self) -> Writer:
-        """The topic's writer, with its lock, which is taken by the first call."""
+        """The topic's writer, with its lock, which the first call takes."""
 
     def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
         """Messages as they are appended; raises before anything changes."""
 
     def trim_quietly(self) -> None:
-        """Remove what need not be kept, after a commit that has begun a new block."""
+        """Remove blocks that need not be kept, after a commit that began a new block."""
 
     def recover(self) -> None:
-        """Have what a killed writer has left put right, unless a living one has done so."""
+        """Finish what a killed writer left, unless a living one has done so."""

@@ -1,4 +1,4 @@
-"""Messages on their way into a topic: they were checked, and wait in memory or, of a session that has many, in a file."""
+"""Messages on their way into a topic: checked, and waiting in memory or, for a session with many, in a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRAME = struct.Struct(">qqBBI")  # timestamp (none: -1), corr_offset; sizes of 
 
 
 class Body(NamedTuple):
-    """A large body that a session has spilled: bytes of a file."""
+    """A large body that a session has moved to a file: bytes of that file."""
 
     fd: int
     offset: int
@@ -45,7 +45,7 @@ Outgoing = Message | Spilled  # that was checked, and is ready to be stored; num
 
 
 def checked(messages: list[Message], dialect: str) -> list[Outgoing]:
-    """The same, ready to be stored; raises what is wrong with one of them."""
+    """The same message, ready to be stored; raises what is wrong with it."""
     if len(messages) > 1 and _is_plain(messages):
         return [*messages]
     for message in messages:
@@ -77,9 +77,9 @@ def size_of(messages: Collection[Outgoing]) -> int:
 
 
 def portions(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator[tuple[bool, list[Outgoing]]]:
-    """Messages in portions of about 64 KiB, each of which begins a piece of the checksums; and whether it begins a block.
+    """Messages in portions of about 64 KiB; each begins a piece of the checksums, and may begin a block.
 
-    ``at``: where the last block ends. All go to one block, as in the original, unless that would pass 2 GiB.
+    ``at``: where the last block ends. All go to one block, as in the original, unless it would grow past 2 GiB.
     """
     begins = at >= block_size
     at = 0 if begins else at
@@ -101,7 +101,7 @@ def portions(messages: Iterable[Outgoing], at: int, block_size: int) -> Iterator
 
 
 def joined(buffers: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes as they are best written: small buffers joined, large ones as they are."""
+    """The same bytes in buffers that are good to write: small ones joined, large ones as they are."""
     small: list[bytes] = []
     size = 0
     for buffer in buffers:
@@ -124,9 +124,9 @@ class _Spilled(NamedTuple):
 
 
 class Appends:
-    """What a session has appended, in order: the last of it in memory, all before that in a file.
+    """What a session has appended, in order: the newest part in memory, everything before in a file.
 
-    The file has no name, and is gone with the process. Iterating gives all of it, as often as wanted.
+    The file has no name, and disappears with the process. You can iterate over it several times.
     """
 
     def __init__(self, files: Files, path: str) -> None:
@@ -147,7 +147,7 @@ class Appends:
         return self._spilled.size + size_of(self._memory)
 
     def add(self, messages: list[Outgoing]) -> None:
-        """All or, if it raises (`DiskFull`), none."""
+        """Add all, or none if it raises (`DiskFull`)."""
         size = size_of(messages)
         if self._memory and self._memory_size + size > LIMITS.topic_spill_bytes:
             self._spill()
@@ -196,7 +196,7 @@ class Appends:
             self._files.truncate(self._fds[0], 0)
 
     def close(self) -> None:
-        """A second call does nothing, but for what an interrupted one has not done."""
+        """You may call it twice; a second call finishes an interrupted first one."""
         self._memory = []
         self._fds.close()
 

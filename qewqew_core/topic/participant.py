@@ -1,7 +1,8 @@
 """`Participant`: a reader's part in a session of its topic, which commits in two phases. The log of the topic decides.
 
-The reader notes which messages a session is about, durably (`prepare`); then the topic's log says that it was committed; then
-the reader notes that (`resolve`). Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+The reader notes durably which messages a session will commit (`prepare`). Then the topic's log says that the session was
+committed. Then the reader notes that (`resolve`). If a process dies after the first note, the next one looks into the topic's
+log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from qewqew_core.topic.shared_log import Consumer, SharedLog
 
 
 class Participant:
-    """Of one `Reader` object."""
+    """The part of one `Reader` object."""
 
     def __init__(self, shared: SharedLog, consumer: Consumer, deliveries: Deliveries) -> None:
         self.engine = shared.engine
@@ -24,7 +25,7 @@ class Participant:
         self._deliveries = deliveries
 
     def prepare(self, session: str, messages: list[Message]) -> None:
-        """The topic's log is about to say whether these are committed. Raises `CommitConflict`."""
+        """Note that the topic's log will decide about these messages. Raises `CommitConflict`."""
         with self.engine.exclusive():
             offsets = self._deliveries.check_mine(tuple(messages)) if messages else []
             if len(offsets) < len(messages):
@@ -40,20 +41,20 @@ class Participant:
                 self._consumer.due = 0
 
     def resolve(self, session: str) -> bool:
-        """The session was committed; whether that could be noted. If not, because the disk is full, it is as soon as possible."""
+        """Note that the session was committed; returns whether that worked. If the disk is full, it is noted later."""
         self._shared.decided.append(session)
         with self.engine.exclusive():  # which notes it
             return session not in self._shared.decided
 
     def leave_open(self, session: str) -> None:
-        """Nobody knows whether the session was committed: nothing that it has read may be given back or committed."""
+        """It is unknown whether the session was committed: nothing that it read may be given back or committed."""
         with self.engine.lock:
             for offset, flight in self.engine.state.in_flight.items():
                 if flight.session == session:
                     self._consumer.mine.pop(offset, None)
 
     def requeue(self, messages: list[Message]) -> None:
-        """The session has rolled back: those that are still with this consumer are delivered again."""
+        """The session was rolled back: what this consumer still has is delivered again."""
         with self.engine.exclusive():
             mine = self._consumer.mine
             offsets = [message.offset for message in messages if mine.get(message.offset) == message.attempt]
@@ -61,14 +62,14 @@ class Participant:
             self._consumer.due = 0
 
     def resolve_all(self, committed: set[str]) -> None:
-        """Of those who died while they committed; whoever calls it has the lock of the topic's writer."""
+        """Decide the sessions of processes that died while they committed. The caller has the lock of the topic's writer."""
         with self.engine.exclusive():
             for session in {flight.session for flight in self.engine.state.in_flight.values() if flight.session is not None}:
                 self._shared.commit(Resolve(session, session in committed, now_ms()))
             self._shared.durable(self.engine.log.position, always=True)
 
     def is_undecided(self) -> bool:
-        """Whether a process has died while it committed a session: the topic's log must say how that ended."""
+        """Whether a process died while it committed a session, so that the topic's log must decide."""
         with self.engine.exclusive():
             flights = self.engine.state.in_flight.values()
             owners = {flight.owner for flight in flights if flight.session is not None} - {self._consumer.owner}

@@ -1,9 +1,9 @@
-"""`Reader`: a named place in a topic, from which messages are delivered, committed, and leased as batches.
+"""`Reader`: a named position in a topic. It delivers messages, commits them, and leases them as batches.
 
-Processes that open the same reader share it. Each call takes the lock of the reader for a moment, catches up with what the
-others have appended to its log, and appends to it itself (`shared_log`). The topic's writer is never waited for, nor does
-it wait. A message that was delivered is in flight until it is committed or given back; it is delivered again when its time
-is over, or when the process that had it has died (`deliveries`).
+Processes that open the same reader share it. Each call takes the reader's lock for a moment, catches up with what the others
+have appended to its log, and appends to it itself (`shared_log`). Readers and the topic's writer do not wait for each other. A
+delivered message is in flight until it is committed or given back. It is delivered again when its time is over, or when its
+process dies (`deliveries`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 class Reader(HasBatches):
-    """A reader of a topic; from `Topic.reader`. Safe to share between threads, and between processes by opening it in each.
+    """A reader of a topic; from `Topic.reader`. Threads may share it; processes share it by opening it in each.
 
-    `read` and `read_many` deliver messages, each to one consumer, in order; `commit` says that they are done with, durably.
-    What is neither committed nor given back (`nack`, `close`) is delivered again after ``redeliver_after`` seconds, and at
-    once when its consumer's process has died. At most ``window`` messages are in flight, of all consumers together.
-    With ``auto_commit`` a message is committed before it is handed out: no message comes twice, but one may be lost with its
-    consumer. `lease` takes batches, as from a queue: a reader that is leased from is a queue.
+    `read` and `read_many` deliver each message to one consumer, in order; `commit` ends its delivery, durably. A message that
+    is neither committed nor given back (`nack`, `close`) is delivered again after ``redeliver_after`` seconds, and at once when
+    its consumer's process dies. At most ``window`` messages are in flight for all consumers together. With ``auto_commit`` a
+    message is committed before it is handed out: none comes twice, but one may be lost with its consumer. `lease` takes
+    batches, as from a queue.
     """
 
     _released = True  # whether there is nothing to be released
@@ -195,16 +195,16 @@ class Reader(HasBatches):
     # Reading
 
     def read(self, timeout: float | None = 0) -> Message:
-        """The next message. Waits up to ``timeout`` seconds (None: for ever), then raises `Empty`.
+        """The next message, now in flight. Waits up to ``timeout`` seconds (None: forever), then raises `Empty`.
 
-        It is in flight until it is committed. Raises `Full` if ``window`` messages are, and `Corrupt`.
+        Raises `Full` if ``window`` messages are in flight, and `Corrupt`.
         """
         return self._wait(lambda: self._deliver(1, None), timeout)[0]
 
     def read_many(self, max_records: int, max_bytes: int | None = None, timeout: float | None = 0) -> list[Message]:
-        """Up to ``max_records`` messages with bodies of together up to ``max_bytes``, at least one; maybe [] after ``timeout``.
+        """Up to ``max_records`` messages with a total of up to ``max_bytes`` bytes, at least one; [] after ``timeout``.
 
-        Fewer than there are, if ``window`` leaves room for fewer. Raises as `read`.
+        Fewer if ``window`` leaves no room for more. Raises as `read`.
         """
         arguments.check_whole("max_records", max_records, 1, sys.maxsize)
         if max_bytes is not None:
@@ -221,7 +221,7 @@ class Reader(HasBatches):
         return messages
 
     def peek(self, timeout: float | None = 0) -> Message:
-        """The message that `read` would deliver; it is not delivered. Waits and raises as that."""
+        """The message that `read` would deliver, without delivering it. Waits and raises as `read`."""
         return self._wait(lambda: self._engine.run(self._deliveries.peek), timeout)[0]
 
     def __iter__(self) -> Iterator[Message]:
@@ -250,10 +250,10 @@ class Reader(HasBatches):
     # Committing
 
     def commit(self, *messages: Message) -> int:
-        """These messages are done with; without any: all that this object has delivered. Returns how many.
+        """Commit these messages, or without arguments all that this object has delivered. Returns how many.
 
-        Durable when it returns, as `Queue.put` is. Committing a message twice is no error. Raises `CommitConflict` if a message
-        is with somebody else, because its time was over, or is yet to be delivered; then none was committed.
+        Durable when it returns, as `Queue.put` is. You may commit a message twice. Raises `CommitConflict` if somebody else has
+        a message because its time was over, or if it was not delivered; then none was committed.
         """
         position, count = self._engine.run(self._deliveries.commit, messages)
         if count:
@@ -261,7 +261,7 @@ class Reader(HasBatches):
         return count
 
     def nack(self, *messages: Message, delay: float = 0.0) -> int:
-        """Give messages back, to be delivered again, first, after ``delay`` seconds; without any: all that this object has.
+        """Give these messages back, or without arguments all that this object has. They come first, after ``delay`` seconds.
 
         Returns how many. Raises `CommitConflict` as `commit`.
         """
@@ -274,10 +274,10 @@ class Reader(HasBatches):
     # Moving
 
     def seek(self, *, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> None:
-        """Go on at the message with this number, with this offset in the topic, or the first since a time; durable.
+        """Go on at the message with this number or offset, or at the first since a time. Durable.
 
-        What was delivered to anybody and is not committed is forgotten: it comes again if it lies behind the new place.
-        Raises `BadArgument` if there is no such message; the place of the next message to come is one.
+        Deliveries that are not committed are forgotten; these messages come again if they are after the new position. Raises
+        `BadArgument` if there is no such message; the number of the next message to come is valid.
         """
         with self._engine.exclusive():
             position = self._go_to(place_of(self._view, number, offset, time))
@@ -289,11 +289,11 @@ class Reader(HasBatches):
         return position
 
     def move_to(self, place: Position, expected: Position | None = None, *, force: bool = False) -> None:
-        """Go on at a place that `position` or a `View` has given: what lies before it counts as committed. Durable.
+        """Go on at a position from `position` or a `View`; everything before it counts as committed. Durable.
 
-        For who keeps account of messages elsewhere, and has the reader hold them back from removal. Raises `CommitConflict`,
-        and changes nothing, if the reader is used otherwise: if messages are in flight or leased, or if it does not stand at
-        ``expected`` (unless what was there has been removed). With ``force`` it moves in any case, as `seek` does.
+        For programs that track positions elsewhere, and use the reader to keep messages from being removed. Raises
+        `CommitConflict` and changes nothing if messages are in flight or leased, or if the reader is not at ``expected``
+        (unless that was removed). With ``force`` it always moves, as `seek` does.
         """
         with self._engine.exclusive():
             if not force:
@@ -324,7 +324,7 @@ class Reader(HasBatches):
     def set_filter(self, text: str | None) -> None:
         """Deliver only messages whose tags match, from the next one on; None or "": all. Durable; raises `BadArgument`.
 
-        Messages that an earlier filter has passed over do not come again, but with `seek`.
+        Messages that an earlier filter has skipped come again only after `seek`.
         """
         chosen = Filter(text)
         with self._engine.exclusive():
@@ -336,7 +336,7 @@ class Reader(HasBatches):
     # What the reader says of itself, as a topic does
 
     def keep(self) -> None:
-        """Let the reader stay when its last consumer has gone, although it was made as a temporary one. Durable."""
+        """Keep a temporary reader when its last consumer has gone. Durable."""
         with self._engine.exclusive():
             if self._is_temporary():
                 self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask & ~zbus.DELETE_ON_EXIT))
@@ -350,9 +350,9 @@ class Reader(HasBatches):
             return self._shared.common()
 
     def set_mask(self, mask: int) -> None:
-        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header.
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, like the other fields of the header.
 
-        With `zbus.DELETE_ON_EXIT` the reader is a temporary one from now on: it is deleted with its last consumer.
+        `zbus.DELETE_ON_EXIT` makes the reader temporary: it is deleted with its last consumer.
         """
         self._set(*zbus.mask_patch(mask))
 
@@ -371,7 +371,7 @@ class Reader(HasBatches):
     # Looking
 
     def lag(self) -> int:
-        """How many messages lie behind the first that is not committed, whatever the filter; those of batches included."""
+        """How many messages there are from the first uncommitted one on, whatever the filter; also those in batches."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
             return self._view.latest().number - self._engine.state.committed_position().number
@@ -390,7 +390,7 @@ class Reader(HasBatches):
             return self._engine.state.committed_position()
 
     def stats(self) -> QueueStats:
-        """Counts and sizes of what is still to be leased or committed. With a filter the messages must be read to count them."""
+        """Counts and sizes of what is not leased or committed yet. With a filter, it must read the messages to count them."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
             return stats_of(self._engine.state, self._view)
@@ -398,14 +398,14 @@ class Reader(HasBatches):
     # The end
 
     def delete(self) -> None:
-        """Delete the reader, its batches and dead letters included; whoever has it open gets `Closed`."""
+        """Delete the reader with its batches and dead letters. Other processes that have it open get `Closed`."""
         with self._engine.exclusive():
             reader_files.delete(self._files, self.topic.path, self.name)
 
     def close(self) -> None:
-        """Give back what is not committed, and let go. A second call does nothing, but for what an interrupted one has not done.
+        """Give back what is not committed, and release the reader. A temporary reader is deleted with its last consumer.
 
-        A temporary reader is deleted with its last consumer.
+        You may call it twice; a second call finishes an interrupted first one.
         """
         with self._engine.lock:
             if self._released:

@@ -1,6 +1,6 @@
-"""`ReaderBatches`: how batches are cut from what a reader is to deliver, and put back there.
+"""`ReaderBatches`: how batches are cut from the next messages of a reader, and put back there.
 
-A batch links the blocks that its messages lie in, and its manifest says where: nothing is copied.
+A batch links the blocks of its messages, and its manifest says where they are: nothing is copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
 
 
 class ReaderBatches(Source):
-    """The messages of the topic in ``directory`` that the reader ``name`` is to deliver."""
+    """The messages of the topic in ``directory`` that the reader ``name`` has not delivered yet."""
 
     engine: Engine[ReaderState]
 
@@ -72,7 +72,7 @@ class ReaderBatches(Source):
     def manifest_of(self, batch: BatchState) -> Manifest:
         return reader_files.manifest_of(self.stem, batch)
 
-    # Room on the disk: where the files are is found out anew by every call after one that could not move them
+    # Room on the disk: where the files are is found out again by every call after one that could not move them
 
     def keep_room(self, names: int, size: int = 0) -> None:
         pass

@@ -1,7 +1,7 @@
-"""The files of a reader: which there are, how they are deleted, and what killed consumers have left of them.
+"""The files of a reader: which there are, how they are deleted, and what killed consumers have left.
 
-``reader/R.rdx`` is the reader: it is there as long as that file is. ``state/R`` is the stem of all else: the log, the lock file
-with the seal, and the batches.
+The reader exists as long as ``reader/R.rdx`` does. The log, the lock file with the seal, and the batches begin with
+``state/R``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask: int = 0) -> None:
-    """An .rdx that says this, whole or not at all, and durably."""
+    """Write such an .rdx, completely or not at all, and durably."""
     data = bytearray(zbus.new_reader(now_ms(), place.block, place.offset))
     for at, patch in (zbus.filter_patch(filter), zbus.mask_patch(mask)):
         data[at : at + len(patch)] = patch
@@ -40,14 +40,14 @@ def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask:
 
 
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
-    """Open ``state/R.lock``, made if it is not there; the list gets its descriptor."""
+    """Open ``state/R.lock``, made if it is missing; the descriptor is added to the list."""
     files.open_into(fds, stem + ".lock", make=True)
     if not stat.S_ISREG(files.status(fds[-1]).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", stem + ".lock")
 
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
-    """False if the reader was deleted, with its lock file, since that was opened: the lock of another file is none."""
+    """False if the reader was deleted, with its lock file, since that was opened: the lock of another file does not count."""
     try:
         return files.status(stem + ".lock").st_ino == files.status(fd).st_ino
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def break_seal(files: Files, stem: str) -> None:
 
 
 def delete(files: Files, directory: str, name: str) -> None:
-    """Remove a reader: first its .rdx, without which it is not there, then all else."""
+    """Remove a reader: first its .rdx, which ends it, then everything else."""
     rdx, stem = rdx_of(directory, name), stem_of(directory, name)
     break_seal(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
     for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + ".log"):
@@ -81,7 +81,7 @@ def delete(files: Files, directory: str, name: str) -> None:
 
 
 def remove_leftovers(files: Files, directory: str) -> None:
-    """What consumers have left that were killed while they made a reader, or deleted it; not what living ones are making."""
+    """Remove what killed consumers left while they made or deleted a reader, but not what living ones are making."""
     homes = {home: files.list(os.path.join(directory, home)) for home in ("reader", "state")}
 
     def names(home: str, *suffixes: str) -> set[str]:
@@ -94,7 +94,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
         fds = Descriptors()
         try:
             open_lock(files, fds, stem)
-            # Whoever makes or deletes the reader has this byte.
+            # A process that makes or deletes the reader has this byte.
             if lock.take(fds[0], 0, 1) and is_lock_of(files, fds[0], stem):
                 for path in (rdx + ".tmp", stem + ".log.tmp"):
                     remove_if_there(files, path)
@@ -132,7 +132,7 @@ def new_manifest(
 
 
 def manifest_of(stem: str, batch: BatchState) -> Manifest:
-    """The manifest of a batch with the owner and the attempt that it has now."""
+    """The manifest of a batch with its present owner and attempt."""
     body = manifest.load(places.directory_of(stem, batch))
     return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
 

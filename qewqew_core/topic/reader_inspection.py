@@ -1,4 +1,4 @@
-"""What a reader of a topic holds, and where it will be, looked at without its lock."""
+"""What a reader of a topic holds, and where it will go on, without its lock."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from qewqew_core.topic.view import SCAN, Position, View
 
 
 def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = None) -> ReaderState | None:
-    """The state of a reader as of its last commit; None where it has no log: a zbus server made it. ``rdx``: the place that the
-    .rdx named before.
+    """The state of a reader as of its last commit; None if it has no log because a zbus server made it. ``rdx``: the
+    position that the .rdx named before.
     """
     stem = stem_of(directory, name)
     for attempt in range(5):
-        seal = seal_of(files, stem)  # first: whoever has the reader open goes on meanwhile
+        seal = seal_of(files, stem)  # first: the owner of the reader goes on meanwhile
         try:
             found = journal.replay_live(files, stem + ".log", reader_log.replay)
             reader_log.check_whole(found, seal, rdx, stem + ".log")
@@ -50,7 +50,7 @@ def seal_of(files: Files, stem: str) -> Seal | None:
 
 
 def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
-    """The same, as it will be when the reader is opened: moved, if a zbus server has moved it, or the oldest messages were
+    """The same, as it will be when the reader is opened: moved, if a zbus server moved it or the oldest messages were
     removed. None: there is no such reader.
     """
     path = rdx_of(view.directory, name)
@@ -83,23 +83,23 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
 
 def missing_rdx(path: str) -> Corrupt:
     return Corrupt(
-        "the file is missing, and the reader's log is there. Bring it back; or, also if a zbus server has deleted the reader, "
-        "`qewqew repair` (repair_topic) writes it anew by the log, and delete_reader deletes all of it",
+        "the file is missing, but the reader's log is there. Restore it, or let `qewqew repair` (repair_topic) write it again "
+        "from the log. If a zbus server deleted the reader, delete_reader deletes the rest",
         path=path,
     )
 
 
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
-        f"the file is shorter than {zbus.READER_SIZE:,} bytes, which no zbus server leaves. Bring it back; or `qewqew "
-        "repair` (repair_topic) writes it anew by the reader's log, without mask, creator and extensions",
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes; no zbus server leaves that. Restore it, or let `qewqew "
+        "repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,
     )
 
 
 def without_rdx(files: Files, directory: str) -> list[str]:
-    """Readers of which the .rdx is missing, and that were not deleted."""
+    """Readers whose .rdx is missing, and that were not deleted."""
     names = sorted(name.removesuffix(".log") for name in files.list(os.path.join(directory, "state")) if name.endswith(".log"))
     return [
         name
@@ -109,15 +109,15 @@ def without_rdx(files: Files, directory: str) -> list[str]:
 
 
 def check_rdx(state: ReaderState, whole: bool, path: str) -> None:
-    """Raises `Corrupt` if the .rdx that is to say where a server has moved the reader has lost its end."""
+    """Raise `Corrupt` if the .rdx has lost its end, and so cannot say where a server moved the reader."""
     if state.clean and not whole:
         raise short_rdx(path)
 
 
 def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[int]:
-    """What a zbus server has handed out and nobody has acknowledged is to be delivered again; returns where the entries are.
+    """Messages that a zbus server handed out without acknowledgement are delivered again; returns where their entries are.
 
-    From now on it stands in our log, and before the place that the .rdx names: such a server reads it again from there.
+    From now on they are in our log, and before the position in the .rdx: such a server reads them again from there.
     """
     try:
         data = read_whole(files, path)
@@ -134,8 +134,8 @@ def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[in
 
 
 def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
-    """The place that an .rdx names. A zbus server leaves the beginning of a message, or the end of a block: maybe of one that was
-    removed since. All else is damage.
+    """The position that an .rdx names. A zbus server leaves the start of a message, or the end of a block, which may have
+    been removed since. Everything else is damage.
     """
     index = view.index()
     behind = index.start + index.blocks
@@ -145,8 +145,8 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
         return view.latest()
     if not 0 <= block < behind:
         raise Corrupt(
-            f"the reader stands in block {block:,}, and the last block is {behind - 1:,}. Bring the file back; or `qewqew "
-            "repair` (repair_topic) puts the reader where its log says, or at the beginning",
+            f"the reader stands in block {block:,}, but the last block is {behind - 1:,}. Restore the file, or let "
+            "`qewqew repair` (repair_topic) put the reader where its log says, or at the beginning",
             path=path,
             offset=0,
         )
@@ -157,8 +157,8 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
     place = view.by_offset(entry.base + offset) if 0 <= offset < entry.end else None
     if place is None:
         raise Corrupt(
-            f"no message begins at {offset} of block {block}, where the reader stands. Bring the file back; or `qewqew "
-            "repair` (repair_topic) puts the reader where its log says, or before a message",
+            f"no message begins at {offset} of block {block}, where the reader stands. Restore the file, or let `qewqew "
+            "repair` (repair_topic) put the reader where its log says, or before a message",
             path=path,
             offset=0,
         )
@@ -168,7 +168,7 @@ def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:
 def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], list[int], int] | None:
     """What `Lose` says if the oldest messages were removed from the topic before they were committed.
 
-    ``start``: the first block that is there.
+    ``start``: the first existing block.
     """
     if state.committed_position().block >= start:
         return None

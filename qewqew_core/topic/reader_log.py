@@ -10,7 +10,7 @@ has another generation, or ends before that, was cut, put back or exchanged::
 
      0            4         8       12
     ┌────────────┬─────────┬───────┐
-    │ generation │ end u32 │ crc32 │   anything else is no seal, and vouches for nothing
+    │ generation │ end u32 │ crc32 │   anything else is not a seal, and vouches for nothing
     └────────────┴─────────┴───────┘
 """
 
@@ -126,19 +126,19 @@ def pack(operation: Operation) -> bytes:
 
 
 def commit(time: int, operations: Sequence[Operation]) -> bytes:
-    """The same for the one operation that a commit of a reader is. Those that need a time have their own."""
+    """The same for the one operation of a reader's commit. Operations that happen often have their own format."""
     (operation,) = operations
     return pack(operation)
 
 
 def unpack(body: bytes) -> Operation:
-    """Raises `journal.NONSENSE` for what nothing of ours has written."""
+    """Raises `journal.NONSENSE` for bytes that QewQew never writes."""
     name, *values = _decode(body.decode())
     kind = _BY_NAME[name]
     if kind is Change:
         change, time, fields = values
         if type(time) is not int:
-            raise ValueError(f"this is no time: {time!r:.120}")
+            raise ValueError(f"this is not a time: {time!r:.120}")
         return Change(batch_operation(change, fields), time)
     if kind is Lease:
         values[0] = checked(BatchState(**values[0]))
@@ -182,7 +182,7 @@ def _load(body: bytes) -> ReaderState:
 def _block(fields: Sequence[Any]) -> Block:
     count, records, size, on_disk, lines = fields
     if any(type(number) is not int for number in (count, records, size, on_disk)):
-        raise ValueError(f"these are no sums: {fields[:4]!r:.120}")
+        raise ValueError(f"these are not checksums: {fields[:4]!r:.120}")
     return Block(count, records, size, on_disk, lines.encode())
 
 
@@ -219,12 +219,12 @@ def replay(data: bytes, path: str) -> Replayed:
     try:
         state.check()
     except journal.NONSENSE as error:
-        raise Corrupt(f"the log as a whole makes no sense: {error!r}", path=path, offset=end) from error
+        raise Corrupt(f"the log contradicts itself: {error!r}", path=path, offset=end) from error
     return Replayed(state, generation, snapshot_end, end)
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:
-    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, None for a checkpoint."""
+    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, or None for a checkpoint."""
     try:
         if frame.kind == CHECKPOINT:
             state.clean, state.passed, state.began = True, (0, 0), state.committed_position().block
@@ -258,33 +258,33 @@ def unpack_seal(data: bytes) -> Seal | None:
     return Seal(generation, end) if crc == crc32(data[: SEAL - 4]) else None
 
 
-_WAY_OUT = "or `qewqew repair` (repair_topic) lets the reader go on at what its .rdx says: the first message not committed"
+_WAY_OUT = "or let `qewqew repair` (repair_topic) put the reader where its .rdx says: at the first uncommitted message"
 
 
 def missing(path: str) -> Corrupt:
-    return Corrupt(f"the log of the reader is missing. Bring it back; {_WAY_OUT}", path=path)
+    return Corrupt(f"the log of the reader is missing. Restore it, {_WAY_OUT}", path=path)
 
 
 def check_whole(found: Replayed, seal: Seal | None, rdx: tuple[int, int] | None, path: str) -> None:
-    """Raises `Corrupt` if the log is another one than was here last, or its end is missing.
+    """Raise `Corrupt` if this is not the latest log of the reader, or its end is missing.
 
-    ``rdx``: the place that the .rdx names; it never says more than is durable in the log, unless that ends with a checkpoint. A
-    power cut may tear it, and leave a new block with the offset in the one before.
+    ``rdx``: the position that the .rdx names; it never says more than is durable in the log, unless that ends with a
+    checkpoint. A power cut may tear it, and leave a new block with the offset in the one before.
     """
     reached = found.state.reached()
     if seal is not None:
         if found.generation != seal.generation:
-            raise Corrupt(f"this is not the log that the reader had last. Bring that back; {_WAY_OUT}", path=path, offset=0)
+            raise Corrupt(f"this is not the latest log of the reader. Restore that, {_WAY_OUT}", path=path, offset=0)
         if found.end < seal.end:
             raise Corrupt(
-                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Bring it back; {_WAY_OUT}",
+                f"the end of the reader's log is missing: {seal.end:,} bytes of it were on disk. Restore it, {_WAY_OUT}",
                 path=path,
                 offset=found.end,
             )
     elif not found.state.clean and rdx is not None and (rdx[0] > reached[0] or (rdx > reached and rdx[0] == found.state.began)):
         raise Corrupt(
-            f"the end of the reader's log is missing: by its .rdx all before offset {rdx[1]} of block {rdx[0]} is committed, and "
-            f"not by the log. Bring it back; {_WAY_OUT}",
+            f"the end of the reader's log is missing: its .rdx says that everything before offset {rdx[1]} of block {rdx[0]} is "
+            f"committed, but the log does not. Restore the log, {_WAY_OUT}",
             path=path,
             offset=found.end,
         )

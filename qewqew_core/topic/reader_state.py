@@ -1,6 +1,6 @@
-"""What a reader of a topic has still to deliver, has delivered, and has leased, at one moment; and what happens to that.
+"""What a reader of a topic has still to deliver, has delivered, and has leased, at one moment; and the operations on that.
 
-A call of today and the replay of the log change it by the same `ReaderState.apply`. No files, no bytes.
+Calls and the replay of the log change it with the same `ReaderState.apply`. No files, no bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _tuple = tuple.__new__  # half the time of the constructor of a NamedTuple
 
 
 class Range(NamedTuple):
-    """Messages from ``start`` to before ``stop``, or all that follow."""
+    """Messages from ``start`` up to ``stop``, or all that follow."""
 
     start: Position
     stop: Position | None
@@ -61,14 +61,14 @@ class Deliver(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Messages that were delivered are processed."""
+    """Delivered messages are committed."""
 
     offsets: Sequence[int]
     pending: list[Range] | None  # None: as it was
 
 
 class Requeue(NamedTuple):
-    """They are to be delivered again, from ``due`` on."""
+    """They will be delivered again, from ``due`` on."""
 
     offsets: Sequence[int]
     due: int
@@ -82,7 +82,7 @@ class Move(NamedTuple):
 
 
 class Lose(NamedTuple):
-    """Messages are no more: the oldest ones, or those that a power cut took."""
+    """Messages are gone: the oldest ones, or those that a power cut took."""
 
     pending: list[Range]
     offsets: Sequence[int]
@@ -94,7 +94,7 @@ class SetFilter(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """The topic's log is about to say whether these are committed."""
+    """The topic's log will decide whether these are committed."""
 
     session: str
     offsets: Sequence[int]
@@ -107,7 +107,7 @@ class Unprepare(NamedTuple):
 
 
 class Resolve(NamedTuple):
-    """The topic's log has said it."""
+    """The topic's log has decided."""
 
     session: str
     committed: bool
@@ -124,7 +124,7 @@ class Lease(NamedTuple):
 
 
 class PutBack(NamedTuple):
-    """Messages of a batch are to be delivered again."""
+    """Messages of a batch will be delivered again."""
 
     batch: str
     pending: list[Range]
@@ -143,7 +143,7 @@ Operation = Deliver | Commit | Requeue | Move | Lose | SetFilter | Prepare | Unp
 class Flights(MutableMapping[int, Flight]):
     """Messages in flight, by their offset in the topic.
 
-    What was handed out last stays as it came until somebody asks for one of them: who commits all of it never does.
+    The latest delivery stays as it came until somebody asks for one of its messages, which a commit of all of them never does.
     """
 
     def __init__(self, flights: Mapping[int, Flight] | None = None) -> None:
@@ -254,7 +254,7 @@ class ReaderState(LeaseState):
         self.prepared = {flight.session for flight in self.in_flight.values() if flight.session is not None}
 
     def committed_position(self) -> Position:
-        """The first message that is not committed, or where the next one will be. Batches that are dead are over."""
+        """The first uncommitted message, or the next one to come. Dead batches count as done."""
         place = min(self.pending[0].start, self.in_flight.first() or self.pending[0].start)
         for batch_id, ranges in self.ranges.items():
             if self.batches[batch_id].state in ("leased", "returned"):
@@ -262,15 +262,15 @@ class ReaderState(LeaseState):
         return place
 
     def reached(self) -> tuple[int, int]:
-        """The furthest `committed_position` since the checkpoint: this log never knew what an .rdx says that lies behind it."""
+        """The furthest `committed_position` since the checkpoint: this log never knew an .rdx that lies behind it."""
         return max(self.passed, self.committed_position()[:2])
 
     def furthest(self) -> Position:
-        """Where the messages begin that were never delivered, or the last one that was."""
+        """Where the undelivered messages begin, or the last message that was delivered."""
         return max((self.pending[-1].start, *(flight.at for flight in self.in_flight.values())))
 
     def apply(self, operation: Operation, time: int = 0) -> None:
-        """Raises ValueError, KeyError and the like for what cannot be. Operations that need a time have their own."""
+        """Raises ValueError, KeyError and the like for impossible operations. Frequent operations have their own method."""
         flights = self.in_flight
         match operation:
             case Deliver(owner, due, delivered, pending):
@@ -334,20 +334,20 @@ class ReaderState(LeaseState):
         return [offset for offset, flight in self.in_flight.items() if flight.session == session]
 
     def check(self) -> None:
-        """Raises ValueError and the like for what no `Reader` could go on with: nothing of ours has written that."""
+        """Raises ValueError and the like for a state that no `Reader` could use and QewQew never writes."""
         if self.pending[-1].stop is not None or not self.ranges.keys() <= self.batches.keys():
             raise ValueError("there is no end to it, or no batch")
         ends = [end for ranges in (self.pending, *self.ranges.values()) for part in ranges for end in part if end is not None]
         places = ends + [flight.at for flight in self.in_flight.values()]
         if any(type(number) is not int for numbers in (*places, self.in_flight, (self.lost,), self.passed) for number in numbers):
-            raise ValueError("a place is no number")
+            raise ValueError("a position is not a number")
         if any(type(text) is not str for text in (*self.batches, "" if self.filter is None else self.filter)):
-            raise ValueError("the filter, or the id of a batch, is no text")
+            raise ValueError("the filter, or the id of a batch, is not text")
         self.committed_position()
 
 
 def evenly(numbers: list[int]) -> Sequence[int]:
-    """The same, as a range if the distances between them are all the same: that takes next to no room in the log."""
+    """The same numbers, as a range if their distances are all the same: that takes almost no room in the log."""
     if len(numbers) < 3 or (step := numbers[1] - numbers[0]) <= 0:
         return numbers
     even = range(numbers[0], numbers[-1] + 1, step)

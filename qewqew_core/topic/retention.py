@@ -25,7 +25,7 @@ class Rules(Protocol):
 
 
 def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
-    """How many of the oldest blocks may go, and how many messages these have."""
+    """How many of the oldest blocks can be removed, and how many messages they have."""
     index = view.index()
     entries = view.entries(index)
     total = sum(entry.end for entry in entries)
@@ -50,7 +50,7 @@ def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
 
 
 def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[int, int]:
-    """(the first block that must stay, the first of which some reader has not committed all)."""
+    """(the first block that must stay, the first that some reader has not committed completely)."""
     end = index.start + index.blocks
     hold = end
     committed, found = end, False

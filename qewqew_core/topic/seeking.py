@@ -1,4 +1,4 @@
-"""Finding the place in a topic at which a reader is to begin, or to go on."""
+"""Finding the position in a topic at which a reader begins or goes on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_place(view: View, start: str | int | datetime | Position) -> Position:
 
 
 def place_of(view: View, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> Position:
-    """The place of the message with this number or offset, or of the first since a time. Raises `BadArgument`."""
+    """The position of the message with this number or offset, or of the first since a time. Raises `BadArgument`."""
     start = view.index().start
     try:
         return _find(view, number, offset, time)

@@ -1,8 +1,8 @@
 """`SharedLog`: the log of a reader, which several processes append to in turn, and the two files that follow it.
 
-Each call takes byte 0 of the lock file for a moment, catches up with what the others have appended, and appends to it itself.
-As long as a consumer lives it has another byte of that file: thereby the others see whether what it has in flight is to be
-delivered again. The .rdx and the seal say what is durable, and are not synced.
+Each call takes byte 0 of the lock file for a moment, catches up with what the others have appended, and appends to it itself. A
+living consumer has another byte of that file, so the others see whether its messages in flight must be delivered again. The
+.rdx and the seal say what is durable, and are not synced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Consumer:
         self.filter = Filter(None)
 
     def refresh(self, state: ReaderState) -> None:
-        """Forget what is with others by now."""
+        """Forget what others have by now."""
         flight = state.in_flight
         for offset in [offset for offset in self.mine if offset not in flight or flight[offset].owner != self.owner]:
             del self.mine[offset]
@@ -54,7 +54,7 @@ class Consumer:
 
 
 class SharedLog(Gate):
-    """Of the reader with this .rdx and this stem. All calls are made with the engine's lock, but for `durable`."""
+    """The log of the reader with this .rdx and this stem. Call it with the engine's lock, except `durable`."""
 
     def __init__(self, files: Files, rdx: str, stem: str, name: str, consumer: Consumer, sync: bool, lock_timeout: float) -> None:
         self.engine: Engine[ReaderState] = Engine(
@@ -97,11 +97,11 @@ class SharedLog(Gate):
         return lock.take(self._lock_fds[-1], 0, 1) or None
 
     def lives(self, owner: int) -> bool:
-        """Whether the consumer with this byte is there."""
+        """Whether the consumer with this byte lives."""
         return lock.first_locked(self._lock_fd, owner, 1) is not None
 
     def dead_owners(self) -> set[int]:
-        """Those who have messages in flight and whose process has ended."""
+        """Consumers that have messages in flight and whose process has ended."""
         if clock.monotonic() >= self._looked + LIMITS.look_at_owners:
             self._looked = clock.monotonic()
             owners = {flight.owner for flight in self.engine.state.in_flight.values()} - {0, self._consumer.owner}
@@ -109,7 +109,7 @@ class SharedLog(Gate):
         return self._dead  # also between two looks: what they had comes before what is new
 
     def leave_for_good(self) -> bool:
-        """Let go of our byte: of two that leave one after the other the second is alone. Whether we were the last."""
+        """Release our byte; returns whether we were the last. Of two that leave one after the other, the second is."""
         lock.drop(self._lock_fd, self._consumer.owner, 1)
         return lock.first_locked(self._lock_fd, 1, 0) is None
 
@@ -120,13 +120,13 @@ class SharedLog(Gate):
         if self._depth > 1:
             return
         self._calls += 1
-        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not for ever.
+        # Mostly without a look at who waits: to hand the lock on takes longer than a call. But not forever.
         if (self._calls % CALLS_IN_TURN == 0 or not self._take_lock()) and not lock.in_turn(
             self._lock_fd, self._lock_timeout, self._take_lock, length=1
         ):
             raise Locked(
-                f"another process is in a call of the reader; gave up after {self._lock_timeout:g} s. It was stopped, or "
-                "leases very much: look there, or wait longer with the topic's lock_timeout",
+                f"another process is using the reader; gave up after {self._lock_timeout:g} s. It may be "
+                "stopped, or lease a lot: check it, or wait longer with the topic's lock_timeout",
                 path=self._rdx,
             )
         if not engine.has_log:
@@ -197,7 +197,7 @@ class SharedLog(Gate):
     # The log
 
     def load(self, rdx: tuple[int, int] | None = None) -> None:
-        """Replay the whole log; ``rdx``: the place that the .rdx names. Raises `Corrupt`."""
+        """Replay the whole log; ``rdx``: the position that the .rdx names. Raises `Corrupt`."""
         files, path = self._files, self._stem + ".log"
         fds = Descriptors()
         fds.append(files.open(path))
@@ -212,7 +212,7 @@ class SharedLog(Gate):
         self.files_are_behind = True
 
     def begin(self, state: ReaderState) -> None:
-        """A new log, with this state, takes the place of the one that is there."""
+        """Replace the log by a new one with this state."""
         self.break_seal()
         path = self._stem + ".log"
         self._attach(
@@ -229,7 +229,7 @@ class SharedLog(Gate):
         self._consumer.catch_up(state)
 
     def commit(self, operation: Operation) -> int:
-        """Append it to the log and apply it; returns the position that `durable` takes."""
+        """Append an operation to the log and apply it; returns the position for `durable`."""
         engine = self.engine
         before = engine.state.committed_position()
         position = engine.commit([operation])
@@ -249,7 +249,7 @@ class SharedLog(Gate):
             self._tell()
 
     def rotate(self) -> None:
-        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        """Replace the log by a snapshot. If there is no room for it, the old log goes on."""
         expired = self.engine.state.prune_expired(now_ms())
         if self.engine.rotate(self._checkpoint):
             self._inode, _ = self._files.inode_and_size(self.engine.log.path)
@@ -263,7 +263,7 @@ class SharedLog(Gate):
         self.break_seal()
 
     def checkpoint(self) -> None:
-        """The .rdx says what the log says, durably, for zbus servers, and the log says that it does."""
+        """Make the .rdx agree with the log, durably, for zbus servers, and note that in the log."""
         log, state = self.engine.log, self.engine.state
         if state.clean:
             return
@@ -278,7 +278,7 @@ class SharedLog(Gate):
     # The .rdx and the seal
 
     def open_rdx(self) -> bytes:
-        """What it says."""
+        """Open the .rdx; returns what it says."""
         self._rdx_fds.append(self._files.open(self._rdx))
         return self._files.read(self.rdx_fd, zbus.READER_SIZE, 0)
 
@@ -290,7 +290,7 @@ class SharedLog(Gate):
         self._files.write(self._rdx_fds[0], data, at)
 
     def patch_rdx(self, at: int, data: bytes) -> None:
-        """Durably."""
+        """Write into the .rdx, durably."""
         self.write_rdx(at, data)
         self._files.sync(self.rdx_fd)
 
@@ -334,12 +334,12 @@ class SharedLog(Gate):
             self._sealed = log.synced
 
     def tell_all(self) -> None:
-        """Have the .rdx and the seal say what the log says. All of it is durable."""
+        """Bring the .rdx and the seal up to the log, all of which is durable."""
         self._untold = [(self.engine.log.durable, self.engine.state.committed_position())]
         self._tell_durable()
 
     def break_seal(self) -> None:
-        """The log is about to be exchanged."""
+        """Invalidate the seal before the log is replaced."""
         if self._files.size(self._lock_fd):
             self._files.truncate(self._lock_fd, 0)
             self._files.sync(self._lock_fd)
@@ -348,7 +348,7 @@ class SharedLog(Gate):
     # The end
 
     def release(self) -> None:
-        """Called again after an interrupt, it does what is left."""
+        """Release everything. A second call finishes an interrupted first one."""
         if self._process == os.getpid():
             lock.unlock(*self._lock_fds)
         self._lock_fds.close()

@@ -1,6 +1,6 @@
-"""`Topic`: a retained log of messages, with many readers; the disk queue of zbus, by rushmore.
+"""`Topic`: a log that keeps its messages, with many readers; the disk queue of zbus, by rushmore.
 
-One process at a time appends (`writer`); any number reads, each reader at its own place (`reader`), while it does.
+One process at a time appends (`writer`). Any number reads at the same time, each reader at its own position (`reader`).
 """
 
 from __future__ import annotations
@@ -43,23 +43,22 @@ _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
 class Topic:
-    """The topic in the directory ``path``; made if it is not there. Safe to share between threads.
+    """The topic in the directory ``path``; made if it is missing. Threads may share it.
 
-    Opening it waits for nobody. The first append takes the lock of the topic's one writer, and keeps it until `close`;
-    readers need no lock of the topic.
+    Opening it waits for nobody. The first append takes the lock of the topic's one writer and keeps it until `close`; readers
+    need no lock of the topic.
 
-    ``block_size``: a block file is left for the next when it has reached so many bytes; what is appended together stays
-    together. ``sync``: with "commit" (default) a call that changes the topic or a reader is durable when it returns, and no
-    reader sees a message before it is; with "never" it survives the death of the process, and a power cut only from `close`
-    on. ``dialect``: "B" (default, reads "A" too) or "C", that of released zbus servers from 0.11; a topic keeps its own.
-    ``lock_timeout``: seconds to wait for another writer, and for others that share a reader. ``min_free_bytes``: what
-    appends leave free on the file system. ``log_bytes``: as of a `Queue`; the log of a reader has 1 MiB.
+    ``block_size``: a new block file begins when the last one has reached this many bytes; messages that are appended together
+    stay together. ``sync``: with "commit" (default), a call that changes the topic or a reader is durable when it returns, and
+    no reader sees a message before it is; with "never" it survives the death of the process, and a power cut only after
+    `close`. ``dialect``: "B" (default, reads "A" too) or "C", which zbus servers from 0.11 use; a topic keeps its dialect.
+    ``lock_timeout``: seconds to wait for another writer, and for others that share a reader. ``min_free_bytes``: free space
+    that appends leave on the file system. ``log_bytes``: as of a `Queue`; the log of a reader has 1 MiB.
 
-    ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least; blocks that are older, or more,
-    are removed, the oldest first, when a block is full, on `close` and by `trim`. ``delete_committed``: so are blocks of which
-    every reader (there must be one) has committed all. ``slow_readers``: with "hold" (default) no block is removed that a reader
-    has not committed; with "move" the reader is moved on, and counts what it lost. Blocks of batches that are leased or
-    returned are never removed, nor is the last block.
+    ``max_age``, ``max_bytes`` (of block files), ``max_records``: what the topic keeps at least. Older blocks are removed when a
+    block is full, on `close` and by `trim`. ``delete_committed``: blocks that every reader (at least one) has committed are
+    removed too. ``slow_readers``: with "hold" (default), blocks that a reader has not committed stay; with "move" the reader is
+    moved on and counts what it lost. The last block, and blocks of leased or returned batches, are never removed.
 
     ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
 
@@ -177,7 +176,7 @@ class Topic:
         return self._closed
 
     def recover(self) -> None:
-        """Have what a killed writer has left put right, unless a living one has done so."""
+        """Finish what a killed writer left, unless a living one has done so."""
         with self._lock:
             if self._writer is None and not self._closed:
                 with contextlib.suppress(Locked):
@@ -220,7 +219,7 @@ class Topic:
     ) -> int:
         """Append one message; returns its number. Durable when it returns, see ``sync``.
 
-        ``tag`` (at most 127 bytes of UTF-8) is what readers filter by; ``id`` (39) and ``corr_offset`` are the application's.
+        Readers filter by ``tag`` (at most 127 bytes of UTF-8). ``id`` (39) and ``corr_offset`` are for the application.
         ``timestamp``: milliseconds since the epoch; None: now. Raises `BadRecord`, `RecordTooLarge`, `BadArgument`, `DiskFull`,
         `Full` (the topic has 10,240 blocks), `Locked` (another process appends): nothing was stored.
         """
@@ -228,11 +227,11 @@ class Topic:
         return number
 
     def append_many(self, messages: Iterable[bytes | Message], key: str | None = None) -> int:
-        """Append all messages or, if anything is wrong, none; returns how many. One commit, and they lie side by side.
+        """Append all messages, or none if one of them is wrong; returns how many. One commit, and they stay together.
 
-        A message is `Message(body, tag=…)`, also one that was read (its timestamp stays), or its body alone. With a ``key`` that
-        was used before (within thirty days, and among the last 65,536), nothing is stored, and what the first call returned is
-        returned again. Raises as `append`.
+        A message is a `Message(body, tag=…)`, possibly one that was read (its timestamp stays), or a body. With a ``key`` that
+        was used before (within thirty days, and among the last 65,536), it stores nothing and returns what the first call
+        returned. Raises as `append`.
         """
         return self._append(messages, key)[1]
 
@@ -257,7 +256,7 @@ class Topic:
         return number, count
 
     def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
-        """All of them checked, before anything changes."""
+        """The messages, all checked before anything changes."""
         if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
             raise BadArgument("append_many takes an iterable of messages; for a single one use append")
         try:
@@ -269,7 +268,7 @@ class Topic:
         )
 
     def session(self) -> TopicSession:
-        """A transaction: what it appends, and what it reads by readers of this topic, happens together or not at all."""
+        """A transaction: its appends, and its reads by readers of this topic, happen together or not at all."""
         with self._lock:
             self._usable()
             self._sessions += 1
@@ -288,13 +287,14 @@ class Topic:
         auto_commit: bool = False,
         temporary: bool = False,
     ) -> Reader:
-        """The reader with this name; made if it is not there, at ``start``: the oldest message, the next one to come, the message
-        with this number, the first since a time, or the place of another reader. Close it, or use it in a ``with`` statement.
+        """The reader with this name; made if it is missing, at ``start``: the oldest message, the next one to come, the message
+        with this number, the first since a time, or the position of another reader. Close it, or use it in a ``with``
+        statement.
 
-        ``filter``: which tags it delivers, see `Reader.set_filter`; None leaves what it has. ``window``: how many messages may be
-        delivered and not committed; ``redeliver_after``: seconds after which such a message is delivered again (None: only when
+        ``filter``: which tags it delivers, see `Reader.set_filter`; None keeps its filter. ``window``: how many messages may be
+        delivered and not committed. ``redeliver_after``: seconds after which such a message is delivered again (None: only when
         its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
-        when its last consumer closes it, or has died. Raises `BadPath` for a name that cannot be one, `BadArgument`.
+        when its last consumer closes it or dies. Raises `BadPath` for an impossible name, `BadArgument`.
         """
         self._usable()
         return Reader(
@@ -309,12 +309,12 @@ class Topic:
         )
 
     def readers(self) -> list[str]:
-        """The names of all readers. Of one whose .rdx is missing too: who opens it is told."""
+        """The names of all readers, also of those whose .rdx is missing: opening one says so."""
         self._usable()
         return all_readers(self.files, self.path)
 
     def copy_reader(self, source: str, target: str) -> None:
-        """Make a reader that stands where another one does; an existing one is moved there. Filter and batches are not copied."""
+        """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
         if source not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
         with self.reader(source) as reader:
@@ -323,7 +323,7 @@ class Topic:
             other.move_to(place, force=True)
 
     def delete_reader(self, name: str) -> None:
-        """Delete a reader, its batches and dead letters included; who has it open gets `Closed`. Raises `BadArgument`."""
+        """Delete a reader with its batches and dead letters. Processes that have it open get `Closed`. Raises `BadArgument`."""
         if name not in self.readers():
             raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
         if name in reader_inspection.without_rdx(self.files, self.path):
@@ -350,7 +350,7 @@ class Topic:
             return view.common()
 
     def set_mask(self, mask: int) -> None:
-        """The 32 bits that zbus servers keep there: see `zbus`. Durable, as are the other fields of the header."""
+        """The 32 bits that zbus servers keep there: see `zbus`. Durable, like the other fields of the header."""
         self.writer().patch(*zbus.mask_patch(mask))
 
     def set_creator(self, text: str | None) -> None:
@@ -389,9 +389,9 @@ class Topic:
             return stats_of(self.files, view)[0]
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Read everything, blocks and batches, compare it with checksums and counts, and change nothing.
+        """Read everything, blocks and batches, and compare it with checksums and counts. Changes nothing.
 
-        ``progress`` is called with the bytes of blocks that were read, and how many there are.
+        ``progress`` is called with the bytes of blocks read so far and in total.
         """
         with self._look() as view:
             return topic_verification.verify(self.files, view, progress)
@@ -410,7 +410,7 @@ class Topic:
         return messages
 
     def trim_quietly(self) -> None:
-        """After something was committed: whatever is wrong with readers, and a full disk, must not pass for its failure."""
+        """Trim after a commit: a damaged reader or a full disk must not look like a failure of the commit."""
         if self.max_age or self.max_bytes or self.max_records or self.delete_committed:
             try:
                 self.trim()
@@ -420,7 +420,7 @@ class Topic:
                 _logger.warning("old messages could not be removed: %s", error)
 
     def _remove_temporary(self) -> None:
-        """Temporary readers whose consumers have died must not hold blocks back for ever."""
+        """Temporary readers whose consumers have died must not hold blocks back forever."""
         for name in names_of_readers(self.files, self.path):
             try:
                 data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
@@ -434,10 +434,9 @@ class Topic:
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and give the writer's lock back. A second call does nothing, but for what an
-        interrupted one has not done.
+        """Leave the files as a zbus server would, and release the writer's lock. Readers stay open: they do not need it.
 
-        Readers stay open; they do not need it.
+        You may call it twice; a second call finishes an interrupted first one.
         """
         with self._lock:
             try:
@@ -465,7 +464,7 @@ class Topic:
     def _forked(self) -> None:
         """In a forked child: the topic stays the parent's."""
         self._closed = True
-        self._lock = threading.RLock()  # whoever held it does not exist here
+        self._lock = threading.RLock()  # its holder does not exist here
         if self._writer is not None:
             self._writer.forked()
 

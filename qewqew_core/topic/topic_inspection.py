@@ -38,7 +38,7 @@ class TopicStats:
 def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, ReaderState]]:
     """What a topic holds, and its readers by name, as of their last commits. Takes no lock, waits for nobody, changes nothing.
 
-    Raises `BadPath` where there is no topic, and `Corrupt`.
+    Raises `BadPath` if there is no topic, and `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     files = Files()
@@ -90,21 +90,21 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
 
 
 def names_of_readers(files: Files, directory: str) -> list[str]:
-    """Of those that are there: that have an .rdx."""
+    """The readers that have an .rdx."""
     names = files.list(os.path.join(directory, "reader"))
     return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
 
 
 def all_readers(files: Files, directory: str) -> list[str]:
-    """Also those whose .rdx is missing: whoever opens one is told."""
+    """Also those whose .rdx is missing: opening one says so."""
     return sorted({*names_of_readers(files, directory), *reader_inspection.without_rdx(files, directory)})
 
 
 def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
-    """What waits in a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
+    """What waits for a reader of a topic, as of its last commit. Takes no lock, waits for nobody, changes nothing.
 
-    Zeros for a topic that does not exist, if its directory's parent does; all that the topic has for a reader that does not
-    exist yet. With a filter the messages must be read to count them. Raises `BadPath`, `Corrupt`.
+    Zeros for a topic that does not exist, if its parent directory does; everything in the topic for a reader that does not
+    exist yet. With a filter, it must read the messages to count them. Raises `BadPath`, `Corrupt`.
     """
     directory = topic_paths.check_topic_path(path)
     topic_paths.check_reader_name(name)

@@ -55,7 +55,7 @@ _OF_ONE_SIZE: dict[bytes, tuple[type[Operation], struct.Struct]] = {
     b"X": (Extent, struct.Struct(">cIII?")),
     b"B": (NewBlock, struct.Struct(">cQ")),  # created: a new last block
     b"K": (PutKey, struct.Struct(">c16sQ")),  # hash of the key, messages appended under it
-    b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are no more
+    b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are gone
 }
 _LETTERS = {kind: (letter, form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 
@@ -97,7 +97,7 @@ def time_of(body: bytes) -> int:
 
 
 def unpack(body: bytes) -> Iterator[Operation]:
-    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that nothing of ours has written."""
+    """The operations of a commit, in turn. Raises `journal.NONSENSE` at the first one that QewQew never writes."""
     at = _TIME.size
     while at < len(body):
         letter = body[at : at + 1]
@@ -187,7 +187,7 @@ def replay(data: bytes, path: str) -> Replayed:
     try:
         result.state.check()
     except ValueError as error:
-        raise Corrupt(f"the log as a whole makes no sense: {error}", path=path, offset=at) from error
+        raise Corrupt(f"the log contradicts itself: {error}", path=path, offset=at) from error
     result.end = at
     return result
 
@@ -200,7 +200,7 @@ def sums_name(base: int) -> str:
 
 
 def sums_at(number: int) -> int:
-    """Where a piece stands in the file."""
+    """Where a piece is in the file."""
     return len(SUMS_MAGIC) + number * _PIECE.size
 
 

@@ -9,7 +9,7 @@ from qewqew_core.errors import BadPath
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
-    """The absolute path of a topic's directory; raises `BadPath` before anything is touched if it cannot be one."""
+    """The absolute path of a topic's directory; raises `BadPath` for an impossible one before anything is touched."""
     try:
         given = os.fspath(path)
         os.fsencode(given)
@@ -26,24 +26,24 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     if not DISK.exists(full):
         return full
     if not DISK.is_directory(full, follow=True):
-        raise BadPath("is no directory; a topic is one", path=full)
+        raise BadPath("is not a directory, but a topic is one", path=full)
     if not DISK.exists(os.path.join(full, name + ".idx")) and _others(full):
-        raise BadPath(f"is a directory with other files, and not a topic: there is no {name}.idx in it", path=full)
+        raise BadPath(f"is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
 
 
 def rdx_of(directory: str, reader: str) -> str:
-    """The file that a reader is: it is there as long as this is."""
+    """The file that makes a reader exist."""
     return os.path.join(directory, "reader", reader + ".rdx")
 
 
 def stem_of(directory: str, reader: str) -> str:
-    """What the paths of all else of a reader begin with: its log, its lock and its batches."""
+    """How the paths of a reader's other files begin: its log, its lock and its batches."""
     return os.path.join(directory, "state", reader)
 
 
 def is_topic(directory: str) -> bool:
-    """Whether a directory is a topic: it has an index or, if that was lost, blocks and no files of something else."""
+    """Whether a directory is a topic: it has an index or, if that was lost, blocks and no other files."""
     if DISK.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
         return True
     try:

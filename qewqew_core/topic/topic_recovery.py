@@ -111,7 +111,7 @@ def _make(blocks: Blocks, found: Replayed | None) -> None:
 
 def _refuse_blocks(blocks: Blocks, what: str, always: bool = False) -> None:
     if always or any(name.endswith(".zbus") and blocks.size(name) for name in blocks.files.list(blocks.data)):
-        raise Corrupt(f"{what}, and its blocks are there. Nothing was changed; bring the index back", path=blocks.index_path)
+        raise Corrupt(f"{what}, and its blocks are there. Nothing was changed; restore the index", path=blocks.index_path)
 
 
 def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
@@ -132,7 +132,7 @@ def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
 
 def _refuse_index(blocks: Blocks, what: str, offset: int) -> NoReturn:
     raise Corrupt(
-        f"{what}. Nothing was changed; bring the index back, or have `qewqew repair` make it anew",
+        f"{what}. Nothing was changed; restore the index, or let `qewqew repair` rebuild it",
         path=blocks.index_path,
         offset=offset,
     )
@@ -281,7 +281,7 @@ def _put_again(blocks: Blocks, redo: Redo) -> bool:
         return True
     if redo.synced:
         raise Corrupt(
-            f"{redo.size:,} bytes of messages, which were on disk when they were committed, are not as they were",
+            f"{redo.size:,} bytes of committed messages are not as they were written",
             path=blocks.path_of(base),
             offset=redo.offset,
         )

@@ -1,12 +1,12 @@
-"""`repair_topic`: make a topic that refuses to open, or of which the end is torn, one that opens with all that can be read.
+"""`repair_topic`: make a topic usable again that refuses to open or has a torn end, with everything that can be read.
 
-1. A log of the topic or of a reader that cannot be read, or of which the end is missing, is set aside, with the batches and
+1. A log of the topic or of a reader that cannot be read, or whose end is missing, is set aside, with the batches and
    dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
-   or short is made anew by the log. Keys of appends are kept as far as the log can be read.
+   or short is made again from the log. Keys of appends are kept as far as the log can be read.
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log begins.
-5. The manifest of a batch that is missing or damaged is made anew by the reader's log and the blocks.
+5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -55,7 +55,7 @@ def _beginning(data: bytes, path: str) -> Replayed | None:
 
 
 def log_set_aside(files: Files, path: str) -> str | None:
-    """The log of the topic that a repair was the last to set aside."""
+    """The log of the topic that the last repair set aside."""
     home = os.path.join(path, "state", "topic") + places.DAMAGED
     made = files.list(home) if files.is_directory(home) else []
     logs = (
@@ -78,7 +78,7 @@ class _Repair:
         self.report.damage.append(_damage(error, records))
 
     def aside(self) -> str:
-        """The directory for what is set aside, made when the first thing is."""
+        """The directory for what is set aside, made with the first thing."""
         if self.report.set_aside is None:
             home = places.make_home(self.files, os.path.join(self.path, "state", "topic"), places.DAMAGED)
             number = 1 + max((int(name) for name in self.files.list(home) if name.isdecimal()), default=0)
@@ -123,7 +123,7 @@ class _Repair:
         image = self.read(index_path)
         bases = self._bases()
         if not bases:
-            raise Corrupt("there are no blocks: nothing is there to be repaired", path=os.path.join(self.path, "data"))
+            raise Corrupt("there are no blocks: nothing can be repaired", path=os.path.join(self.path, "data"))
         index, entries = self._index(image, index_path, bases)
         place = len(entries) - 1
         last = entries[place]
@@ -134,7 +134,7 @@ class _Repair:
         end, number = self._last(last, index.number)
         if end < last.end:
             where = os.path.join(self.path, "data", zbus.block_name(last.base))
-            self.report.damage.append(Damage(where, end, last.end - end, None, "what is here are no whole messages"))
+            self.report.damage.append(Damage(where, end, last.end - end, None, "there are no whole messages here"))
             self._cut(where, end)
         entries[place] = last._replace(end=end)
         new = bytearray(image if image is not None else zbus.new_index(now_ms()))
@@ -157,7 +157,7 @@ class _Repair:
             self.files.sync(fd)
 
     def index_problem(self) -> Damage | None:
-        """What is wrong with the index of a topic that opens: that looks at its last block alone."""
+        """What is wrong with the index of a topic that opens, since opening looks only at the last block."""
         path = os.path.join(self.path, self.name + ".idx")
         try:
             image = self.read(path)
@@ -200,8 +200,8 @@ class _Repair:
             self.damaged(error, 0)
         if bases[0] != 0 and not self.log and start == 0:
             raise Corrupt(
-                f"the first block begins at {bases[0]}, and neither index nor log can say which number it has; bring the index "
-                "back. Nothing was changed there",
+                f"the first block begins at {bases[0]}, but neither index nor log says with which message number; restore the "
+                "index. Nothing was changed",
                 path=path,
             )
         entries = []
@@ -320,10 +320,10 @@ def repair_topic(
     lock_timeout: float = 10.0,
     _files: Files | None = None,
 ) -> RepairReport:
-    """Mend a topic; see the module. Nobody may have it open. Everything is durable when it returns.
+    """Repair a topic; see the module. Nobody may have it open. Everything is durable when it returns.
 
-    ``dialect`` is needed where the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`,
-    `Locked`, and `Corrupt` where nothing can be done.
+    ``dialect`` is needed if the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`, `Locked`,
+    and `Corrupt` if nothing can be done.
     """
     files = _files or Files()
     full = topic_paths.check_topic_path(path)
@@ -339,7 +339,7 @@ def repair_topic(
     log_path = os.path.join(full, os.path.basename(full) + ".log")
     try:
         if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
-            raise Corrupt("a repair was stopped when it had set the log aside, and had not made another", path=log_path)
+            raise Corrupt("an earlier repair was stopped after it set the log aside and before it wrote a new one", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
@@ -360,5 +360,5 @@ def repair_topic(
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
     except Corrupt as error:  # messages in the middle that cannot be read stay
-        repair.report.notes.append(f"what is there cannot be counted: {error}")
+        repair.report.notes.append(f"the messages cannot be counted: {error}")
     return repair.report

@@ -1,8 +1,8 @@
-"""`TopicSession`: a transaction on a topic: appends, and what was read by its readers, together or not at all.
+"""`TopicSession`: a transaction on a topic: its appends, and what its readers read, happen together or not at all.
 
-What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers note
-which messages it is about, durably; then the topic's log has the appends and the session's id: that is the commit; then the
-readers note that it has happened. Whoever finds the first note alone, of a process that has died, looks into the topic's log.
+What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers first note
+durably which messages they are. Then the topic's log gets the appends and the session's id: that is the commit. Then the
+readers note that it has happened. If a process dies after the first note, the next one looks into the topic's log.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _logger = logging.getLogger(__name__)
 
 
 class TopicSession(Transaction):
-    """Appends and reads that happen together, or not at all; from `Topic.session`.
+    """Appends and reads that happen together or not at all; from `Topic.session`.
 
-    In a ``with`` statement it commits at the end of the block, and rolls back when the block raises. Otherwise call `commit`
-    and, at last, `close`. It may commit several times. Several sessions of a topic may be open; one is not to be used by two
-    threads at once. What a process has not committed when it dies is delivered again at once.
+    In a ``with`` statement it commits at the end of the block, and rolls back on an exception. Otherwise call `commit`, and
+    `close` at the end. It may commit several times. A topic may have several sessions, but two threads must not use one session
+    at once. Messages that a process has not committed when it dies are delivered again at once.
     """
 
     def __init__(self, topic: OpenTopic, number: int) -> None:
@@ -51,18 +51,18 @@ class TopicSession(Transaction):
         corr_offset: int = 0,
         timestamp: int | None = None,
     ) -> None:
-        """Append a message, as part of the next commit. Raises as `Topic.append`: it was not added."""
+        """Add a message to the next commit. Raises as `Topic.append`: it was not added."""
         self.append_many([Message(body, tag, id, corr_offset, timestamp)])
 
     def append_many(self, messages: Iterable[bytes | Message]) -> int:
-        """Append all messages or, if that raises, none; returns how many."""
+        """Add all messages, or none if it raises; returns how many."""
         self._usable()
         ready = self._topic.checked(messages)
         self._appends.add(ready)
         return len(ready)
 
     def read(self, reader: Reader, timeout: float | None = 0) -> Message:
-        """The next message of a reader of this topic, committed with the session. Waits and raises as `Reader.read`."""
+        """The next message of a reader of this topic; the session commits it. Waits and raises as `Reader.read`."""
         self._check(reader)
         message = reader.read(timeout)
         self._read.setdefault(reader, []).append(message)
@@ -71,7 +71,7 @@ class TopicSession(Transaction):
     def read_many(
         self, reader: Reader, max_records: int, max_bytes: int | None = None, timeout: float | None = 0
     ) -> list[Message]:
-        """As `Reader.read_many`, committed with the session."""
+        """As `Reader.read_many`; the session commits the messages."""
         self._check(reader)
         messages = reader.read_many(max_records, max_bytes, timeout)
         self._read.setdefault(reader, []).extend(messages)
@@ -80,15 +80,15 @@ class TopicSession(Transaction):
     def _check(self, reader: Reader) -> None:
         self._usable()
         if getattr(reader, "topic", None) is not self._topic:
-            raise BadArgument("a session reads by readers of its own Topic object: two topics have no commit in common")
+            raise BadArgument("a session uses only readers of its own Topic object: two topics cannot commit together")
         if reader.auto_commit:
             raise BadArgument("the reader has auto_commit: what it delivers is committed already")
 
     def commit(self, key: str | None = None) -> int:
-        """Make all that was appended and read since the last commit happen, as one; returns how many messages were appended.
+        """Make all appends and reads since the last commit happen together; returns how many messages were appended.
 
-        Durable when it returns, as `Topic.append_many` is; ``key`` as there (then what was read is given back). Raises
-        `CommitConflict` if a message that was read has been delivered to somebody else since, `DiskFull`, `BadKey`,
+        Durable when it returns, as `Topic.append_many` is. With a ``key`` that was used before, what was read is given back.
+        Raises `CommitConflict` if a message that was read was delivered to somebody else in the meantime, `DiskFull`, `BadKey`,
         `Locked`: nothing has happened, and the session may commit again or roll back.
         """
         self._usable()
@@ -155,7 +155,7 @@ class TopicSession(Transaction):
         self._forget()
 
     def rollback(self) -> None:
-        """Forget what was appended since the last commit, and give back what was read: it is delivered again, first."""
+        """Drop what was appended since the last commit, and give back what was read: it is delivered again, first."""
         self._usable()
         self._requeue()
         self._forget()
@@ -170,9 +170,9 @@ class TopicSession(Transaction):
         self._read = {}
 
     def close(self) -> None:
-        """Roll back what is not committed, also when the topic was closed.
+        """Roll back what is not committed, even if the topic was closed.
 
-        A second call does nothing, but for what an interrupted one has not done.
+        You may call it twice; a second call finishes an interrupted first one.
         """
         self._closed = True
         try:

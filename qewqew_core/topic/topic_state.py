@@ -1,6 +1,6 @@
-"""What is committed in a topic at one moment, and the operations that a commit is a list of. No files, no bytes.
+"""What is committed in a topic at one moment, and the operations in a commit. No files, no bytes.
 
-A call of today and the replay of the log change it by the same `TopicState.apply`.
+Calls and the replay of the log change it with the same `TopicState.apply`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from qewqew_core.limits import LIMITS
 
 
 class Append(NamedTuple):
-    """Messages at the end of the last block, which the log itself carries."""
+    """Messages at the end of the last block, carried by the log itself."""
 
     messages: int
     data: bytes
 
 
 class Extent(NamedTuple):
-    """Messages at the end of the last block, which are in its file."""
+    """Messages at the end of the last block, written to its file."""
 
     messages: int
     size: int
@@ -44,7 +44,7 @@ class PutKey(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """The oldest blocks are no more."""
+    """The oldest blocks are gone."""
 
     blocks: int
 
@@ -61,7 +61,7 @@ Operation = Append | Extent | NewBlock | PutKey | Trim | Session
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A block, and its checksums; those of messages before its first piece are not known: a zbus server wrote them."""
+    """A block, and its checksums; unknown before its first piece, because a zbus server wrote that part."""
 
     block: int  # 0, 1, 2 …
     base: int
@@ -85,7 +85,7 @@ class Block:
 
 
 class Redo(NamedTuple):
-    """What a commit has put into a block, and may not be there: its bytes, or (None) only their checksum before and after."""
+    """What a commit put into a block, and may be missing there: its bytes, or (None) only their checksum before and after."""
 
     block: Block
     offset: int
@@ -113,7 +113,7 @@ class TopicState:
         return self.last.block - self.start + 1
 
     def apply(self, operation: Operation, time: int) -> Redo | None:
-        """What a commit of that time says; tells what it puts into a block. Raises ValueError for what cannot be."""
+        """Apply one operation; returns what it puts into a block. Raises ValueError for impossible operations."""
         last = self.last
         match operation:
             case Append():  # taken apart like this, it takes half the time
@@ -146,7 +146,7 @@ class TopicState:
         prune(self.idempotency_keys, now)
 
     def check(self) -> None:
-        """Raises `ValueError` for what has no place in index, blocks and .sums: nothing of ours has written that."""
+        """Raises `ValueError` for a state that index, blocks and .sums cannot have and QewQew never writes."""
         small, large, positive = [], [self.start, self.number], [self.start, self.number]
         for block in (*self.full, self.last):
             small += [block.end, block.messages, block.crc]

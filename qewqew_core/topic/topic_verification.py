@@ -1,4 +1,4 @@
-"""`verify`: read all of a topic, and compare it with its checksums and counts. Changes nothing."""
+"""`verify`: read a whole topic, and compare it with its checksums and counts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qewqew_core.topic.view import View
 
 
 def verify(files: Files, view: View, progress: Callable[[int, int], None] | None) -> Report:
-    """The topic of this view; see `Topic.verify`."""
+    """Verify the topic of this view; see `Topic.verify`."""
     report = Report()
     index = view.index()
     entries = view.entries(index)

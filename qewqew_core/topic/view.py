@@ -1,8 +1,8 @@
-"""A topic as anyone may read it, while its writer goes on: index and block files, and no lock.
+"""A topic as anyone may read it while its writer goes on: index and block files, and no lock.
 
-The writer stores what it has committed in this order: messages, the end of their block, the entry of a new block, the
-number of blocks. So what the index says is there, and who reads the index before the end of a block never misses what was
-written to that block before the next one was begun.
+The writer stores what it has committed in this order: messages, the end of their block, the entry of a new block, the number of
+blocks. So everything that the index names exists. If you read the index before the end of a block, you never miss what was
+written to that block before the next one began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _length_of = itemgetter(LENGTH)
 
 
 class Position(NamedTuple):
-    """A place between two messages: in which block, where in its file, and the number of the message that begins there."""
+    """A position between two messages: the block, the offset in its file, and the number of the message that begins there."""
 
     block: int
     offset: int
@@ -41,7 +41,7 @@ class Position(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A message, where it is, and where the next one begins."""
+    """A message, its position, and the position of the next one."""
 
     message: Message
     at: Position
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 def behind(message: Message, at: Position) -> Position:
-    """Where the next message begins."""
+    """The position of the next message."""
     return Position(at.block, at.offset + HEAD + len(message.body), at.number + 1)
 
 
@@ -75,7 +75,7 @@ class Stretch(NamedTuple):
         return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
 
     def first(self, count: int) -> Stretch:
-        """Only so many of them, one at least."""
+        """Only so many of them, at least one."""
         if count == len(self.places):
             return self
         at, head = self.places[count - 1], self.heads[count - 1]
@@ -91,7 +91,7 @@ class View:
 
     @classmethod
     def of(cls, files: Files, directory: str) -> Self:
-        """The topic that is there. Its log says in which dialect; without one a zbus server has made it, and B is assumed."""
+        """The topic there. Its log says the dialect; without a log a zbus server made the topic, and B is assumed."""
         log = os.path.join(directory, os.path.basename(directory) + ".log")
         try:
             dialect = journal.replay_live(files, log, topic_log.replay).state.dialect
@@ -114,7 +114,7 @@ class View:
             raise BadPath("there is no topic here: its index is missing", path=self.path) from error
 
     def close(self) -> None:
-        """A second call does nothing, but for what an interrupted one has not done."""
+        """You may call it twice; a second call finishes an interrupted first one."""
         close_each(self._blocks)
         self._fd = -1
         self._owned.close()
@@ -126,7 +126,7 @@ class View:
     # The index
 
     def index(self) -> Index:
-        """The present state. If that is a new one, it is read twice: the writer may be in the middle of writing it."""
+        """The present state. A new state is read twice, because the writer may be in the middle of writing it."""
         data = self._files.read(self._fd, zbus.INDEX_HEAD, 0)
         known, index = self._index
         if data != known:
@@ -137,7 +137,7 @@ class View:
         return index
 
     def blocks(self) -> range:
-        """Those that are there by now: `index` for who needs no number, which is new with each commit, and so read twice."""
+        """The existing blocks: as `index`, but without the number, which changes with each commit and must be read twice."""
         data, (known, index) = self._files.read(self._fd, zbus.INDEX_HEAD, 0), self._index
         if data[:_BLOCKS] != known[:_BLOCKS]:
             index = self.index()
@@ -150,12 +150,12 @@ class View:
         return entry
 
     def check_entry(self, block: int, entry: Entry) -> None:
-        """Raises `Corrupt` if no block can be so."""
+        """Raise `Corrupt` for an impossible entry."""
         if entry.base < 0 or not 0 <= entry.end <= zbus.LARGEST_BLOCK:
             raise Corrupt(f"the entry of block {block} is impossible: {entry}", path=self.path, offset=zbus.entry_at(block))
 
     def entries(self, index: Index) -> list[Entry]:
-        """As they stand there, unchecked."""
+        """The entries as they are, unchecked."""
         ring = self._files.read(self._fd, zbus.INDEX_SIZE - zbus.HEADER, zbus.HEADER)
         places = range(index.start, index.start + index.blocks)
         return [zbus.unpack_entry(ring, zbus.entry_at(block) - zbus.HEADER) for block in places]
@@ -166,7 +166,7 @@ class View:
     # Places
 
     def oldest(self) -> Position:
-        """Where the oldest message is, or where the next one will be."""
+        """The position of the oldest message, or of the next one to come."""
         while True:
             index = self.index()
             try:
@@ -176,10 +176,10 @@ class View:
                     raise
 
     def latest(self) -> Position:
-        """Where the next message will be."""
+        """The position of the next message to come."""
         index = self.index()
         last = index.start + index.blocks - 1
-        # In this order: both are behind what the index said, or the number is too low and is mended by who reads on.
+        # In this order: both are behind what the index said, or the number is too low and is corrected by reading on.
         return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
 
     def first_of(self, block: int, index: Index) -> Position:
@@ -199,14 +199,14 @@ class View:
         return self.latest()
 
     def number_of(self, entry: Entry, at: int = 0) -> int:
-        """The number of the message that begins at a place of a block: the first, if the block is not empty."""
+        """The number of the message at an offset of a block: of the first one, if the block is not empty."""
         head = self.read(entry.base, at, min(HEAD, entry.end - at))
         if len(head) < HEAD:
-            raise Corrupt("the block ends in the head of a message", path=self.block_path(entry.base), offset=at)
+            raise Corrupt("the block ends inside the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
     def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
-        """Where the message is, or will be if it is the next one; None if it is not there."""
+        """The position of the message, also of the next one to come; None if it does not exist."""
         index = self.index()
         if number == index.number:
             return self.latest()
@@ -226,7 +226,9 @@ class View:
         return None
 
     def by_offset(self, offset: int) -> Position | None:
-        """Where the message with this offset in the topic is, or will be if it is the next one; None: no message begins there."""
+        """The position of the message with this offset in the topic, also of the next one to come; None if none begins
+        there.
+        """
         index = self.index()
         entries = self.entries(index)
         place = bisect_right(entries, offset, key=lambda entry: entry.base) - 1
@@ -264,7 +266,7 @@ class View:
     def record_heads(
         self, entry: Entry, number: int, at: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """The same, each with bytes in which it lies, and where these begin in the block."""
+        """The same, each with bytes that contain it, and their offset in the block."""
         end = entry.end if end is None else end
         data, start, path = b"", at, self.block_path(entry.base)
         while at < end:
@@ -275,7 +277,7 @@ class View:
             at, number = after, number + 1
 
     def begin(self, place: Position) -> Position:
-        """A place that `latest` may have given, with the number of the message that begins there by now; see `first_number`."""
+        """A position that `latest` may have returned, with the present number of the message there; see `first_number`."""
         entry = self.entry(place.block)
         if place.offset >= entry.end:
             return place
@@ -283,9 +285,10 @@ class View:
         return place._replace(number=self.first_number(place.number, head, place.offset, entry.base, place.offset, entry.end))
 
     def first_number(self, number: int, data: bytes, start: int, base: int, at: int, end: int) -> int:
-        """The number of the message at which reading begins: its own if that is higher, for `latest` may have given one too low.
+        """The number of the message at which reading begins: its own if that is higher, because `latest` may have returned one
+        too low.
 
-        Not if anything speaks against it: its offset (in dialect A the place in its block), the next message's number, the index.
+        Not if anything contradicts it: its offset (in dialect A the one in its block), the next message's number, the index.
         """
         found = zbus.number_at(data, at - start)
         if found <= number or zbus.stored_offset_at(data, at - start) not in (base + at, at):
@@ -303,9 +306,9 @@ class View:
     def messages(
         self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
     ) -> Iterator[Found | Position]:
-        """The messages from a position on that match, to ``stop`` or to the end of the topic.
+        """The messages from a position on that match, up to ``stop`` or to the end of the topic.
 
-        With a filter, a bare position says after each window how far it came.
+        With a filter, a bare position after each window says how far it came.
         """
         for stretch in self.stretches(position, stop, filter, window):
             for message, place in zip(stretch.messages(), stretch.places, strict=True):
@@ -329,10 +332,10 @@ class View:
         cut: int = sys.maxsize,
         blocks: range | None = None,
     ) -> Iterator[Stretch]:
-        """The same, as they lie side by side, at most ``most`` in all. With a filter there may be none in a stretch.
+        """The same in stretches, at most ``most`` messages in all. With a filter a stretch may be empty.
 
-        Of a body of 64 KiB or more only ``cut`` bytes are read, unless they were read already. ``blocks``: those that
-        are there, if the caller has just looked.
+        Of a body of 64 KiB or more, only ``cut`` bytes are read, unless they were read already. ``blocks``: the existing
+        blocks, if the caller has just looked.
         """
         block, at, number = position
         begins = True
@@ -360,7 +363,7 @@ class View:
                 raise
             base, loaded = entry.base, min(start + len(data), end)
             if at + HEAD > loaded:
-                raise Corrupt("the block ends in the head of a message", path=self.block_path(base), offset=at)
+                raise Corrupt("the block ends inside the head of a message", path=self.block_path(base), offset=at)
             if begins:
                 number, begins = self.first_number(number, data, start, base, at, end), False
             places: list[int] = []
@@ -393,9 +396,9 @@ class View:
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
-        """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they stand there.
+        """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they are in the file.
 
-        A run holds at most 1 MiB, or one message. ``ends``: where messages end that may be read by now, up to the last.
+        A run has at most 1 MiB, or one message. ``ends``: ends of messages that may be read by now, up to the last.
         """
         walk = Walk(self.block_path(base), base, at, self.dialect, number, filter)
         for end in ends:
@@ -421,7 +424,7 @@ class View:
         return os.path.join(self.directory, "data", zbus.block_name(base))
 
     def read(self, base: int, at: int, size: int) -> bytes:
-        """Bytes of a block; raises `Corrupt` if the file is missing or ends before them: never zeros in their place."""
+        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""
         fd = self._blocks.get(base)
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:

@@ -1,8 +1,8 @@
 """`Writer`: the one process that appends to a topic.
 
-The order that is kept everywhere: messages into the block, past its end; the commit into the log; both durable; then the
-index, which is what readers look at. So nobody reads what a power cut can take back (with ``sync="commit"``).
-`topic_recovery` is what every opening of a writer begins with.
+It always keeps this order: messages into the block, past its end; the commit into the log; both durable; then the index, which
+readers look at. So nobody reads what a power cut can take back (with ``sync="commit"``). Opening a writer begins with
+`topic_recovery`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Writer:
                 self._publish()
 
     def append(self, messages: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
-        """Commit messages, which take ``size`` bytes, then other operations; returns the position of the commit in the log."""
+        """Commit messages with a total of ``size`` bytes, then other operations; returns the position of the commit in the
+        log.
+        """
         engine, blocks, time = self.engine, self._blocks, now_ms()
         state = engine.state
         self._check_free(size)
@@ -100,7 +102,7 @@ class Writer:
                 if begins:
                     if state.count + len(made) >= zbus.RING:
                         raise Full(
-                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; let old messages go "
+                            f"all {zbus.RING:,} blocks of the topic are in use. Nothing was stored; remove old messages "
                             f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
                             path=engine.path,
                         )
@@ -191,8 +193,8 @@ class Writer:
     def _check_free(self, size: int) -> None:
         if self.min_free_bytes and (free := self._blocks.files.free(self.engine.path)) - size < self.min_free_bytes:
             raise DiskFull(
-                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} are to stay free. Nothing "
-                "was stored; make room, or let old messages go",
+                f"the file system has {free:,} bytes free, and min_free_bytes={self.min_free_bytes:,} must stay free. Nothing "
+                "was stored; make room, or remove old messages",
                 path=self.engine.path,
             )
 
@@ -221,7 +223,7 @@ class Writer:
     # The log
 
     def rotate(self) -> None:
-        """Cut the log back to a snapshot. Where there is no room for it, the old log goes on."""
+        """Replace the log by a snapshot. If there is no room for it, the old log goes on."""
         if self.engine.rotate(self._checkpoint):
             self._said_unsynced = False
 
@@ -250,7 +252,7 @@ class Writer:
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and give the lock back. An interrupted call is finished by the next one."""
+        """Leave the files as a zbus server would, and release the lock. A second call finishes an interrupted first one."""
         self.engine.close(self._end, self._release)
 
     def _end(self) -> None:
@@ -276,7 +278,7 @@ class Writer:
             self._release()
 
     def forked(self) -> None:
-        """In a forked child: the topic stays the parent's. Descriptors are closed, which drops no lock of the parent."""
+        """In a forked child: the topic belongs to the parent. Closes descriptors, which drops no lock of the parent."""
         self.engine.forked()
         if self._lock_file is not None:
             self._lock_file.forked()

@@ -1,4 +1,4 @@
-"""The application for `spark-submit`, `batch.py`: the records of a batch, the tables they go to, and the quarantine.
+"""The applications for `spark-submit`: `batch.py`, one batch into tables; `drain.py`, all batches under a prefix into one.
 
 May import `data_source`, `tables` and `options`. `output` needs no Spark: Airflow checks with it what it is about to submit.
 """

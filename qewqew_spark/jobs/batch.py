@@ -17,12 +17,11 @@ import inspect
 import json
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -42,7 +41,7 @@ try:
     from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, sink_of
     from qewqew_spark.options import Options, local_path
-    from qewqew_spark.tables.session import delete, folding
+    from qewqew_spark.tables.session import folding
 except ModuleNotFoundError as error:
     # Submitted by its path, where the package is not installed: sys.path has this file's directory only.
     sys.exit(
@@ -61,7 +60,7 @@ class TransformFailed(BadArgument):
 
 def run(
     spark: SparkSession,
-    batch: str,
+    batch: str | records.Batches,
     outputs: Sequence[Output],
     *,
     codec: str = "json",
@@ -70,18 +69,17 @@ def run(
     quarantine: str | None = None,
     max_bad_records: int | None = None,
     schema_evolution: str = "merge",
-    description: manifest.Manifest | None = None,
 ) -> dict[str, Any]:
     """Decode the batch and write the outputs; returns what the result file holds.
 
-    ``batch``: its directory, manifest or URL. ``codec``: what the records are, one of `CODECS`. ``schema``: of the
-    records, as DDL; None: inferred from JSON records. ``read_options``: of the data source. ``quarantine``: where the
-    records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that has a path, with
-    ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is written; None:
-    any number. ``schema_evolution``: see `evolution.new_columns`. ``description``: the batch's manifest, if it is at hand.
+    ``batch``: its directory, manifest or URL; or what is at hand of one, or of several. ``codec``: what the records are, one
+    of `CODECS`. ``schema``: of the records, as DDL; None: inferred from JSON records. ``read_options``: of the data source.
+    ``quarantine``: where the records go that do not decode, to ``<quarantine>/batch=<id>``; None: beside the first output that
+    has a path, with ``-quarantine`` appended. ``max_bad_records``: if more do not decode, nothing but the quarantine is
+    written; None: any number. ``schema_evolution``: see `evolution.new_columns`.
 
-    Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`,
-    and what Spark raises when a write fails (then the same call may be made again).
+    Raises `BadArgument` and `BadManifest` before anything is written, `TooManyBadRecords`, `BatchConflict` if a table has
+    some of several batches already, and what Spark raises when a write fails (then the same call may be made again).
     """
     began = time.monotonic()
     quarantine = check_arguments(
@@ -93,16 +91,16 @@ def run(
         max_bad_records=max_bad_records,
         schema_evolution=schema_evolution,
     )
-    batch, options = local_path(batch), dict(read_options or {})
-    description = description or _manifest(batch, options)
-    quarantined = f"{quarantine}/{BATCH}={description.id}"
-    sinks = [sink_of(spark, output, description, schema_evolution) for output in outputs]
+    options = dict(read_options or {})
+    batches = one(batch, options) if isinstance(batch, str) else batch
+    sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
     register(spark)
     given = None if schema is None else records.parsed(schema)
-    found = records.read(spark, batch, description, codec, given, options)
+    found = records.read(spark, batches, codec, given, options)
 
-    seen = Observation(f"records of {description.id}")
+    name = f"records of {batches.ids[0]}"
+    seen = Observation(name)
     good = found.good(seen)
     rows: list[int | None] = [None] * len(sinks)
     tables: list[DataFrame] = []
@@ -116,16 +114,14 @@ def run(
     try:
         if good is not None:
             good.createOrReplaceTempView(BATCH)
-            tables = [_table(spark, output, description) for output in outputs]
+            tables = [_table(spark, output, batches.manifests) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
             sink.check(table)
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
         first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
         try:
             if good is not None:
-                passes = sum(
-                    str(table._jdf.queryExecution().analyzed()).count(f"records of {description.id},") for table in tables
-                )
+                passes = sum(str(table._jdf.queryExecution().analyzed()).count(f"{name},") for table in tables)
                 if passes + (not any(first)) > 1:
                     # To decode costs more than to keep: in memory as far as it goes, then on the executors' disks.
                     persisted = good.persist(StorageLevel.MEMORY_AND_DISK)
@@ -133,18 +129,19 @@ def run(
                     good.write.format("noop").mode("overwrite").save()
                 write(early=True)
             counts = {} if good is None else observed(seen)
-            if counts == {"read": description.records, "bad": 0}:
+            if counts == {"read": batches.records, "bad": 0}:
                 reasons: dict[str, int] = {}
-                delete(spark, quarantined)  # of an earlier run, under another schema
+                records.clear(spark, quarantine, batches)  # of an earlier run, under another schema
             else:  # some are bad; or a query has not read all, or reads some twice, or a lost task was counted twice
-                reasons = found.set_aside(spark, quarantined)
+                reasons = found.set_aside(spark, quarantine)
             bad = sum(reasons.values())
-            if counts.get("read") == description.records and counts["bad"] != bad:
-                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=batch)
+            if counts.get("read") == batches.records and counts["bad"] != bad:
+                raise Corrupt(f"{counts['bad']} bad records were found first, and {bad} then", path=str(batches))
+            quarantined = f"{quarantine}/{BATCH}={batches.ids[0]}" if len(batches.ids) == 1 else quarantine
             if max_bad_records is not None and bad > max_bad_records:
                 listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
                 raise TooManyBadRecords(
-                    f"{bad} of {description.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
+                    f"{bad} of {batches.records} records do not decode ({listed}), max_bad_records is {max_bad_records}; "
                     f"they are in {quarantined}, no output was written"
                 )
             write(early=False)
@@ -160,12 +157,15 @@ def run(
         if persisted is not None:
             persisted.unpersist()
     return {
-        "batch": description.id,
-        "attempt": description.attempt,
+        **(
+            {"batch": batches.ids[0], "attempt": batches.manifests[0].attempt}
+            if len(batches.ids) == 1
+            else {"batches": batches.ids}
+        ),
         "codec": codec,
-        "read": description.records,
-        "bytes": description.bytes,
-        "good": description.records - bad,
+        "read": batches.records,
+        "bytes": batches.bytes,
+        "good": batches.records - bad,
         "bad": bad,
         "reasons": reasons,
         "outputs": [
@@ -178,17 +178,16 @@ def run(
     }
 
 
-def _manifest(batch: str, options: Mapping[str, str]) -> manifest.Manifest:
-    found = manifest.load(batch, Options(options).under("fs."))
-    if not re.fullmatch(r"[\w.-]+", found.id):
-        raise BadArgument(f"{batch}: the id {found.id!r} cannot be the name of a directory")
-    return found
+def one(batch: str, options: Mapping[str, str]) -> records.Batches:
+    """The batch at this path or URL; raises `BadManifest`, `BadArgument`, `StoreError`."""
+    path = local_path(batch)
+    return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
 
 
-def _table(spark: SparkSession, output: Output, description: manifest.Manifest) -> DataFrame:
+def _table(spark: SparkSession, output: Output, batches: Sequence[manifest.Manifest]) -> DataFrame:
     """What the output writes, analysed but not computed; raises `BadArgument`."""
     if output.transform is not None:
-        table = _transformed(spark, output.transform, description)
+        table = _transformed(spark, output.transform, batches)
     elif output.sql is not None:
         with blamed(f"the query {output.sql!r:.200}"):
             # spark.sql would execute a command (INSERT, DROP ...) at once: only a query may pass.
@@ -215,7 +214,7 @@ def _table(spark: SparkSession, output: Output, description: manifest.Manifest) 
     return table
 
 
-def _transformed(spark: SparkSession, name: str, description: manifest.Manifest) -> DataFrame:
+def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Manifest]) -> DataFrame:
     """What the function ``name``, `module:function`, makes of the view; raises `BadArgument` and `TransformFailed`."""
     module, _, path = name.partition(":")
     try:
@@ -225,10 +224,11 @@ def _transformed(spark: SparkSession, name: str, description: manifest.Manifest)
         parameters = inspect.signature(function)
     except Exception as error:  # the module is the user's, and may raise whatever it likes
         raise TransformFailed(f"the transform {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    arguments = [spark.table(BATCH), description]
+    view, described = spark.table(BATCH), batches if len(batches) == 1 else []  # of several it is given the rows alone
+    arguments = [view, *described]
     with suppress(TypeError):
-        parameters.bind(arguments[0])
-        arguments.pop()
+        parameters.bind(view)
+        arguments = [view]
     try:
         table = function(*arguments)
     except Exception as error:
@@ -245,15 +245,23 @@ def _write(sink: Sink, table: DataFrame) -> int:
     return observed(seen)["rows"]
 
 
+# What an application is called, what it does, and what its first argument is.
+SOURCES = {
+    "batch": ("Decode a batch of records and write it as tables.", "directory, manifest.json or URL of the batch"),
+    "drain": ("Write all batches under a prefix to one table.", "directory or URL under which batches are published"),
+}
+
+
 class _Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadArgument(message)
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, checked as far as it can be without Spark; raises `BadArgument`."""
-    parser = _Arguments(prog="batch.py", description="Decode a batch of records and write it as tables.", allow_abbrev=False)
-    parser.add_argument("batch", metavar="BATCH", help="directory, manifest.json or URL of the batch")
+def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argparse.Namespace:
+    """The command line, checked as far as it can be without Spark; raises `BadArgument`. ``source``: one of `SOURCES`."""
+    description, help = SOURCES[source]
+    parser = _Arguments(prog=f"{source}.py", description=description, allow_abbrev=False)
+    parser.add_argument(source, metavar=source.upper(), help=help)
     parser.add_argument(
         "--output",
         dest="outputs",
@@ -312,22 +320,37 @@ def write_result(path: str, result: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The application; see `application`."""
+    return application(argv, "batch", _job)
+
+
+def _job(start: Callable[[], SparkSession], batch: str, outputs: Sequence[Output], **found: Any) -> dict[str, Any]:
+    batches = one(batch, found["read_options"])
+    return run(start(), batches, outputs, **found)
+
+
+def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict[str, Any]]) -> int:
     """Run the job; the last line printed is ``qewqew result: JSON``, or ``qewqew: error: ...`` on stderr.
 
-    Returns the exit status: 0, 2 for bad arguments (nothing was written), 1 for any other failure.
+    ``job`` is given what starts Spark, the place to read, and the options by their names; it returns the result. Returns the
+    exit status: 0, 2 for bad arguments (nothing was written), 1 for any other failure.
     """
     # PySpark logs each error that it raises, with the whole trace of the JVM; what a reader needs is the last line.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     spark: SparkSession | None = None
+
+    def start() -> SparkSession:
+        nonlocal spark
+        spark = SparkSession.builder.appName(f"qewqew {source}").getOrCreate()
+        _check_catalog(spark, found["outputs"])
+        return spark
+
     try:
-        found = vars(arguments(argv))
-        batch, outputs, result_file = (found.pop(name) for name in ("batch", "outputs", "result"))
-        check_arguments(outputs, **found)
-        found["description"] = _manifest(local_path(batch), found["read_options"])
-        spark = SparkSession.builder.appName("qewqew batch").getOrCreate()
-        _check_catalog(spark, outputs)
-        result = run(spark, batch, outputs, **found)
+        found = vars(arguments(argv, source))
+        place, result_file = found.pop(source), found.pop("result")
+        check_arguments(**found)
+        result = job(start, place, **found)
         if result_file is not None:
             write_result(result_file, result)
         status, stream, line = 0, sys.stdout, f"qewqew result: {json.dumps(result)}"

@@ -1,9 +1,11 @@
-"""The records of a batch as the job sees them: those that decode, and why the others do not."""
+"""The records of one batch, or of several, as the job sees them: those that decode, and why the others do not."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -18,9 +20,9 @@ from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.data_source import batch_reader, columns_of
 from qewqew_spark.jobs.explaining import blamed
-from qewqew_spark.jobs.output import WHOLE
+from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
-from qewqew_spark.tables.session import delete, quoted, setting
+from qewqew_spark.tables.session import delete, listed, quoted, rename, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
@@ -33,11 +35,38 @@ _OF_INFERENCE = {"primitivesasstring", "prefersdecimal", "dropfieldifallnull", "
 
 
 @dataclass(frozen=True)
-class Records:
-    """All records of one batch, and which of them are good."""
+class Batches:
+    """What the job reads: paths or URLs, and the manifests that are there. Raises `BadArgument`."""
 
-    batch: str
-    description: Manifest
+    paths: Sequence[str]
+    manifests: Sequence[Manifest]
+
+    def __post_init__(self) -> None:
+        for path, batch in zip(self.paths, self.manifests, strict=True):
+            if not re.fullmatch(r"[\w.-]+", batch.id):
+                raise BadArgument(f"{path}: the id {batch.id!r} cannot be the name of a directory")
+
+    def __str__(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else f"{self.paths[0]} and {len(self.paths) - 1} more"
+
+    @property
+    def ids(self) -> list[str]:
+        return [batch.id for batch in self.manifests]
+
+    @property
+    def records(self) -> int:
+        return sum(batch.records for batch in self.manifests)
+
+    @property
+    def bytes(self) -> int:
+        return sum(batch.bytes for batch in self.manifests)
+
+
+@dataclass(frozen=True)
+class Records:
+    """All records of the batches, and which of them are good."""
+
+    batches: Batches
     rows: DataFrame | None  # a row for each record; None if no field is known
     bad: Column  # of `rows`: does the record not decode?
     columns: list[Column]  # of `rows`: what the view has
@@ -54,24 +83,41 @@ class Records:
         return self.rows.observe(seen, *counts).where(~self.bad).select(self.columns)
 
     def set_aside(self, spark: SparkSession, quarantine: str) -> dict[str, int]:
-        """Put the records that do not decode into the directory, in place of what is there; how many, by the kind of reason.
+        """Put the records that do not decode into the directory, as ``batch=<id>``, in place of what an earlier run put there.
 
-        Raises `Corrupt` if these are not all records of the batch.
+        Returns how many, by the kind of reason. Raises `Corrupt` if these are not all records of the batches.
         """
         seen = Observation()
         judged = self.judge().observe(seen, F.count(F.lit(1)).alias("read"))
         bad = judged.where(F.col("reason").isNotNull())
         if self.located is not None:
             bad = bad.withColumn("reason", self.located)
-        bad.write.mode("overwrite").parquet(quarantine)
-        read = observed(seen).get("read")
-        if read != self.description.records:
-            raise Corrupt(f"{read} records were read, the manifest says {self.description.records}", path=self.batch)
-        kind = F.substring_index("reason", ": ", 1).alias("kind")
-        counted = spark.read.schema(judged.schema).parquet(quarantine).groupBy(kind).count().collect()
-        if not counted:
-            delete(spark, quarantine)
+        mine = f".{BATCH}={self.batches.ids[0]}~"
+        for name in listed(spark, quarantine):
+            if name.startswith(mine):  # of a run that was killed
+                delete(spark, f"{quarantine}/{name}")
+        staging = f"{quarantine}/{mine}{uuid.uuid4().hex[:12]}"
+        try:
+            bad.write.partitionBy(BATCH).parquet(staging)
+            read = observed(seen).get("read")
+            if read != self.batches.records:
+                raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
+            kind = F.substring_index("reason", ": ", 1).alias("kind")
+            counted = spark.read.schema(judged.schema).parquet(staging).groupBy(kind).count().collect()
+            clear(spark, quarantine, self.batches)
+            for name in listed(spark, staging):
+                if name.startswith(f"{BATCH}="):
+                    rename(spark, f"{staging}/{name}", f"{quarantine}/{name}")
+        finally:
+            delete(spark, staging)
         return {row["kind"]: int(row["count"]) for row in sorted(counted)}
+
+
+def clear(spark: SparkSession, quarantine: str, batches: Batches) -> None:
+    """Remove what an earlier run of these batches has put into the quarantine."""
+    names = {f"{BATCH}={batch}" for batch in batches.ids}
+    for name in names.intersection(listed(spark, quarantine)):
+        delete(spark, f"{quarantine}/{name}")
 
 
 def observed(seen: Observation) -> dict[str, int]:
@@ -88,10 +134,8 @@ def observed(seen: Observation) -> dict[str, int]:
     return seen.get if report.getRow().length() else {}
 
 
-def read(
-    spark: SparkSession, batch: str, description: Manifest, codec: str, schema: StructType | None, options: Mapping[str, str]
-) -> Records:
-    """The records of the batch, with the fields of the schema; None: those of JSON records are inferred.
+def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType | None, options: Mapping[str, str]) -> Records:
+    """The records of the batches, with the fields of the schema; None: those of JSON records are inferred.
 
     Raises `BadArgument` if they cannot be columns.
     """
@@ -100,21 +144,21 @@ def read(
     ours = {name: value for name, value in options.items() if name not in theirs}
     if useless := sorted(name for name in theirs if name.lower() in _NOT_OF_RECORDS):
         raise BadArgument(f"the read option {useless[0]!r} is for files, and here each record is a text of its own, in UTF-8")
-    place = columns_of(description)
+    place = columns_of(batches.manifests[0])
 
     def load(columns: StructType, **more: str) -> DataFrame:
         wanted = {**ours, **more}
         # As Spark would when it plans the first action, which is after `load`, and wrapped into errors of its own.
-        batch_reader(batch, wanted, columns, description)
-        return spark.read.format("qewqew").options(**wanted).schema(columns).load(batch)
+        batch_reader(batches.paths, wanted, columns, batches.manifests)
+        return spark.read.format("qewqew").options(**wanted).schema(columns).load(list(batches.paths))
 
     value = F.col("value").cast("string")
     if codec in WHOLE:
         rows = load(place)
         bad = F.lit(False) if codec == "bytes" else ~F.is_valid_utf8(value)
-        columns = [F.col(name) for name in place.names] if codec == "bytes" else [value.alias("value")]
+        columns = [F.col(name) for name in place.names if name != BATCH] if codec == "bytes" else [value.alias("value")]
         why = F.when(bad, "not valid UTF-8").alias("reason")
-        return Records(batch, description, rows, bad, columns, lambda: rows.select("*", why))
+        return Records(batches, rows, bad, columns, lambda: rows.select("*", why))
 
     # Any record may lack any value: NOT NULL is not enforced, as Spark's readers have it.
     record = infer(spark, load(StructType([place["value"]])), theirs) if schema is None else schema.toNullable()
@@ -135,7 +179,7 @@ def read(
         def judge() -> DataFrame:
             return load(place).select("*", parser.reason.alias("reason"))
 
-        return Records(batch, description, rows, parser.bad("parsed"), columns, judge, parser.located)
+        return Records(batches, rows, parser.bad("parsed"), columns, judge, parser.located)
 
     if codec == "csv":
         return by_spark(Csv(spark, fields, corrupt, theirs))
@@ -160,7 +204,7 @@ def read(
             with suppress(BadArgument):
                 return by_spark(Json(spark, fields, of_values))  # it knows more types
         raise
-    return Records(batch, description, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
+    return Records(batches, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
 
 
 def _fields(kind: DataType) -> list[StructField]:

@@ -15,7 +15,7 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
 from qewqew_core.batch.manifest import Manifest
-from qewqew_core.errors import BadArgument
+from qewqew_core.errors import BadArgument, BatchConflict
 from qewqew_spark.jobs.explaining import blamed, explain
 from qewqew_spark.jobs.output import BATCH, FILE_FORMATS, SHOWN_FORMATS, Output
 from qewqew_spark.tables.append import append_to
@@ -36,11 +36,13 @@ from qewqew_spark.tables.session import delete, exists, folding, listed, missing
 TYPED_FILES = {"parquet", "orc"}  # tell the types of their columns
 
 
-def sink_of(spark: SparkSession, output: Output, batch: Manifest, schema_evolution: str) -> Sink:
+def sink_of(spark: SparkSession, output: Output, batches: Sequence[Manifest], schema_evolution: str) -> Sink:
     """The place of an output; raises `BadArgument`, also if this Spark does not know the format."""
     kind = output.format.lower()
     if output.appends:
-        return Once(spark, output, batch.id, schema_evolution, datetime.fromisoformat(batch.created))
+        return Once(spark, output, batches, schema_evolution)
+    if len(batches) > 1:
+        raise BadArgument(f"output: several batches go into a table of Iceberg or Delta, and not into {output.format!r}")
     if kind not in SHOWN_FORMATS | FILE_FORMATS | {"jdbc"} and (error := missing_format(spark, output.format)):
         # It would be found out only after other outputs were written.
         raise BadArgument(f"output: format {output.format!r}: {explain(error)}") from error
@@ -52,7 +54,7 @@ def sink_of(spark: SparkSession, output: Output, batch: Manifest, schema_evoluti
         made = Appended
     else:
         made = Files
-    return made(spark, output, batch.id, schema_evolution)
+    return made(spark, output, batches[0].id, schema_evolution)
 
 
 class Sink(ABC):
@@ -195,20 +197,23 @@ class Files(Sink):
 
 
 class Once(Sink):
-    """An Iceberg or Delta table, to which the batch is appended unless it is there."""
+    """An Iceberg or Delta table, to which the batch is appended unless it is there.
 
-    def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str, since: datetime) -> None:
-        super().__init__(spark, output, batch, schema_evolution)
+    Several batches go into one commit: all of them, or `BatchConflict` is raised if some are there.
+    """
+
+    def __init__(self, spark: SparkSession, output: Output, batches: Sequence[Manifest], schema_evolution: str) -> None:
+        super().__init__(spark, output, batches[0].id, schema_evolution)
         self._append = append_to(
             spark,
             str(output.table or output.path),
-            batch,
+            [batch.id for batch in batches],
             output.format,
             output.commit,
             partition_by=output.partition_by,
             properties={name: str(value) for name, value in self.options.items()},
             schema_evolution=schema_evolution,
-            since=since,
+            since=min(datetime.fromisoformat(batch.created) for batch in batches),
         )
         self.staged = self._append.staged
         self._snapshot: str | None = None
@@ -225,9 +230,14 @@ class Once(Sink):
         return self._append.there()
 
     def check(self, table: DataFrame) -> None:
-        self._snapshot = self._append.committed()
+        self._there(self._append.committed())
         if self._snapshot is None:
             self._append.check(table.schema)
+
+    def _there(self, committed: Mapping[str, str]) -> None:
+        if committed and len(self._append.batches) > 1:
+            raise BatchConflict(f"{self._append.what} has {len(committed)} of these batches already; nothing was added")
+        self._snapshot = committed.get(self.batch)
 
     def write(self, rows: DataFrame) -> None:
         if self._snapshot is None:
@@ -237,7 +247,9 @@ class Once(Sink):
 
     def commit(self) -> None:
         if self._snapshot is None:
-            self._snapshot = self._append.commit().snapshot
+            commit = self._append.commit()
+            self._there(dict.fromkeys(commit.batches if commit.again else (), commit.snapshot))
+            self._snapshot = commit.snapshot
 
     def abort(self) -> None:
         self._append.abort()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.manifest import Manifest, Segment
@@ -26,6 +26,7 @@ RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much le
 
 
 OPTIONS = {"path", "paths", *SPLIT_OPTIONS, *ROW_OPTIONS}
+BATCH = StructField("batch", StringType())  # the id of the batch that a row is of: for those who name it in the schema
 
 
 def matching(path: str, options: Options) -> list[str]:
@@ -60,30 +61,41 @@ def schema(paths: Sequence[str], options: Options) -> StructType:
     """The columns of some batches. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
     options.check("a batch", OPTIONS, ["fs."])
     Split.of(options)
-    return schema_of(_columns(paths, _manifests(paths, options)), options)
+    batches = _manifests(paths, options)
+    _check_alike(paths, batches)
+    return schema_of(_columns(batches[0]), options)
 
 
-def reader(paths: Sequence[str], options: Options, schema: StructType, batch: Manifest | None = None) -> BatchReader:
-    """``batch``: the manifest, if there is one path and it is at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
+def reader(paths: Sequence[str], options: Options, schema: StructType, batches: Sequence[Manifest] | None = None) -> BatchReader:
+    """``batches``: the manifests, if they are at hand. Raises `BadManifest`, `BadArgument`, and `StoreError`."""
     options.check("a batch", OPTIONS, ["fs."])
-    batches = [batch] if batch else _manifests(paths, options)
+    batches = batches or _manifests(paths, options)
     stores = [store_of(os.path.dirname(manifest.manifest_path(path)), options.under("fs.")) for path in paths]
-    rows = Rows(_columns(paths, batches), schema, options)
+    _check_alike(paths, batches)
+    rows = Rows(columns_of(batches[0]), schema, options)
     return BatchReader(list(zip(stores, batches, strict=True)), Split.of(options), rows)
 
 
 def _manifests(paths: Sequence[str], options: Options) -> list[Manifest]:
-    return [manifest.load(path, options.under("fs.")) for path in paths]
+    return manifest.load_all(paths, options.under("fs."))
 
 
-def _columns(paths: Sequence[str], batches: Sequence[Manifest]) -> StructType:
+def _check_alike(paths: Sequence[str], batches: Sequence[Manifest]) -> None:
     for path, batch in zip(paths, batches, strict=True):
         if batch.layout != batches[0].layout:
             raise BadArgument(
                 f"of the batches {paths[0]} and {path}, one is from a queue and one from a topic; their columns differ, so load "
                 "each on its own"
             )
-    return TOPIC_SCHEMA if batches[0].layout == manifest.BLOCK else SCHEMA
+
+
+def _columns(batch: Manifest) -> StructType:
+    return TOPIC_SCHEMA if batch.layout == manifest.BLOCK else SCHEMA
+
+
+def columns_of(batch: Manifest) -> StructType:
+    """All columns that a read of the batch can have."""
+    return StructType([*_columns(batch), BATCH])
 
 
 Part = TypeVar("Part")
@@ -148,16 +160,26 @@ class BatchReader(DataSourceReader):
     def _read(self, part: BatchPart) -> Iterator[pa.RecordBatch]:
         store, batch, segment = part.store, part.batch, part.segment
         path = store.locate(segment.file)
+        # Of another column it is known how many rows there are.
+        needs = self.rows.needs - {BATCH.name} or {"offset"}
+
+        def named(raw: pa.RecordBatch) -> pa.RecordBatch:
+            if BATCH.name not in self.rows.needs:
+                return raw
+            import pyarrow as pa
+
+            return raw.append_column(BATCH.name, pa.repeat(pa.scalar(batch.id, pa.string()), raw.num_rows))
+
         if batch.layout == manifest.BLOCK:
             from qewqew_spark.source.frames import messages
 
             for run in segments.read_messages(store, batch, segment):
-                raw = messages(run, str(batch.dialect), batch.queue, self.rows.needs)
+                raw = named(messages(run, str(batch.dialect), batch.queue, needs))
                 at, bounds = run.offset - segment.base, run.bounds
                 yield self.rows.batch(raw, path, lambda row, at=at, bounds=bounds: at + bounds[2 * row])  # type: ignore[misc]
         else:
-            for _, raw, place in records(store, segment, part.first, self.rows.needs):
-                yield self.rows.batch(raw, path, place)
+            for _, raw, place in records(store, segment, part.first, needs):
+                yield self.rows.batch(named(raw), path, place)
 
 
 def records(

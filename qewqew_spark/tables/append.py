@@ -1,4 +1,4 @@
-"""`append_once`: rows of a batch become files of a table in one commit, which names the batch.
+"""`append_once`: rows of a batch, or of several, become files of a table in one commit, which names the batches.
 
 Spark's executors write Parquet files into a directory of this attempt, below the table, where nobody looks. The driver then
 looks whether a commit of the table names the batch; if none does, it commits the files and the name together. The table refuses
@@ -36,6 +36,7 @@ from qewqew_spark.tables.session import delete, files_below, folding, quoted, se
 FORMATS = {"iceberg": "Iceberg", "delta": "Delta"}
 COMMITS = "driver", "spark"
 BATCH_ID = "qewqew.batch-id"  # in what a commit says of itself
+BATCH_IDS = "qewqew.batch-ids"  # instead, where there are several: as JSON
 ATTEMPT = "qewqew.attempt"  # which of the runs of the batch
 TRIES = 100  # of a commit that others are faster with
 _logger = logging.getLogger(__name__)
@@ -45,33 +46,40 @@ _logger = logging.getLogger(__name__)
 class Commit:
     """The commit of a table that has the batch: ``snapshot`` is its id in Iceberg, its version in Delta.
 
-    ``again``: it was there already, and nothing was added.
+    ``again``: it was there already, and nothing was added. ``batches``: those of the call that this commit has. Others, of
+    several, were in the table before.
     """
 
     table: str
     snapshot: str
     again: bool
+    batches: tuple[str, ...]
 
 
 class TooManyConflicts(OSError):
     """Other commits came first each time. Nothing was added; you can make the same call again."""
 
 
-def marked(text: str | None, batch: str) -> str | None:
-    """The attempt in `Append.marks` as JSON, if they are of this batch."""
+def marks_in(text: str | None) -> dict[str, str]:
+    """`Append.marks` as JSON; nothing if somebody else wrote the text."""
     try:
         found = json.loads(text or "null")
-    except ValueError:  # somebody else's
-        return None
-    return found.get(ATTEMPT) if isinstance(found, dict) and found.get(BATCH_ID) == batch else None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def named(marks: Mapping[str, str]) -> list[str]:
+    """The batches that a commit with these marks has."""
+    return json.loads(marks[BATCH_IDS]) if BATCH_IDS in marks else [marks[BATCH_ID]] if BATCH_ID in marks else []
 
 
 class Append(ABC):
-    """One batch that is to be in one table once. `write`, then `commit` or `abort`.
+    """One batch, or several in one commit, that are to be in one table once. `write`, then `commit` or `abort`.
 
     ``table``: Iceberg's `catalog.namespace.table`, or the path or URL of a Delta table; it is made if it is not there, with
-    ``partition_by`` and ``properties``. ``batch``: names the batch, and nothing else ever. ``schema_evolution``: "merge",
-    "fail" or "ignore", as of the job. ``since``: when the batch was made. Where the table has forgotten
+    ``partition_by`` and ``properties``. ``batches``: each names a batch, and nothing else ever. ``schema_evolution``: "merge",
+    "fail" or "ignore", as of the job. ``since``: when the oldest of the batches was made. Where the table has forgotten
     commits since then, a warning is logged.
     """
 
@@ -82,7 +90,7 @@ class Append(ABC):
         self,
         spark: SparkSession,
         table: str,
-        batch: str,
+        batches: str | Sequence[str],
         *,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
@@ -91,7 +99,7 @@ class Append(ABC):
     ) -> None:
         self.spark = spark
         self.table = table
-        self.batch = batch
+        self.batches = (batches,) if isinstance(batches, str) else tuple(batches)
         self.partition_by = partition_by
         self.properties = {name: str(value) for name, value in (properties or {}).items()}
         self.schema_evolution = schema_evolution
@@ -106,7 +114,8 @@ class Append(ABC):
     @property
     def marks(self) -> dict[str, str]:
         """What the commit says of itself."""
-        return {BATCH_ID: self.batch, ATTEMPT: self.attempt}
+        batches = {BATCH_ID: self.batches[0]} if len(self.batches) == 1 else {BATCH_IDS: json.dumps(self.batches)}
+        return {**batches, ATTEMPT: self.attempt}
 
     @abstractmethod
     def there(self) -> StructType | None:
@@ -121,20 +130,22 @@ class Append(ABC):
 
     @abstractmethod
     def commit(self) -> Commit:
-        """What was written is in the table when this returns, or another attempt is. Raises `TooManyConflicts`."""
+        """What was written is in the table when this returns, or another attempt has some of the batches.
+
+        Then nothing is added (`Commit.again`), and those that are still missing must be written again. Raises `TooManyConflicts`.
+        """
 
     @abstractmethod
     def abort(self) -> None:
         """Remove what was written and not committed."""
 
     @abstractmethod
-    def _find(self) -> tuple[str, bool] | None:
-        """The snapshot that has the batch, looked up now, and whether what this attempt wrote is in it."""
+    def _find(self) -> dict[str, tuple[str, bool]]:
+        """Those of the batches that the table has now: the snapshot, and whether what this attempt wrote is in it."""
 
-    def committed(self) -> str | None:
-        """The snapshot that has the batch, looked up now."""
-        found = self._find()
-        return None if found is None else found[0]
+    def committed(self) -> dict[str, str]:
+        """Those of the batches that the table has, looked up now, and the snapshots."""
+        return {batch: snapshot for batch, (snapshot, _) in self._find().items()}
 
     def check(self, columns: StructType) -> None:
         """Raises `BadArgument` if they do not fit to those of the table."""
@@ -170,11 +181,12 @@ class Append(ABC):
             ]
         )
 
-    def commit_once(self, add: Callable[[], bool]) -> tuple[str, bool]:
+    def commit_once(self, add: Callable[[], bool]) -> Commit:
         """`_find`, and where nothing is found, ``add``, by turns. ``add`` says False if others were faster."""
         for number in range(TRIES):
-            if (found := self._find()) is not None:
-                return found
+            if found := self._find():
+                snapshot, ours = next(iter(found.values()))
+                return Commit(self.table, snapshot, not ours, tuple(found))
             if not add():
                 time.sleep(random.uniform(0, min(0.05 * 2**number, 2)))  # noqa: S311
         raise TooManyConflicts(f"{self.what}: gave up after {TRIES} tries, because others committed first each time")
@@ -187,7 +199,7 @@ class Append(ABC):
                 "batch, it is now appended twice. Keep snapshots longer than a batch may be tried again",
                 self.table,
                 self.since,
-                self.batch,
+                ", ".join(self.batches)[:200],
             )
 
 
@@ -196,9 +208,9 @@ class StagedAppend(Append):
 
     staged = True
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
-        readable = re.sub(r"[^\w.-]", "_", batch, flags=re.ASCII)[:100]
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
+        readable = re.sub(r"[^\w.-]", "_", self.batches[0], flags=re.ASCII)[:100]
         self.directory = f"data/qewqew/{readable}-{self.attempt}"  # below the table
         self._staged: str | None = None  # the directory of this attempt
         self._columns = StructType()  # of what was written
@@ -251,11 +263,11 @@ class StagedAppend(Append):
             self._staged = staged
             return done
 
-        snapshot, ours = self.commit_once(add)
-        if not ours:
+        commit = self.commit_once(add)
+        if commit.again:
             self.abort()
         self._staged = None
-        return Commit(self.table, snapshot, not ours)
+        return commit
 
     def abort(self) -> None:
         if self._staged is not None:
@@ -276,7 +288,12 @@ class StagedAppend(Append):
 
 
 def append_to(
-    spark: SparkSession, table: str, batch: str, format: str = "iceberg", commit: str = "driver", **options: Any
+    spark: SparkSession,
+    table: str,
+    batches: str | Sequence[str],
+    format: str = "iceberg",
+    commit: str = "driver",
+    **options: Any,
 ) -> Append:
     """An `Append`; raises `BadArgument`, also if the extra or the connector that the format needs is missing.
 
@@ -289,7 +306,7 @@ def append_to(
         raise BadArgument(f"commit must be one of {', '.join(COMMITS)}, not {commit!r:.80}")
     module, name = ("by_spark", f"{FORMATS[kind]}BySpark") if commit == "spark" else (kind, f"{FORMATS[kind]}Append")
     try:
-        made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batch, **options)
+        made: Append = getattr(importlib.import_module(f"qewqew_spark.tables.{module}"), name)(spark, table, batches, **options)
     except ModuleNotFoundError as error:
         raise BadArgument(
             f"the format {kind!r} needs a library that is missing ({error}): install qewqew with its extra {kind!r} "
@@ -299,22 +316,44 @@ def append_to(
 
 
 def append_once(
-    rows: DataFrame, table: str, batch_id: str, *, format: str = "iceberg", commit: str = "driver", **options: Any
+    rows: DataFrame | Callable[[Sequence[str]], DataFrame],
+    table: str,
+    batch_id: str | Sequence[str],
+    *,
+    format: str = "iceberg",
+    commit: str = "driver",
+    **options: Any,
 ) -> Commit:
     """Append the rows to the table, unless a commit of it names this batch already; durable when it returns.
+
+    Several batches, a list of ids, are one commit. ``rows`` is then a function: given the ids of those batches that the table
+    does not have, it returns their rows, from the active session. It is called again if somebody else commits some of these
+    meanwhile.
 
     ``commit``: see `append_to`. ``table`` and ``options``: see `Append`. Rows are computed where the batch is not there yet. In
     `foreachBatch`, where each query numbers its batches from 0, let the id name the query too:
     ``f"{query}-{number}"``. Raises `BadArgument` before anything is written, `TooManyConflicts`, and what Spark and the
     table's library raise.
     """
-    append = append_to(rows.sparkSession, table, batch_id, format, commit, **options)
-    if (snapshot := append.committed()) is not None:
-        return Commit(table, snapshot, True)
-    try:
-        append.write(rows)
-        return append.commit()
-    except BaseException:
-        with suppress(Exception):  # what went wrong is what to report
-            append.abort()
-        raise
+    batches = [batch_id] if isinstance(batch_id, str) else list(dict.fromkeys(batch_id))
+    if not batches or (len(batches) > 1 and isinstance(rows, DataFrame)):
+        raise BadArgument("give one batch id and its rows, or several ids and a function that makes the rows of some of them")
+    spark = rows.sparkSession if isinstance(rows, DataFrame) else SparkSession.active()
+    while True:
+        append = append_to(spark, table, batches, format, commit, **options)
+        there = append.committed()
+        missing = [batch for batch in batches if batch not in there]
+        if not missing:
+            return Commit(table, there[batches[0]], True, tuple(batches))
+        if there:
+            append = append_to(spark, table, missing, format, commit, **options)
+        try:
+            append.write(rows if isinstance(rows, DataFrame) else rows(missing))
+            done = append.commit()
+        except BaseException:
+            with suppress(Exception):  # what went wrong is what to report
+                append.abort()
+            raise
+        if not done.again or len(missing) == 1:
+            return done
+        batches = missing

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, Append, Commit, marked
+from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, BATCH_IDS, Append, Commit, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.session import exists, folding, missing_format, quoted
 
@@ -28,8 +29,8 @@ class BySpark(Append):
     staged = False
     faster: str  # what an error says when somebody else was faster
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
         self._commit: Commit | None = None
 
     @abstractmethod
@@ -49,8 +50,7 @@ class BySpark(Append):
                 raise
             return True
 
-        snapshot, ours = self.commit_once(add)
-        self._commit = Commit(self.table, snapshot, not ours)
+        self._commit = self.commit_once(add)
 
     def commit(self) -> Commit:
         if self._commit is None:
@@ -70,8 +70,8 @@ class IcebergBySpark(BySpark):
     kind = "iceberg"
     faster = r"CommitFailedException|ValidationException: (Found conflicting files|Cannot determine history)"
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
         catalog, *names = table.split(".")
         if len(names) < 2 or not all((catalog, *names)):
             raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
@@ -83,22 +83,26 @@ class IcebergBySpark(BySpark):
     def there(self) -> StructType | None:
         return self.spark.table(self._name).schema if self.spark.catalog.tableExists(self._name) else None
 
-    def _find(self) -> tuple[str, bool] | None:
+    def _find(self) -> dict[str, tuple[str, bool]]:
         self._start = None
         if not self.spark.catalog.tableExists(self._name):
-            return None
+            return {}
         self.spark.catalog.refreshTable(self._name)  # the catalog keeps what it has seen
         # In this order: what is committed in between is either found, or is a conflict.
         for row in self.spark.sql(f"SELECT snapshot_id FROM {self._name}.refs WHERE name = 'main'").collect():  # noqa: S608
             self._start = str(row.snapshot_id)
         snapshots = self.spark.table(f"{self._name}.snapshots")
-        mark = {name: F.col("summary").getItem(name) for name in (BATCH_ID, ATTEMPT)}
-        for row in snapshots.where(mark[BATCH_ID] == self.batch).select("snapshot_id", mark[ATTEMPT].alias("attempt")).collect():
-            return str(row.snapshot_id), row.attempt == self.attempt
-        oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
-        if oldest is not None and oldest.parent_id is not None:
-            self.warn_of_forgotten(oldest.at / 1000)
-        return None
+        wanted, found = set(self.batches), dict[str, tuple[str, bool]]()
+        summary = F.col("summary")
+        marked = summary.getItem(BATCH_IDS).isNotNull() | summary.getItem(BATCH_ID).isin(*wanted)
+        for row in snapshots.where(marked).select("snapshot_id", "summary").collect():
+            for batch in wanted.intersection(named(row.summary)):
+                found[batch] = str(row.snapshot_id), row.summary.get(ATTEMPT) == self.attempt
+        if len(found) < len(wanted):
+            oldest = snapshots.orderBy("committed_at").select(F.unix_millis("committed_at").alias("at"), "parent_id").first()
+            if oldest is not None and oldest.parent_id is not None:
+                self.warn_of_forgotten(oldest.at / 1000)
+        return found
 
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
         there = self.there()
@@ -149,13 +153,15 @@ class DeltaBySpark(BySpark):
     kind = "delta"
     faster = r"(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception"
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
         if missing_format(spark, "delta"):
             raise BadArgument(
                 "commit 'spark' needs Delta's connector, which this Spark does not have: give its jar with --packages or --jars, "
                 "or leave 'commit' out"
             )
+        if len(self.batches) > 1:
+            raise BadArgument("Delta's connector commits one batch at a time; leave 'commit' out to commit several at once")
         self._done = False
 
     def there(self) -> StructType | None:
@@ -164,7 +170,8 @@ class DeltaBySpark(BySpark):
     def _is_there(self) -> bool:
         return exists(self.spark, f"{self.table.rstrip('/')}/_delta_log")
 
-    def _find(self) -> tuple[str, bool] | None:
+    def _find(self) -> dict[str, tuple[str, bool]]:
+        (batch,) = self.batches
         if self._is_there():
             try:
                 history = self.spark.sql(f"DESCRIBE HISTORY delta.{quoted(self.table)}").select("version", "userMetadata")
@@ -174,10 +181,11 @@ class DeltaBySpark(BySpark):
                     "--conf spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
                 ) from error
             for version, text in history.where(F.col("userMetadata").contains(BATCH_ID)).collect():
-                if (attempt := marked(text, self.batch)) is not None:
-                    return str(version), attempt == self.attempt
+                marks = marks_in(text)
+                if batch in named(marks):
+                    return {batch: (str(version), marks.get(ATTEMPT) == self.attempt)}
         # Committed, but not in the history: the log has had the transaction for longer than that.
-        return ("", False) if self._done else None
+        return {batch: ("", False)} if self._done else {}
 
     def _try(self, rows: DataFrame, new: list[StructField]) -> None:
         writer = rows.write.format("delta").mode("append")
@@ -188,7 +196,7 @@ class DeltaBySpark(BySpark):
 
     def _marked(self, writer: DataFrameWriter) -> DataFrameWriter:
         marks = json.dumps(self.marks)
-        return writer.options(txnAppId=f"qewqew:{self.batch}", txnVersion=1, userMetadata=marks)
+        return writer.options(txnAppId=f"qewqew:{self.batches[0]}", txnVersion=1, userMetadata=marks)
 
 
 def _check_catalog(spark: SparkSession, name: str) -> None:

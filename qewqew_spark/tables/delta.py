@@ -23,7 +23,7 @@ from pyspark.sql.types import BooleanType, DateType, DecimalType, IntegralType, 
 
 from qewqew_core.errors import BadArgument
 from qewqew_core.limits import now_ms
-from qewqew_spark.tables.append import StagedAppend, marked
+from qewqew_spark.tables.append import ATTEMPT, StagedAppend, marks_in, named
 from qewqew_spark.tables.evolution import relaxed
 from qewqew_spark.tables.statistics import statistics
 
@@ -39,9 +39,8 @@ class DeltaAppend(StagedAppend):
 
     kind = "delta"
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
-        self._application = f"qewqew:{batch}"
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
         self._table: DeltaTable | None = None  # as it was at the last look
         self._actions: list[AddAction | RemoveAction] | None = None  # which add the files of this attempt
 
@@ -55,14 +54,17 @@ class DeltaAppend(StagedAppend):
             raise FileNotFoundError(f"there is no Delta table at {self.table}")
         return table
 
-    def _find(self) -> tuple[str, bool] | None:
+    def _find(self) -> dict[str, tuple[str, bool]]:
         table = self._load()
-        if table is None or table.transaction_version(self._application) is None:
-            return None
-        for commit in table.history(1000):
-            if (attempt := marked(commit.get("userMetadata"), self.batch)) is not None:
-                return str(commit["version"]), attempt == self.attempt
-        return "", False  # long ago
+        if table is None:
+            return {}
+        # Without a version: committed long ago.
+        found = {batch: ("", False) for batch in self.batches if table.transaction_version(_application(batch)) is not None}
+        for commit in table.history(1000) if found else ():
+            marks = marks_in(commit.get("userMetadata"))
+            for batch in found.keys() & named(marks):
+                found[batch] = str(commit["version"]), marks.get(ATTEMPT) == self.attempt
+        return found
 
     def there(self) -> StructType | None:
         table = self._table or self._load()
@@ -125,7 +127,8 @@ class DeltaAppend(StagedAppend):
         if self._actions is None:
             self._actions = list(self._added(files))
         properties = CommitProperties(
-            custom_metadata={"userMetadata": json.dumps(self.marks)}, app_transactions=[Transaction(self._application, 1)]
+            custom_metadata={"userMetadata": json.dumps(self.marks)},
+            app_transactions=[Transaction(_application(batch), 1) for batch in self.batches],
         )
         try:
             table.create_write_transaction(self._actions, "append", table.schema(), parts or None, commit_properties=properties)
@@ -143,6 +146,10 @@ class DeltaAppend(StagedAppend):
                 found = statistics(pq.read_metadata(file), columns, most)
             if found["numRecords"]:
                 yield AddAction(name, size, _values(name, parts), now_ms(), True, json.dumps(found, ensure_ascii=False))
+
+
+def _application(batch: str) -> str:
+    return f"qewqew:{batch}"
 
 
 def _values(name: str, parts: Sequence[str]) -> dict[str, str | None]:

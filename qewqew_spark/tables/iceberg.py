@@ -53,7 +53,7 @@ from pyspark.sql.types import (
 )
 
 from qewqew_core.errors import BadArgument
-from qewqew_spark.tables.append import ATTEMPT, BATCH_ID, StagedAppend
+from qewqew_spark.tables.append import ATTEMPT, StagedAppend, named
 from qewqew_spark.tables.session import quoted
 
 _PLAIN: dict[type[DataType], pa.DataType] = {
@@ -75,8 +75,8 @@ class IcebergAppend(StagedAppend):
 
     kind = "iceberg"
 
-    def __init__(self, spark: SparkSession, table: str, batch: str, **options: Any) -> None:
-        super().__init__(spark, table, batch, **options)
+    def __init__(self, spark: SparkSession, table: str, batches: str | Sequence[str], **options: Any) -> None:
+        super().__init__(spark, table, batches, **options)
         catalog, *self._identifier = table.split(".")
         if len(self._identifier) < 2 or not all((catalog, *self._identifier)):
             raise BadArgument(f"an Iceberg table has a name like catalog.namespace.table, not {table!r:.200}")
@@ -99,18 +99,20 @@ class IcebergAppend(StagedAppend):
             raise NoSuchTableError(f"Table does not exist: {self.table}")
         return table
 
-    def _find(self) -> tuple[str, bool] | None:
+    def _find(self) -> dict[str, tuple[str, bool]]:
         table = self._load()
         snapshots = [] if table is None else table.metadata.snapshots
-        for snapshot in reversed(snapshots):
-            summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-            if summary.get(BATCH_ID) == self.batch:
-                return str(snapshot.snapshot_id), summary.get(ATTEMPT) == self.attempt
+        wanted, found = set(self.batches), dict[str, tuple[str, bool]]()
+        for snapshot in snapshots:
+            marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+            for batch in wanted.intersection(named(marks)):
+                found[batch] = str(snapshot.snapshot_id), marks.get(ATTEMPT) == self.attempt
         oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
         # There were others before it.
-        if oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1):
+        forgotten = oldest is not None and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
+        if oldest is not None and forgotten and len(found) < len(wanted):
             self.warn_of_forgotten(oldest.timestamp_ms / 1000)
-        return None
+        return found
 
     def there(self) -> StructType | None:
         table = self._table or self._load()

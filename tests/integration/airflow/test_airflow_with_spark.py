@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from qewqew_airflow.operators.spark_submit import QewQewSparkSubmitOperator
 from qewqew_airflow.operators.stage import QewQewStageOperator
 from qewqew_airflow.sensors.qewqew import QewQewSensor
 from qewqew_core import inspect, inspect_reader
+from qewqew_core.batch.published import complete
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "dags_examples"
 CONF = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "1"}
@@ -204,3 +206,36 @@ def test_what_was_staged_goes_into_iceberg_by_the_hour(
     assert again.result("to_iceberg")["outputs"][0]["snapshot"] == result["outputs"][0]["snapshot"]
     assert rows() == sorted([*range(1000)] * 2)
     assert inspect(directory / "orders").records == 0
+
+
+def test_what_two_hosts_publish_is_drained_into_one_table(
+    run: Any, connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host twice, with a drain in between; a cleared publisher publishes nothing."""
+    monkeypatch.setenv("QEWQEW_DEMO_OUTPUT", str(tmp_path))
+    # Airflow's own operator looks for spark-submit on PATH.
+    monkeypatch.setenv("PATH", os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+    hosts = "w1", "w2"
+    for host in hosts:
+        (tmp_path / host).mkdir()
+        connect(f"qewqew_{host}", "qewqew", str(tmp_path / host))
+    dags = DagBag(str(EXAMPLES / "drain.py")).dags
+    assert sorted(dags) == ["drain", "publish_w1", "publish_w2"]
+    prefix = str(tmp_path / "published" / "orders")
+
+    def rows() -> Counter[tuple[int, str]]:
+        lake = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+        found = load_catalog("lake", **lake).load_table("shop.orders").scan().to_arrow()
+        return Counter(zip(found["id"].to_pylist(), found["host"].to_pylist(), strict=True))
+
+    for times in 1, 2:
+        published = [run(dags[f"publish_{host}"]).result("publish") for host in hosts]
+        assert complete(prefix) == sorted(batch for batches in published for batch in batches)
+        assert [len(batches) for batches in published] == [1, 1]
+        assert run(dags["drain"]).states() == {"drain": "success"}
+        assert complete(prefix) == []
+        assert rows() == Counter({(number, host): times for host in hosts for number in range(1000)})
+    again = run.again(dags["publish_w1"])
+    assert again.result("publish") == published[0]
+    assert complete(prefix) == []
+    assert [inspect(tmp_path / host / "orders").records for host in hosts] == [0, 0]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,10 @@ def spark(tmp_path_factory) -> Iterator:
     session.sparkContext.setLogLevel("OFF")  # failures are provoked on purpose
     yield session
     session.stop()
+
+
+@pytest.fixture
+def lake(spark: Any, tmp_path: Path) -> Any:
+    from spark_lake import Lake  # late: not every version of Spark is tried with tables
+
+    return Lake(spark.newSession(), tmp_path)

@@ -30,8 +30,14 @@ class OtherDriver:
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
 
+    def drain(self, settings: dict[str, str], kind: str, table: str, prefix: str, quarantine: str, die: str = "") -> None:
+        """``die``: as in `append`, or when the first batch is "removed"."""
+        order = {"settings": settings, "kind": kind, "table": table, "prefix": prefix, "quarantine": quarantine, "die": die}
+        assert self.process.stdin is not None
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+
     def result(self) -> dict[str, Any] | None:
-        """The `Commit`, or what was raised as ``error``; None if the process ended."""
+        """The `Commit`, or the result of a drain, or what was raised as ``error``; None if the process ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
@@ -67,8 +73,13 @@ def die_at(point: str, kind: str) -> None:
     from deltalake import DeltaTable
     from pyiceberg.catalog.sql import SqlCatalog
 
+    from qewqew_core.batch.store import Local
     from qewqew_spark.tables.append import StagedAppend
 
+    if point == "removed":
+        remove = Local.remove
+        Local.remove = lambda store: (remove(store), die())  # type: ignore[assignment,method-assign]
+        return
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
         return
@@ -81,6 +92,8 @@ def die_at(point: str, kind: str) -> None:
 def main() -> None:
     spark = session()
 
+    from qewqew_spark.jobs.drain import drain
+    from qewqew_spark.jobs.output import Output
     from qewqew_spark.tables import append_once
 
     for line in sys.stdin:
@@ -90,6 +103,12 @@ def main() -> None:
         if order["die"]:
             die_at(order["die"], order["kind"])
         try:
+            if "prefix" in order:
+                place = {"table" if order["kind"] == "iceberg" else "path": order["table"]}
+                output = Output(format=order["kind"], **place)
+                said = drain(lambda: spark, order["prefix"], [output], schema="id BIGINT", quarantine=order["quarantine"])
+                print(json.dumps(said), flush=True)
+                continue
             found = append_once(spark.range(*order["numbers"]), order["table"], order["batch"], format=order["kind"])
             said = {"snapshot": found.snapshot, "again": found.again}
         except Exception as error:

@@ -150,7 +150,7 @@ def test_frames_that_contradict_the_manifest_fail_although_the_checksum_is_right
         (lambda body: body.pop("segments"), "'segments' must be list"),
         (lambda body: body["segments"][0].update(file="../x"), "not a plain name"),
         (lambda body: body["segments"][0].update(file="\ud800"), "cannot be read"),
-        (lambda body: body["segments"][0].update(end=9), "are no range"),
+        (lambda body: body["segments"][0].update(end=9), "are not a range"),
         (lambda body: body["segments"][0].update(boundaries=[[9, 1]]), "boundaries must"),
         (lambda body: body["segments"][0].update(crc32="0"), "not eight hex digits"),
     ],
@@ -166,7 +166,7 @@ def test_a_manifest_that_lies_is_refused_with_its_path(spark, tmp_path, change, 
 def test_a_checksum_that_the_manifest_has_wrong_fails(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"hello"])
     damage_manifest(batch, lambda body: body["segments"][0].update(crc32="00000000"))
-    assert "recorded was 00000000" in failure(spark, batch)
+    assert "but 00000000 was recorded" in failure(spark, batch)
 
 
 def test_a_wrong_path_fails_in_load_and_is_told_what_could_be_given(spark, tmp_path):

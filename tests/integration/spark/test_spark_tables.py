@@ -10,18 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from deltalake import DeltaTable, convert_to_deltalake
 from other_driver import OtherDriver, results
-from pyiceberg.catalog import Catalog, load_catalog
 from spark_batches import make_batch
+from spark_lake import Lake
 
 from qewqew_core import BadArgument, Topic
 from qewqew_spark.data_source import register
@@ -33,49 +31,6 @@ from qewqew_spark.tables import append_once, append_to
 pytestmark = pytest.mark.xdist_group("spark")
 ROOT = Path(__file__).parents[3]
 KINDS = pytest.mark.parametrize("kind", ["iceberg", "delta"])
-
-
-class Lake:
-    """A catalog in a file for Iceberg, a directory for Delta, and a reader that shares no code with the writers."""
-
-    def __init__(self, session: Any, place: Path) -> None:
-        self.session = session
-        self.place = place
-        self.settings = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
-        for name, value in self.settings.items():
-            session.conf.set(f"spark.sql.catalog.lake.{name}", value)
-
-    @property
-    def catalog(self) -> Catalog:
-        return load_catalog("lake", **self.settings)
-
-    def name(self, kind: str, name: str = "orders") -> str:
-        return f"lake.shop.{name}" if kind == "iceberg" else f"{self.place}/{name}"
-
-    def rows(self, kind: str, columns: str = "*", name: str = "orders") -> list[tuple[Any, ...]]:
-        """As DuckDB reads them."""
-        if kind == "iceberg":
-            where = f"iceberg_scan('{self.catalog.load_table(f'shop.{name}').metadata_location}')"
-        else:
-            where = f"delta_scan('{self.name(kind, name)}')"
-        with self.database() as database:
-            return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
-
-    @staticmethod
-    @contextmanager
-    def database() -> Iterator[duckdb.DuckDBPyConnection]:
-        with duckdb.connect() as database:
-            for extension in "avro", "iceberg", "delta":
-                module = __import__(f"duckdb_extension_{extension}")
-                (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
-                database.load_extension(str(file))
-            database.execute("SET TimeZone = 'UTC'")
-            yield database
-
-
-@pytest.fixture
-def lake(spark: Any, tmp_path: Path) -> Lake:
-    return Lake(spark.newSession(), tmp_path)
 
 
 @pytest.mark.quick("a batch is in a table of Iceberg or Delta once")

@@ -130,4 +130,4 @@ def test_another_number_of_messages_than_the_manifest_says_fails(spark, tmp_path
     body = json.loads(file.read_bytes())
     body["filter"] = "orders.eu"
     file.write_text(json.dumps(body))
-    assert failure(spark, tmp_path).startswith(f"qewqew_core.errors.BadManifest: {file}: boundaries or number of records")
+    assert failure(spark, tmp_path).startswith(f"qewqew_core.errors.BadManifest: {file}: the boundaries or the number of records")

@@ -60,7 +60,7 @@ def test_errors_say_what_and_where(spark, topic, tmp_path):
     data[100_000] ^= 1
     block.write_bytes(data)
     line = failure(load(spark, topic, maxPartitionBytes=20_000))
-    assert line.startswith(f"qewqew_core.errors.Corrupt: {block}, offset 75000: the messages up to 105000 do not have")
+    assert line.startswith(f"qewqew_core.errors.Corrupt: {block}, offset 75000: the messages up to 105000 do not match")
     with pytest.raises(PySparkException, match="a read of a topic has no option 'startingofset'; did you mean 'startingOffsets'"):
         load(spark, topic, startingOfset=7).collect()
 

@@ -124,8 +124,8 @@ def test_a_file_that_is_not_a_queue_is_left_alone(tmp_path, opening, content):
 def test_a_device_a_pipe_or_a_link_in_circles_is_refused_and_never_waited_for(tmp_path, opening):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "circle").symlink_to("circle")
-    other = "is no directory; a topic is one" if opening in TOPICS else "is not a regular file"
-    circle = other if opening in TOPICS else "cannot be looked at: Too many levels"
+    other = "is not a directory, but a topic is one" if opening in TOPICS else "is not a regular file"
+    circle = other if opening in TOPICS else "cannot be accessed: Too many levels"
     for path, hint in (("/dev/null", other), (tmp_path / "pipe", other), (tmp_path / "circle", circle)):
         with in_time(), refused(tmp_path, BadPath, hint):
             opening(path)
@@ -147,7 +147,7 @@ def test_a_header_may_be_a_link_and_chunks_lie_beside_the_link(tmp_path):
 
 @pytest.mark.parametrize("name", ["q.30001", "q.30002", "q.30004"])
 def test_a_chunk_that_is_a_link_is_refused_when_the_queue_is_opened(tmp_path, name):
-    """Writing through it would change a file that is not the queue's. REQ-15 makes chunks; nobody makes links."""
+    """Writing through it would change a file that is not a file of this queue. REQ-15 makes chunks; nobody makes links."""
     with Queue(tmp_path / "q", chunk_size=20) as q:
         q.put_many(RECORDS)
     (tmp_path / name).rename(tmp_path / "elsewhere")
@@ -288,7 +288,7 @@ SHARED = [
         for value in (-1, NAN, float("inf"), "1", None, True)
     ),
     *(({"max_attempts": value}, "max_attempts must be a whole number from 1") for value in (0, -1, 1.5, "3", None)),
-    *(({"retention": value}, "retention must be a timedelta that is not negative") for value in (timedelta(-1), 60, None, "1d")),
+    *(({"retention": value}, "retention must be a timedelta of zero or more") for value in (timedelta(-1), 60, None, "1d")),
     *(
         ({"log_bytes": value}, "log_bytes must be a whole number from 1 to 1,073,")
         for value in (0, -1, 1.5, "1", None, True, 1 << 31)
@@ -535,7 +535,7 @@ def test_damage_found_while_reading_is_reported_by_every_call_and_by_verify_unti
         with Queue(closed, chunk_size=20) as q, q.session() as session:
             calls = [q.get, q.peek, lambda: q.get_many(1), lambda: list(q), lambda: q.get_if(bool)]
             for call in [*calls, lambda: q.get(timeout=0), session.get, lambda: session.get_many(3)] * 2:
-                with pytest.raises(Corrupt, match=r"do not have the checksum .* Nothing was changed") as caught:
+                with pytest.raises(Corrupt, match=r"do not match their checksum.* Nothing was changed") as caught:
                     call()
                 assert (caught.value.path, caught.value.offset) == (str(file), POINTERS.size)
             assert (len(q), bool(q)) == (len(RECORDS) + opening, True), "nothing was taken"

@@ -100,7 +100,7 @@ def test_records_may_span_what_is_read_at_once(path, tmp_path):
 
 def test_put_commits_in_batches_and_says_what_was_stored_before_an_error(path):
     result = refused(1, "put", path, "--batch-size", 2, match="RecordTooLarge", stdin=b"1\n2\n3\n4\n5\n" + b"x" * 65_536)
-    assert "4 records had been put before this, and stay" in result.stderr
+    assert "4 records put before that; they stay" in result.stderr
     assert content(path) == [b"1", b"2", b"3", b"4"]
 
 
@@ -268,7 +268,7 @@ def test_stat_needs_no_lock_and_says_who_has_it(path):
 def test_verify_reports_what_it_read(path):
     fill(path, [b"one", b"two", b"three"])
     lease(path, "run", max_records=1)
-    assert done("verify", path) == b"no problems: 3 records read and found right (1 file, 1 batch, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 1 batch, 11 B)\n"
     assert json.loads(done("verify", path, "--json")) == {
         "path": str(path),
         "kind": "queue",
@@ -308,7 +308,7 @@ def test_repair_says_what_it_did(path, what):
     damaged, aside, mended = result.stdout.splitlines()
     assert damaged.startswith(f"damage: {path}.{'30001' if what == 'chunk' else 'log'}, offset ")
     assert aside == f"set aside: {path}.damaged/1"
-    assert mended.startswith("mended: the queue holds ")
+    assert mended.startswith("repaired: the queue holds ")
     assert (path.parent / "orders.qew.damaged" / "1" / "report.json").is_file()
     assert b"nothing to repair: the queue holds " in done("repair", path, "-y")
     done("verify", path)

@@ -219,5 +219,5 @@ def test_a_file_whose_name_says_nothing_needs_to_be_told(tmp_path):
     (tmp_path / "copy").write_bytes(bytes.fromhex("0000000a0000000d00000001" + "61"))
     result = run("dump", tmp_path / "copy")
     assert result.exit_code == 2
-    assert "say it with --as" in result.stderr
+    assert "use --as" in result.stderr
     assert [one["text"] for one in named(lines(tmp_path / "copy", "--as", "chunk"), "record")] == ["a"]

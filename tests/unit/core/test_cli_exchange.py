@@ -98,7 +98,7 @@ def test_what_get_and_read_print_can_be_imported(tmp_path):
 def test_only_the_record_must_be_there_and_a_queue_keeps_nothing_else(tmp_path):
     lines = b'{"record": "a"}\n{"record": "\xc3\xbc", "tag": "x"}\n'
     result = run("import", tmp_path / "q", "-", stdin=lines)
-    assert "a queue keeps records only: tags, ids and timestamps are left out" in result.stderr
+    assert "a queue stores only records: tags, ids and timestamps are left out" in result.stderr
     assert content(tmp_path / "q") == [b"a", "ü".encode()]
     done("import", tmp_path / "t", "-", "--topic", stdin=lines)
     assert [(one.body, one.tag) for one in topic_content(tmp_path / "t")] == [(b"a", None), ("ü".encode(), "x")]
@@ -136,7 +136,7 @@ def test_export_needs_no_lock_and_changes_nothing(tmp_path):
 def test_export_replaces_no_file_and_leaves_none_behind_when_it_fails(tmp_path):
     fill(tmp_path / "q", [b"x" * 60_000] * 10)
     (tmp_path / "there").write_text("mine")
-    refused(2, "export", tmp_path / "q", "--to", tmp_path / "there", match="there is a file already")
+    refused(2, "export", tmp_path / "q", "--to", tmp_path / "there", match="the file exists already")
     assert (tmp_path / "there").read_text() == "mine"
     refused(1, "export", tmp_path / "q", "--to", tmp_path / "no" / "file", match="No such file")
     data = bytearray((tmp_path / "q.30001").read_bytes())
@@ -193,11 +193,11 @@ def test_the_same_records_are_imported_once_unless_another_key_is_given(tmp_path
     ("line", "what"),
     [
         (b"no json", "line 2001: Expecting value"),
-        (b'{"record": 1}', "line 2001: the record is no text"),
+        (b'{"record": 1}', "line 2001: the record is not text"),
         (b'{"base64": "&"}', "line 2001: this is not base64"),
-        (b'{"record": "a", "base64": ""}', 'line 2001: this is no JSON object with either "record" or "base64"'),
-        (b'["record"]', "line 2001: this is no JSON object"),
-        (b'{"record": "a", "color": "red"}', "line 2001: 'color' is not known of a record"),
+        (b'{"record": "a", "base64": ""}', 'line 2001: this is not a JSON object with "record" or "base64"'),
+        (b'["record"]', "line 2001: this is not a JSON object"),
+        (b'{"record": "a", "color": "red"}', "line 2001: 'color' is not a member of a record"),
         (b'{"record": "a", "timestamp": "yesterday"}', "line 2001: Invalid isoformat string"),
         (b'{"record": "\\udc00"}', "line 2001: "),
         (b"\xff", "line 2001: "),
@@ -238,7 +238,7 @@ def test_a_queue_or_topic_need_not_be_imported(tmp_path):
             2, "import", tmp_path / "new", tmp_path / source, match=f"qewqew export {tmp_path / source} | qewqew import PATH -"
         )
     (tmp_path / "empty").mkdir()
-    refused(1, "import", tmp_path / "new", tmp_path / "empty", match="this is no directory of DiskQueue")
+    refused(1, "import", tmp_path / "new", tmp_path / "empty", match="this is not a directory of DiskQueue")
 
 
 @pytest.mark.parametrize("topic", [False, True])
@@ -352,7 +352,7 @@ def test_a_transaction_that_was_not_finished_has_not_happened(tmp_path, net):
         log.write_bytes(whole + last[:cut])
         assert diskqueue.find(str(net.directory)) == (before.items, cut)
     result = run("import", tmp_path / "q", net.directory)
-    assert "the last transaction was not finished, and has not happened: 69 bytes" in result.stderr
+    assert "the last transaction was not finished and is left out: 69 bytes" in result.stderr
     assert content(tmp_path / "q") == WAITING
     log.write_bytes(whole + bytes(5000))
     done("import", tmp_path / "zeros", net.directory)
@@ -392,7 +392,7 @@ def test_two_logs_that_say_different_things_are_refused(tmp_path, net):
     done("import", tmp_path / "same", net.directory)
     assert content(tmp_path / "same") == WAITING
     net.commit((1, net.store(1, b"d")))
-    refused(5, "import", tmp_path / "q", net.directory, match="they do not say the same: 4 items there, 5 here")
+    refused(5, "import", tmp_path / "q", net.directory, match="they differ: 4 items there, 5 here")
 
 
 def test_a_missing_or_short_data_file_is_named_with_the_item(tmp_path, net):
@@ -400,7 +400,7 @@ def test_a_missing_or_short_data_file_is_named_with_the_item(tmp_path, net):
     refused(5, "import", tmp_path / "q", net.directory, match="data.0, offset 14: the file ends before item 3")
     (net.directory / "data.1").unlink()
     (net.directory / "data.0").write_bytes(bytes(100))
-    refused(5, "import", tmp_path / "q", net.directory, match="data.1, offset 0: item 4 is here, and the file cannot be read")
+    refused(5, "import", tmp_path / "q", net.directory, match="data.1, offset 0: item 4 is in this file, which cannot be read")
     assert inspect(tmp_path / "q").records == 0
 
 

@@ -139,10 +139,10 @@ def test_ls_has_both_in_one_table(tmp_path, monkeypatch):
 @KINDS
 def test_verify_and_repair_report_in_one_shape(path, kind):
     put(path, kind, "one", "two", "three")
-    assert done("verify", path) == b"no problems: 3 records read and found right (1 file, 0 batches, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 0 batches, 11 B)\n"
     found = {"path": str(path), "kind": kind, "ok": True, "records": 3, "bytes": 11, "files": 1, "batches": 0}
     assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": []}
-    whole = f"the {kind} holds 3 records, and 0 batches"
+    whole = f"the {kind} holds 3 records and 0 batches"
     assert done("repair", path, "--yes").decode() == f"nothing to repair: {whole}\n"
     log = path.parent / "it.log" if kind == "queue" else path / "it.log"
     flip(log, 40)
@@ -153,7 +153,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     damage, aside, mended = [line for line in result.stdout.splitlines() if not line.startswith("note: ")]
     assert damage.startswith(f"damage: {log}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
-    assert mended.startswith(f"mended: the {kind} holds ")
+    assert mended.startswith(f"repaired: the {kind} holds ")
     again = json.loads(done("repair", path, "--yes", "--json"))
     assert list(again) == ["path", "kind", "ok", "records", "batches", "damage", "notes", "set_aside"]
     assert (again["kind"], again["records"], again["ok"]) == (kind, len(content(path, kind)), True)
@@ -163,8 +163,8 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
 def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
     (tmp_path / "mine").mkdir()
     for command in ("stat", "verify", "peek", "tail", "export", "batches"):
-        refused(1, command, tmp_path / "mine", match=f"BadPath: {tmp_path / 'mine'}: is a directory, and no topic")
-    refused(1, "put", tmp_path / "mine", "x", match="--topic to make one of it")
+        refused(1, command, tmp_path / "mine", match=f"BadPath: {tmp_path / 'mine'}: is a directory but not a topic")
+    refused(1, "put", tmp_path / "mine", "x", match="--topic to make it one")
     put(tmp_path / "mine", "topic", "x")
     assert content(tmp_path / "mine", "topic") == [b"x"]
 
@@ -175,8 +175,8 @@ def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
-        (["get"], "`qewqew topic read` prints what a reader of a topic is to get next"),
-        (["replay", "PATH", "key"], "`qewqew topic readers seek` moves a reader back"),
+        (["get"], "use `qewqew topic read` for a topic"),
+        (["replay", "PATH", "key"], "move a reader back with `qewqew topic readers seek`"),
         (["orphans", "list"], "only queues have orphans"),
         (["orphans", "adopt", "PATH", "file"], "only queues have orphans"),
     ],
@@ -185,7 +185,7 @@ def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
 def test_a_topic_where_a_queue_is_needed(path, command, instead):
     put(path, "topic", "x")
     arguments = [path if one == "PATH" else one for one in (command if "PATH" in command else [*command, "PATH"])]
-    refused(1, *arguments, match=f"BadPath: {path}: is a topic, and this needs a queue: ")
+    refused(1, *arguments, match=f"BadPath: {path}: is a topic, but this command needs a queue: ")
     assert instead in run(*arguments).stderr
 
 
@@ -198,7 +198,12 @@ def test_a_queue_where_a_topic_is_needed(path, command):
     put(path, "queue", "x")
     more = ["a"] if command[1] == "seek" else []
     refused(
-        1, "topic", *command, path, *more, match=f"BadPath: {path}: is a queue, and this needs a topic: a queue has no readers"
+        1,
+        "topic",
+        *command,
+        path,
+        *more,
+        match=f"BadPath: {path}: is a queue, but this command needs a topic: a queue has no readers",
     )
     assert content(path, "queue") == [b"x"]
 
@@ -233,7 +238,7 @@ def test_batches_of_a_topic_are_those_of_a_reader_that_must_be_named(path):
     with Topic(path) as t, t.reader("etl"):
         t.append(b"x")
     for command in (["batches", path], ["ack", path, "id"], ["dead", "list", path]):
-        refused(2, *command, match="say with --reader which of its readers has the batches; it has etl")
+        refused(2, *command, match="choose one of its readers with --reader; it has etl")
 
 
 # The lock

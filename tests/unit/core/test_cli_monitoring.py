@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -162,7 +163,7 @@ def test_the_file_for_the_collector_is_replaced_again_and_again(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put(b"x")
     file = tmp_path / "qewqew.prom"
-    command = [sys.executable, "-m", "qewqew_core", "metrics", str(tmp_path), "--output", str(file), "--every", "1"]
+    command = [sys.executable, "-m", "qewqew_core", "metrics", str(tmp_path), "--output", str(file), "--every", "1s"]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     try:
         seen: set[float] = set()
@@ -178,3 +179,13 @@ def test_the_file_for_the_collector_is_replaced_again_and_again(tmp_path):
     assert len(seen) == 3
     assert file.stat().st_mode & 0o777 == 0o644
     assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on PATH; .ci/run gets it from Debian's prometheus")
+def test_prometheus_own_tool_accepts_what_we_tell_it_and_the_alerts_ring_when_they_should(tmp_path):
+    with Queue(tmp_path / "q") as q:
+        q.put(b"x")
+    subprocess.run(["promtool", "check", "metrics"], input=done("metrics", tmp_path), check=True)
+    rules = Path(__file__).parents[3] / "docker" / "monitoring"
+    subprocess.run(["promtool", "check", "rules", rules / "alerts.yml"], check=True)
+    subprocess.run(["promtool", "test", "rules", rules / "alerts_test.yml"], check=True)

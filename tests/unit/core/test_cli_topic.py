@@ -108,7 +108,7 @@ def test_append_says_what_was_stored_before_an_error(path, monkeypatch):
 
     monkeypatch.setattr(TopicSession, "commit", until_the_disk_is_full)
     result = refused(6, "put", path, "--topic", "--batch-size", 2, match="DiskFull", stdin=b"1\n2\n3\n4\n5\n")
-    assert "4 records had been put before this, and stay" in result.stderr
+    assert "4 records put before that; they stay" in result.stderr
     assert content(path) == [b"1", b"2", b"3", b"4"]
 
 
@@ -298,7 +298,7 @@ def test_stat_and_readers_say_when_there_is_nothing(path):
 def test_verify_reports_what_it_read(path):
     fill(path, [b"one", b"two", b"three"])
     lease(path, "run", max_records=1)
-    assert done("verify", path) == b"no problems: 3 records read and found right (1 file, 1 batch, 11 B)\n"
+    assert done("verify", path) == b"no problems: 3 records are correct (1 file, 1 batch, 11 B)\n"
     found = json.loads(done("verify", path, "--json"))
     assert [found[key] for key in ("path", "ok", "records", "bytes", "files", "batches", "problems")] == [
         *(str(path), True, 3, 11, 1, 1, [])
@@ -309,8 +309,8 @@ def test_verify_says_what_nobody_kept_a_checksum_of(path):
     fill(path, [b"one", b"two"])
     (path / "events.log").unlink()  # as a zbus server leaves a topic
     assert done("verify", path).decode().splitlines() == [
-        "no problems: 2 records read and found right (1 file, 0 batches, 6 B)",
-        "414 B of files have no checksum: a zbus server wrote them, or the log that had it was lost",
+        "no problems: 2 records are correct (1 file, 0 batches, 6 B)",
+        "414 B have no checksum: a zbus server wrote them, or the log with the checksum was lost",
     ]
 
 
@@ -319,7 +319,7 @@ def test_verify_finds_damage(path, what):
     fill(path, [b"one", b"two"])
     file = path / "events.log" if what == "log" else path / "data" / f"{0:020d}.zbus"
     damage(file, 40 if what == "log" else 205)
-    result = refused(5, "verify", path, match=f"`qewqew repair {path}` rescues what is whole")
+    result = refused(5, "verify", path, match=f"`qewqew repair {path}` rescues what can be read")
     assert result.stdout.startswith(f"damage: {file}, offset ")
     assert "1 problem: " in result.stdout
     found = json.loads(refused(5, "verify", path, "--json", match="qewqew repair").stdout)
@@ -329,16 +329,16 @@ def test_verify_finds_damage(path, what):
 def test_repair_mends_what_verify_found_and_asks_first(path):
     fill(path, [b"one", b"two"])
     damage(path / "events.log", 40)
-    refused(5, "put", path, "--topic", "x", match="`qewqew verify` looks for all damage, `qewqew repair` rescues")
+    refused(5, "put", path, "--topic", "x", match="`qewqew verify` lists all damage, `qewqew repair` rescues")
     refused(2, "repair", path, match="--yes")
     result = run("repair", path, "--yes")
     assert result.exit_code == 5
     damaged, aside, mended = result.stdout.splitlines()
     assert damaged.startswith(f"damage: {path / 'events.log'}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
-    assert mended == "mended: the topic holds 2 records, and 0 batches"
+    assert mended == "repaired: the topic holds 2 records and 0 batches"
     assert content(path) == [b"one", b"two"]
-    assert done("repair", path, "-y") == b"nothing to repair: the topic holds 2 records, and 0 batches\n"
+    assert done("repair", path, "-y") == b"nothing to repair: the topic holds 2 records and 0 batches\n"
     assert json.loads(done("repair", path, "-y", "--json"))["ok"] is True
 
 
@@ -413,9 +413,9 @@ def test_an_index_that_ends_in_the_head_of_a_message_is_damage_and_nobody_reads_
             block.write(bytes(10))
         found = iter(t)
         assert [next(found).body, next(found).body] == [b"one", b"two"]
-        with pytest.raises(Corrupt, match="ends in the head of a message"):
+        with pytest.raises(Corrupt, match="ends inside the head of a message"):
             next(found)
-        with t.reader("a", filter="x") as r, pytest.raises(Corrupt, match="ends in the head of a message"):
+        with t.reader("a", filter="x") as r, pytest.raises(Corrupt, match="ends inside the head of a message"):
             r.read()
 
 
@@ -474,7 +474,7 @@ def test_damage_of_a_batch_names_the_commands_for_topics(path):
     batch = lease(path, "run")
     done("nack", path, batch, "--reader", "etl", "--max-attempts", 1)
     damage(path / "data" / f"{0:020d}.zbus", 205)
-    refused(5, "dead", "show", path, batch, "--reader", "etl", match="`qewqew verify` looks for all damage")
+    refused(5, "dead", "show", path, batch, "--reader", "etl", match="`qewqew verify` lists all damage")
 
 
 # Errors

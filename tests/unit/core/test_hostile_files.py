@@ -270,7 +270,7 @@ def segment(file: str = "q.1", start: int = 13, end: int = 16, records: int = 1,
 @pytest.mark.parametrize(
     ("segments", "says"),
     [
-        ([segment(end=10**18)], "no range of a chunk file"),
+        ([segment(end=10**18)], "not a range of a chunk file"),
         ([segment(records=10**18)], "do not fit into 3 bytes"),
         ([segment(start=-1)], "negative"),
         ([segment(boundaries=[[10**18, 1]])], "boundaries must rise"),

@@ -298,7 +298,7 @@ def test_without_the_locks_of_linux_nothing_is_opened_and_nothing_is_made(tmp_pa
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 6
     for line in done.stdout.splitlines():
-        assert re.search("no open file description locks.*Use Linux, 3.15 or newer. Nothing was made", line)
+        assert re.search("no open file description locks.*Use Linux 3.15 or newer. Nothing was changed", line)
 
 
 @pytest.mark.parametrize("records", [[], [b"%d" % number * 9 for number in range(30)]])

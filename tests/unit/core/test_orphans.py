@@ -65,7 +65,7 @@ def test_adopted_records_come_last_and_the_file_is_gone(path, sync):
         assert q.orphans() == []
         assert not path.with_name("q.7").exists()
         for again in (lambda: q.adopt(one), lambda: q.set_aside(one), lambda: list(one)):
-            with pytest.raises(BadPath, match="adopted or set aside since"):
+            with pytest.raises(BadPath, match="adopted or set aside by somebody else"):
                 again()
     with Queue(path) as q:
         assert list(q) == [b"first", *LEFT]

@@ -27,7 +27,7 @@ from qewqew_core import (
     StoreError,
     Topic,
 )
-from qewqew_core.batch import manifest, segments
+from qewqew_core.batch import manifest, published, segments
 from qewqew_core.batch.publishing import publish
 from qewqew_core.batch.store import Local, Remote, store_of
 
@@ -176,7 +176,7 @@ def test_a_manifest_whose_checksums_lie_is_never_published(batch, url, lie):
     else:
         segment["checksums"][3] = "00000000"
     Path(batch.manifest_path).write_text(json.dumps(body))
-    with pytest.raises(Corrupt, match="recorded was 00000000"):
+    with pytest.raises(Corrupt, match="but 00000000 was recorded"):
         batch.publish(url)
 
 
@@ -239,12 +239,12 @@ def test_an_id_that_is_no_name_of_a_directory_is_refused(tmp_path, url, name):
 
 def test_files_that_are_gone_say_so(queue, batch, url):
     batch.put_back()
-    with pytest.raises(BatchExpired, match="no longer here"):
+    with pytest.raises(BatchExpired, match="are gone"):
         batch.publish(url)
 
 
 def test_a_url_with_a_password_is_refused_before_anything_is_sent(batch):
-    with pytest.raises(BadArgument, match="password in it"):
+    with pytest.raises(BadArgument, match="contains a password"):
         batch.publish("sftp://me:hushhush@host/a")
 
 
@@ -349,7 +349,7 @@ def test_the_command_hands_options_to_the_store(queue, batch, tmp_path):
     done = run("publish", tmp_path / "q", batch.id, "memory://x", "--option", "no_such=hush", "--option", "client={")
     assert (done.returncode, "option 'client' of the store begins like JSON" in done.stderr) == (2, True)
     done = run("publish", tmp_path / "q", batch.id, "memory://x", "--option", "=x")
-    assert (done.returncode, "an option is NAME=VALUE" in done.stderr) == (2, True)
+    assert (done.returncode, "an option must be NAME=VALUE" in done.stderr) == (2, True)
 
 
 def test_the_command_fails_with_the_exit_codes_of_all_commands(queue, batch, tmp_path):
@@ -360,3 +360,43 @@ def test_the_command_fails_with_the_exit_codes_of_all_commands(queue, batch, tmp
     flip(file, 5_000)
     done = run("publish", tmp_path / "q", batch.id, tmp_path / "p")
     assert (done.returncode, f"Corrupt: {file}, offset" in done.stderr) == (5, True)
+
+
+def test_what_is_complete_under_a_prefix_is_listed_loaded_and_removed(queue, url):
+    assert published.complete(url) == []
+    batches = [queue.lease(f"key {number}", 10) for number in range(3)]
+    for batch in batches:
+        batch.publish(url)
+    ids = sorted(batch.id for batch in batches)
+    store_of(f"{url}/half").write("orders.qew.1", [b"the manifest is not there yet"])
+    store_of(f"{url}/deeper/{ids[0]}").write(manifest.MANIFEST, [b"{}"])
+    store_of(url).write("a file", [b"x"])
+    assert published.complete(url) == ids
+    assert [(body.id, body.records) for body in published.load(url, ids)] == [(each, 10) for each in ids]
+
+    for _ in range(2):  # the second time somebody else has removed them
+        published.remove(url, ids[:2])
+        assert published.complete(url) == ids[2:]
+    with pytest.raises(BadManifest, match="there is no manifest"):
+        published.load(url, ids)
+    assert records_of(f"{url}/{ids[2]}")
+    assert "half/orders.qew.1" in store_of(url).below()
+
+
+def test_what_a_store_does_not_remove_without_a_word_is_noticed(batch, url, monkeypatch):
+    batch.publish(url)
+    for kind in Local, Remote:
+        monkeypatch.setattr(kind, "remove", lambda self: None)
+    with pytest.raises(StoreError, match=r"1 batch\(es\) cannot be removed; is there the right to delete"):
+        published.remove(url, [batch.id])
+    published.remove(url, [])
+
+
+def test_a_copy_under_another_name_does_not_pass_for_another_batch(batch, url):
+    batch.publish(url)
+    copy = store_of(f"{url}/copy")
+    for name in (*manifest.load(f"{url}/{batch.id}").files(), manifest.MANIFEST):
+        copy.write(name, [store_of(f"{url}/{batch.id}").read(name)])
+    assert published.complete(url) == sorted([batch.id, "copy"])
+    with pytest.raises(BadManifest, match=f"is of batch {batch.id}; the directory must have this name"):
+        published.load(url, ["copy"])

@@ -1054,7 +1054,7 @@ def test_below_the_free_space_that_must_stay_puts_are_refused_while_taking_and_l
         puts = [lambda: q.put(b"x"), lambda: q.put_many([b"x"], key="k"), session.commit]
         puts += [lambda: [session.put(b"x" * 50) for _ in range(9)]]
         for put in puts:
-            with pytest.raises(DiskFull, match=r"min_free_bytes=1,000 are to stay free. Nothing was stored"):
+            with pytest.raises(DiskFull, match=r"min_free_bytes=1,000 must stay free. Nothing was stored"):
                 put()
         session.rollback()
         assert q.get() == b"0"
@@ -1111,7 +1111,7 @@ def test_an_ended_lease_is_returned_by_a_lease_under_another_key_and_the_old_own
         for call in (old.ack, old.extend, old.nack, old.put_back):
             with pytest.raises(BatchConflict, match="was returned and is now leased under 'new', attempt 2"):
                 call()
-        with pytest.raises(BatchConflict, match="wait for that to end"):
+        with pytest.raises(BatchConflict, match="wait until that lease ends"):
             q.lease("old")
         new.ack()
         assert list(q) == numbers(2, 4)
@@ -1165,7 +1165,7 @@ def test_a_lease_without_a_timeout_is_extended_only_with_one(tmp_path, clock):
     with Queue(tmp_path / "q") as q:
         q.put(b"0")
         batch = q.lease("key")
-        with pytest.raises(BadArgument, match="it never ends; or give one now"):
+        with pytest.raises(BadArgument, match="its lease never ends"):
             batch.extend()
         batch.extend(5)
         clock.advance(5)

@@ -163,7 +163,7 @@ def test_what_somebody_else_has_removed_is_told_and_never_half_stored(tmp_path: 
         else:
             max(home.iterdir()).unlink()
         for _ in range(2):
-            with pytest.raises(Broken, match=r"q\.staged/.*removed by somebody else\. Nothing was stored; stage it again"):
+            with pytest.raises(Broken, match=r"q\.staged/.*somebody else removed them\. Nothing was stored; stage them again"):
                 stage.commit()
         stage.rollback()
     with Stage(path, chunk_size=200) as again, Queue(path) as queue:

@@ -170,7 +170,7 @@ def test_a_file_uri_of_another_host_is_refused(path):
 
 def test_a_password_in_a_url_is_refused_and_not_repeated():
     for url in ("sftp://me:hushhush@host/a", "simplecache::sftp://me:hushhush@host/a"):
-        with pytest.raises(BadArgument, match="password in it") as caught:
+        with pytest.raises(BadArgument, match="contains a password") as caught:
             manifest.load(url)
         assert "hushhush" not in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_options_that_look_like_json_are_json():
         "client_kwargs": {"region_name": "x"},
         "list": [1],
     }
-    with pytest.raises(BadArgument, match="option 'client_kwargs' of the store begins like JSON, and is none") as caught:
+    with pytest.raises(BadArgument, match="option 'client_kwargs' of the store begins like JSON but is not valid") as caught:
         store_of("s3://bucket", {"client_kwargs": "{'secret': 'hushhush'}"})
     assert "hushhush" not in str(caught.value)
 

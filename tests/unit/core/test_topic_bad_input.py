@@ -75,7 +75,7 @@ def test_a_directory_with_other_files_is_not_made_a_topic(topic, tmp_path):
     with refused(tmp_path, BadPath):
         inspect_reader(tmp_path / "home", "r")
     shutil.copytree(tmp_path / "t", tmp_path / "renamed")
-    with refused(tmp_path, BadPath, r"there is no renamed\.idx in it"):
+    with refused(tmp_path, BadPath, r"it has no renamed\.idx"):
         Topic(tmp_path / "renamed")
 
 

@@ -482,7 +482,7 @@ def test_messages_are_for_batches_of_topics(tmp_path):
 
     with Queue(tmp_path / "q") as q:
         q.put(b"x")
-        with pytest.raises(BadArgument, match="is of a queue"):
+        with pytest.raises(BadArgument, match="belongs to a queue"):
             list(q.lease("k").messages())
 
 

@@ -22,7 +22,7 @@ def test_a_reader_gives_up_after_lock_timeout_if_another_process_is_stuck_in_a_c
                 signal.pause()
         try:
             assert os.read(told, 1) == b"x"
-            with pytest.raises(Locked, match="another process is in a call of the reader"):
+            with pytest.raises(Locked, match="another process is using the reader"):
                 topic.reader("r")
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -82,7 +82,7 @@ def test_runs_end_where_they_may_and_are_checked(path: str) -> None:
     assert [len(run.bounds) // 2 for run in view.runs(0, 300, 1, [600, 1500])] == [1, 3]
     with pytest.raises(Corrupt, match="offset 300: no message 3 begins here"):
         list(view.runs(0, 300, 3, [600]))
-    with pytest.raises(Corrupt, match="offset 300: the block ends in the head of a message"):
+    with pytest.raises(Corrupt, match="offset 300: the block ends inside the head of a message"):
         list(view.runs(0, 300, 1, [400]))
     view.close()
 

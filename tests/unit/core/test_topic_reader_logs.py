@@ -163,7 +163,7 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
             reader._shared.rotate()
         reader.commit(*reader.read_many(3))
     log.write_bytes(new)
-    with Topic(path) as topic, pytest.raises(Corrupt, match="not the log that the reader had last"):
+    with Topic(path) as topic, pytest.raises(Corrupt, match="not the latest log of the reader"):
         topic.reader("r")
     repair_topic(path)
     assert delivered(path, "r") == [*range(8, END)]  # 8 and 9 were leased, and are not done
@@ -177,7 +177,7 @@ def test_without_the_seal_the_rdx_tells_of_a_cut_log(path: Path) -> None:
         file.truncate(first)
     for lock in (path / "state").glob("*.lock"):
         lock.unlink()
-    with Topic(path, _files=NoSync()) as topic, pytest.raises(Corrupt, match=r"by its \.rdx all before"):
+    with Topic(path, _files=NoSync()) as topic, pytest.raises(Corrupt, match=r"its \.rdx says that everything before"):
         topic.reader("f")
     assert not repair_topic(path).ok
     assert delivered(path, "f") == expected("f")

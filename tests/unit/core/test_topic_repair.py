@@ -260,5 +260,5 @@ def test_a_manifest_whose_messages_are_gone_is_noted_and_left(tmp_path: Path) ->
     report = repair_topic(path)
     assert report.ok
     (note,) = report.notes
-    assert f"batch {batch.id} cannot be read, and stays as it is" in note
+    assert f"batch {batch.id} cannot be read, and is left as it is" in note
     assert manifest.read_bytes() == damaged

@@ -217,7 +217,7 @@ def test_no_message_is_given_out_before_its_checksum_is_verified(topic: Topic, b
     first = block * BLOCK
     assert read(topic, startingOffsets=first, endingOffsets=first + 250) == list(range(first, first + 250))
     for begin, end in ((first + 250, first + 255), (first + 270, first + 280)):  # parts of the piece
-        with pytest.raises(Corrupt, match=f"{path}, offset {250 * SIZE}: the messages up to .* do not have the checksum"):
+        with pytest.raises(Corrupt, match=f"{path}, offset {250 * SIZE}: the messages up to .* do not match their checksum"):
             read(topic, startingOffsets=begin, endingOffsets=end)
 
 

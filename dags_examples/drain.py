@@ -1,0 +1,98 @@
+"""Many hosts, one Iceberg table: each host publishes what waits in its queue, and one DAG drains what is published.
+
+``publish_<host>`` runs in the lane of its host (see ``lanes.py``): a task stages, here made-up orders, and another one publishes
+batches below ``QEWQEW_DEMO_OUTPUT``, a path or URL that all hosts reach, such as ``s3://lake``. ``drain`` knows no host. It lists
+what is there, appends it to ``lake.shop.orders`` in one commit, and removes it. Nobody waits for anybody: a host that is down is
+missing, and its batches come when it is back. Why each step may be repeated: docs/spark/drain.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import DAG, task
+
+import qewqew_spark
+from qewqew_airflow.hooks.qewqew import QewQewHook
+from qewqew_airflow.keys import task_key
+from qewqew_airflow.operators.stage import QewQewStageOperator
+
+OUTPUT = os.environ.get("QEWQEW_DEMO_OUTPUT", "/tmp/qewqew-demo")  # noqa: S108
+PREFIX = f"{OUTPUT}/published/orders"  # nothing else is there
+HOSTS = os.environ.get("QEWQEW_DEMO_HOSTS", "w1,w2").split(",")
+LAKE = {"type": "sql", "uri": f"sqlite:///{OUTPUT}/catalog.db", "warehouse": f"file://{OUTPUT}/warehouse"}
+DRAIN = Path(qewqew_spark.__path__[0], "jobs", "drain.py")
+LARGEST = 100_000  # records of a batch
+LEASE = timedelta(hours=1)  # if the task dies for good, the next run publishes its batch, under the same id
+
+
+def orders(host: str) -> Iterator[dict[str, Any]]:
+    """What this host has: here, made up."""
+    yield from ({"id": n, "host": host, "amount": n / 4} for n in range(1000))
+
+
+@task
+def publish(host: str, **context: Any) -> list[str]:
+    """Publish what waits in the queue of the host, batch by batch; returns their ids.
+
+    A batch is acknowledged as soon as it is published: from then on the copy is what counts.
+    """
+    hook, done = QewQewHook(f"qewqew_{host}"), list[str]()
+    while True:
+        with hook.queue("orders") as queue:
+            batch = queue.lease(f"{task_key(context)} {len(done)}", LARGEST, lease_timeout=LEASE.total_seconds())
+        if batch is None:
+            return done
+        if batch.state != "acked":  # else an earlier try has published it
+            batch.publish(PREFIX)  # the queue is free meanwhile
+            with hook.queue("orders") as queue:
+                queue.batch(batch.id).ack()
+        done.append(batch.id)
+
+
+for host in HOSTS:
+    with DAG(
+        f"publish_{host}",
+        schedule=None,  # or "*/5 * * * *"
+        max_active_runs=1,
+        default_args={"retries": 2, "retry_delay": timedelta(seconds=5), "queue": host},  # Airflow's queue: the lane
+        tags=["qewqew"],
+    ):
+        stage = QewQewStageOperator(
+            task_id="stage",
+            qewqew_conn_id=f"qewqew_{host}",
+            queue_name="orders",
+            records=orders,
+            op_kwargs={"host": host},
+        )
+        stage >> publish(host)
+
+with DAG(
+    "drain",
+    schedule="*/10 * * * *",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,  # two at once do no harm, but one of them works in vain
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
+    tags=["qewqew"],
+):
+    SparkSubmitOperator(
+        task_id="drain",
+        application=str(DRAIN),
+        application_args=[
+            PREFIX,
+            "--output",
+            json.dumps({"table": "lake.shop.orders", "format": "iceberg", "partition_by": ["host"]}),
+            "--schema",
+            "id BIGINT, host STRING, amount DOUBLE",
+            "--quarantine",
+            f"{OUTPUT}/orders-quarantine",
+        ],
+        conf={f"spark.sql.catalog.lake.{name}": value for name, value in LAKE.items()},
+    )

@@ -1,0 +1,58 @@
+"""Batches that many hosts have published under one prefix: which are there, and the end of those that nobody needs any more.
+
+A batch is there when its manifest is (`publishing` writes it last). So the listing of the store is all there is to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from qewqew_core.batch import manifest
+from qewqew_core.batch.manifest import MANIFEST, Manifest
+from qewqew_core.batch.store import store_of
+from qewqew_core.errors import BadManifest, StoreError
+
+_AT_ONCE = 32  # directories that are removed at the same time
+_TRIES = 3  # at that: a host may publish a batch again just now
+
+
+def complete(prefix: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """The ids of the batches that are whole under the prefix, sorted; it holds nothing but batches.
+
+    ``options``: see `store.store_of`. Raises `StoreError`, `BadArgument`.
+    """
+    names = (name.split("/") for name in store_of(prefix, options).below())
+    return sorted(name[0] for name in names if name[1:] == [MANIFEST])
+
+
+def load(prefix: str, ids: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Manifest]:
+    """Their manifests. Raises `BadManifest`, also if a directory has not the name of its batch, and as `complete`."""
+    found = manifest.load_all([place(prefix, batch) for batch in ids], options)
+    for batch, body in zip(ids, found, strict=True):
+        if body.id != batch:  # by the name it would pass for another batch, and be written twice
+            raise BadManifest(f"is of batch {body.id}; the directory must have this name", path=place(prefix, batch))
+    return found
+
+
+def remove(prefix: str, ids: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
+    """Remove these batches; it is not an error if some are gone already.
+
+    Raises `StoreError`, also if they are still there afterwards, `BadArgument`, and `OSError` of a directory.
+    """
+    left = set(ids)
+    for _ in range(_TRIES):
+        if not left:
+            return
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(lambda batch: store_of(place(prefix, batch), options).remove(), left))
+        # Clients of stores may say nothing where a right is missing.
+        left.intersection_update(complete(prefix, options))
+    if left:
+        raise StoreError(f"{len(left)} batch(es) cannot be removed; is there the right to delete?", path=place(prefix, min(left)))
+
+
+def place(prefix: str, batch: str) -> str:
+    """The path or URL of a published batch."""
+    return f"{prefix.rstrip('/')}/{batch}"
