@@ -218,7 +218,7 @@ def test_questions_are_asked_on_a_terminal(path):
         os.close(other)
         os.close(terminal)
         assert process.returncode == code, errors
-        assert b"Delete 1 record of batch" in errors
+        assert b"Permanently delete 1 record of batch" in errors
         assert b"Delete" not in output
         assert inspect(path).dead == left
 
