@@ -131,9 +131,12 @@ class Stage(Transaction):
                 self.stored = len(queue) - before
                 self._forget()  # now: they are in the queue, whatever closing it says
             return count
-        if not (self._joins_groups and lock.is_busy(self._files, self.path)):
+        request = None
+        if self._joins_groups and lock.is_busy(self._files, self.path):
+            with contextlib.suppress(OSError):  # it saves time, and nothing else
+                request = self._request(key)
+        if request is None:
             return self._put(key, timeout)
-        request = self._request(key)
         try:
             while True:
                 try:
@@ -175,9 +178,8 @@ class Stage(Transaction):
             time.sleep(0.01)
 
     def _request(self, key: str | None) -> Request:
-        with self._named():
-            self._make_claim()
-            return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
+        self._make_claim()
+        return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
 
     def rollback(self) -> None:
         """Forget everything that was put since the last commit."""

@@ -26,7 +26,7 @@ RUN_BYTES = 8 << 20  # a task holds about three times as much; frames of much le
 
 
 OPTIONS = {"path", "paths", *SPLIT_OPTIONS, *ROW_OPTIONS}
-BATCH = StructField("batch", StringType())  # the id of the batch that a row is of: for those who name it in the schema
+BATCH = StructField("batch", StringType())  # the id of the row's batch, if the schema names this column
 
 
 def matching(path: str, options: Options) -> list[str]:

@@ -94,7 +94,9 @@ def test_the_columns_may_be_given_but_no_others(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b"a"])
     reader = spark.read.format("qewqew")
     assert reader.schema("value BINARY, offset LONG, segment STRING").load(str(batch)).count() == 1
-    with pytest.raises(PySparkException, match=r"has the columns value binary, .* segment string, or some of them, not id int"):
+    with pytest.raises(
+        PySparkException, match=r"has the columns value binary, .* segment string, batch string, or some of them, not id int"
+    ):
         reader.schema("id INT").load(str(batch)).count()
 
 

@@ -70,7 +70,10 @@ def test_a_read_that_needs_no_value_has_the_columns_it_asks_for_in_its_order(spa
     assert frame.where("offset = 19999").collect() == [("orders.qew.3", 19999)]
     assert reader.schema("offset LONG NOT NULL").load(large).count() == len(RECORDS)
     for schema, message in [
-        ("offset INT", "has the columns value binary, offset bigint, segment string, or some of them, not offset int"),
+        (
+            "offset INT",
+            "has the columns value binary, offset bigint, segment string, batch string, or some of them, not offset int",
+        ),
         ("offset LONG, number LONG", "or some of them, not offset bigint, number bigint"),
     ]:
         with pytest.raises(PySparkException, match=message):

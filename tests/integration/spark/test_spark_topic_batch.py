@@ -94,7 +94,7 @@ def test_the_columns_may_be_given_but_no_others(spark, tmp_path):
     assert reader.schema(spark.read.format("qewqew").load(str(tmp_path)).schema).load(str(tmp_path)).count() == 200
     with pytest.raises(
         PySparkException,
-        match=r"has the columns value binary, tag string, .* topic string, or some of them, not value binary, offset",
+        match=r"value binary, tag string, .* topic string, batch string, or some of them, not value binary, offset",
     ):
         reader.schema("value BINARY, offset LONG, segment STRING").load(str(tmp_path)).count()
 

@@ -424,3 +424,20 @@ def test_a_request_that_is_not_whole_is_left_alone(tmp_path: Path) -> None:
             assert stage.commit() == stage.stored == 1
         assert files[0].read_bytes() == cut
     assert asked
+
+
+def test_a_stage_that_cannot_ask_waits_and_puts_by_itself(tmp_path: Path) -> None:
+    class NoRoom(Files):
+        def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".put"):
+                raise OSError(errno.ENOSPC, "made to fail")
+            super().write(fd, data, offset)
+
+    with Queue(tmp_path / "q") as q:
+        waiting = Waiting(tmp_path / "q", numbers(0, 5), _files=NoRoom())
+        with open(tmp_path / "q", "rb") as header:
+            until(lambda: lock.is_awaited(header.fileno()))
+        assert requests(tmp_path) == []
+        q.put(b"first")
+    assert waiting.done() == (5, 5)
+    is_plain(tmp_path / "q", [b"first", *numbers(0, 5)])
