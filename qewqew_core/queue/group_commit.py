@@ -10,7 +10,7 @@ A request is exactly one of these, and each change is one call of the file syste
 * ``.put`` is there: it was not stored. A leader renames it, or its own stage.
 * ``.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening removes those that the log
   names; so what is still there then was not stored.
-* ``.mine`` is there: its own stage has taken it back, and it was not stored.
+* ``.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
 * None of them is there: it was stored.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
@@ -74,13 +74,18 @@ class Request:
         (runs,) = place(records, sys.maxsize, sys.maxsize)
         head = _HEAD.pack(_MAGIC, terms.chunk_size, terms.min_free_bytes, key or _NO_KEY, len(runs))
         rest = b"".join((head, *(_RUN.pack(run.records, run.size) for run in runs), *(run.frames() for run in runs)))
-        try:
-            with Descriptors([files.open(self._path + PUT, new=True)]) as (fd,):
+        self.was_asked = False
+        with Descriptors([files.open(self._path + MINE, new=True)]) as (fd,):
+            try:
                 files.write(fd, _CRC.pack(crc32(rest)) + rest, 0)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                files.unlink(self._path + PUT)
-            raise
+            except OSError:
+                self.remove()
+                raise
+
+    def ask(self) -> None:
+        """A leader may take it from now on."""
+        self.was_asked = True
+        self._files.rename(self._path + MINE, self._path + PUT)
 
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""

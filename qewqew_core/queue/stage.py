@@ -138,6 +138,7 @@ class Stage(Transaction):
         if request is None:
             return self._put(key, timeout)
         try:
+            request.ask()
             while True:
                 try:
                     return self._put(key, timeout, request)
@@ -146,7 +147,7 @@ class Stage(Transaction):
                         raise
                     time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
         except BaseException:
-            if not request.take_back() and self._was_served(request):  # interrupted
+            if request.was_asked and not request.take_back() and self._was_served(request):  # interrupted
                 self._forget()
             raise
         finally:

@@ -166,7 +166,7 @@ def test_a_stage_whose_time_is_over_has_stored_nothing_and_may_commit_again(tmp_
     is_plain(path, [b"first", *numbers(0, 5)])
 
 
-@pytest.mark.parametrize("when", ["before", "taken", "served", "given up"])
+@pytest.mark.parametrize("when", ["asking", "before", "taken", "served", "given up"])
 def test_an_interrupted_stage_has_stored_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Ctrl-C while it waits: before anybody has taken its request along, after, when that was done, and when it failed."""
     path, acquire, interrupted = tmp_path / "q", lock.acquire, list[bool]()
@@ -190,9 +190,15 @@ def test_an_interrupted_stage_has_stored_all_or_nothing(tmp_path: Path, monkeypa
             raise KeyboardInterrupt
         return acquire(files, name, *arguments, **named)  # type: ignore[arg-type]
 
+    class Interrupting(Files):
+        def rename(self, source: str, target: str) -> None:
+            if when == "asking" and target.endswith(".put"):
+                raise KeyboardInterrupt
+            super().rename(source, target)
+
     monkeypatch.setattr(lock, "acquire", interrupting)
     q = Queue(path)
-    with Stage(path) as stage:
+    with Stage(path, _files=Interrupting()) as stage:
         stage.put_many(numbers(0, 5))
         with pytest.raises(KeyboardInterrupt):
             stage.commit()
@@ -245,6 +251,7 @@ def ask(root: Path, chunk_size: int) -> Asked:
         (home / claim).touch()
         key = key_hash(claim) if claim.endswith("2") else None
         asked[claim] = Request(Files(), str(home / claim), records, key, Terms(chunk_size, 0))
+        asked[claim].ask()
     return asked
 
 
@@ -429,7 +436,7 @@ def test_a_request_that_is_not_whole_is_left_alone(tmp_path: Path) -> None:
 def test_a_stage_that_cannot_ask_waits_and_puts_by_itself(tmp_path: Path) -> None:
     class NoRoom(Files):
         def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith(".put"):
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".mine"):
                 raise OSError(errno.ENOSPC, "made to fail")
             super().write(fd, data, offset)
 
