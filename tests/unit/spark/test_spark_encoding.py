@@ -56,7 +56,7 @@ def test_nothing_but_the_staging_directory_is_made_before_the_commit(tmp_path):
         ({"stagingPath": "/nowhere/x"}, "/nowhere/x: the directory to stage records in does not exist"),
         ({"stagingPath": "nothing://x/y"}, "nothing"),
         ({"key": ""}, "a key must not be empty"),
-        ({"key": "a/b"}, "hostile"),
+        ({"key": "a/b"}, "cannot be used"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(tmp_path, options, message):
