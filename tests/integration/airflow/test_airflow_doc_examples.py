@@ -53,6 +53,7 @@ def dags_of(name: str, tmp_path: Path) -> dict[str, Any]:
         pytest.skip("Airflow 3.1 and 3.2 have no such deadlines")
     text = EXAMPLES[name].replace("100_000", "3").replace('"/data/', f'"{tmp_path}/')
     text = text.replace("/data/queues", str(tmp_path / "queues"))
+    text = text.replace("retries=2", "retries=0").replace('"retries": 2', '"retries": 0')  # a failure waits for no retry
     if "with DAG(" not in text:
         text = 'with DAG("fragment", schedule=None):\n' + textwrap.indent(text, "    ")
     file = tmp_path / "example.py"
