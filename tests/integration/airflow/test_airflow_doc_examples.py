@@ -47,8 +47,8 @@ def pages(day):
 """
 
 
-def dags_of(name: str, tmp_path: Path) -> dict[str, Any]:
-    """The DAGs of an example, by their ids; asserts that Airflow imports it. A fragment is put into a DAG."""
+def dags_of(name: str, tmp_path: Path) -> list[Any]:
+    """The DAGs of an example, in its order; asserts that Airflow imports it. A fragment is put into a DAG."""
     if "DeadlineAlert" in EXAMPLES[name] and VERSION < (3, 3):
         pytest.skip("Airflow 3.1 and 3.2 have no such deadlines")
     text = EXAMPLES[name].replace("100_000", "3").replace('"/data/', f'"{tmp_path}/')
@@ -61,7 +61,7 @@ def dags_of(name: str, tmp_path: Path) -> dict[str, Any]:
     bag = DagBag(str(file))
     assert bag.import_errors == {}
     assert bag.dags
-    return dict(bag.dags)
+    return [bag.dags[dag_id] for dag_id in sorted(bag.dags, key=lambda dag_id: text.index(f'DAG("{dag_id}"'))]
 
 
 @pytest.mark.quick("Airflow takes the examples of docs/airflow")
@@ -82,7 +82,7 @@ def test_the_example_that_opens_a_page_runs(
     stages = re.search("QewQewStageOperator|hook.queue", EXAMPLES[name])
     with Queue(directory / "orders") as queue:
         queue.put_many([] if stages else [b'{"id": 1}'] * 3)
-    for dag in dags_of(name, tmp_path).values():
+    for dag in dags_of(name, tmp_path):
         assert set(run(dag).states().values()) == {"success"}
     if "QewQewSparkSubmitOperator(" in EXAMPLES[name]:
         [job] = spark.calls
