@@ -45,7 +45,11 @@ def problems(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*qewqew*/**/*.py")]
+    paths = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *(path for kind in ("py", "js", "html") for path in ROOT.glob(f"*qewqew*/**/*.{kind}")),
+    ]
     found = [(path, *problem) for path in sorted(paths) if path != GENERATED for problem in problems(path)]
     for path, number, problem in sorted(found):
         print(f"{path.relative_to(ROOT)}:{number}: {problem}")

@@ -53,7 +53,7 @@ const ACTS = {
   return: ["Return", "The next lease gets the batch first, whole, as one more attempt. If that fails too, it is dead again."],
   "put-back": ["Put back", "The records go back to the front, and will come in new batches with new ids. Output that an attempt may have " +
     "written under this batch's id stays and is not replaced: put back only what wrote nothing."],
-  drop: ["Drop", "The records are deleted for ever. Nothing brings them back."],
+  drop: ["Drop", "The records are deleted permanently. Nothing brings them back."],
 };
 const RETURN_LEASED = "Airflow says that nobody works on it any more. The next lease gets the batch first, whole, as one more attempt; after " +
   "too many attempts it is dead instead. If its Spark driver runs elsewhere (cluster mode), make sure that this has ended.";
@@ -66,7 +66,7 @@ export function confirmAct(act, payload) {
   const where = place.queue ? `queue ${place.queue}` : `topic ${place.topic}, reader ${place.reader}`;
   $("confirm-text").textContent = `${batch.state === "leased" ? "Leased batch" : "Batch"} ${batch.id} of ${where}. ${text}`;
   $("confirm-error").textContent = "";
-  $("confirm-do").textContent = act === "drop" ? "Drop for ever" : verb;
+  $("confirm-do").textContent = act === "drop" ? "Drop permanently" : verb;
   $("confirm-do").className = act === "drop" ? "danger main" : "main";
   $("confirm-do").disabled = false;
   $("confirm").showModal();
