@@ -1,4 +1,4 @@
-// The plot of a queue: what waited, and what was put and drained each minute. Drawn anew, at the width that there is, whenever
+// The plot of a queue: what waited, and what was put and drained each minute. Drawn again, at the width that there is, whenever
 // the samples, the width or the place of the pointer change.
 
 import { $, h, now, plural, short, update } from "./elements.js";
