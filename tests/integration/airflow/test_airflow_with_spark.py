@@ -181,6 +181,7 @@ def test_a_batch_is_handed_to_other_engines_and_acknowledged(
     assert inspect(directory / name).leased == 0
 
 
+@pytest.mark.soak  # a minute; the test of two hosts writes into Iceberg too
 def test_what_was_staged_goes_into_iceberg_by_the_hour(
     run: Any, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def run(home: Path, kills: int) -> None:
         assert len(topic.readers()) == 2
 
 
+@pytest.mark.soak  # a minute; the sink's test of this kind is test_spark_sink_kills.py
 def test_a_stream_that_is_killed_delivers_each_message_once(tmp_path):
     run(tmp_path, 1)
 
