@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -359,6 +360,7 @@ class SessionWork(QueueWork):
     @classmethod
     def done(cls, root: Path, sync: str, seed: int) -> Self:
         looking = super().done(root.with_name("looking"), sync, seed)
+        shutil.rmtree(root.with_name("looking"))  # a soak runs many seeds in one place
         luck = random.Random(seed)
         work = cls.begun(root, sync, luck)
         work.known = [seen for _, seen in looking.steps]
