@@ -1,17 +1,18 @@
-"""Group commit: who has the queue commits what others wait to put, too.
+"""Group commit: the process that has the queue also commits what others wait to put.
 
 A stage that finds the queue locked writes its records to a file, its *request*, ``NAME.staged/CLAIM.ID.put``, and waits in
 line as before. The stage that commits next, the *leader*, renames each request to ``CLAIM.ID.taken``, puts its records
-behind its own in the same commit, and removes the file when that is durable. A stage whose turn comes and whose request is
-gone has nothing left to do. So a dozen processes share one opening of the queue and one fsync.
+behind its own in the same commit, and renames the file to ``CLAIM.ID.done`` when that is durable. A stage whose turn comes and
+whose request is done has nothing left to do. So a dozen processes share one opening of the queue and one fsync.
 
 A request is exactly one of these, and each change is one call of the file system:
 
 * ``.put`` is there: it was not stored. A leader renames it, or its own stage.
-* ``.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening removes those that the log
-  names; so what is still there then was not stored.
+* ``.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
+  log names to ``.done``; so one that is still there then was not stored.
 * ``.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
-* None of them is there: it was stored.
+* ``.done`` is there: it was stored, and is durable. Its stage removes it.
+* None of them is there: somebody else has removed it, and its stage raises `Broken`. That a file is missing never means success.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
 with their claims (`staged_files`). Databases share fsyncs in this way: PostgreSQL's ``commit_siblings``, RocksDB's write groups.
@@ -33,7 +34,7 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
 
-PUT, TAKEN, MINE = ".put", ".taken", ".mine"
+PUT, TAKEN, MINE, DONE = ".put", ".taken", ".mine", ".done"
 _NO_KEY = bytes(16)
 _CRC = struct.Struct(">I")  # of all that follows
 # magic, chunk size, bytes to leave free, hash of the key or zeros, number of runs; then these
@@ -89,7 +90,7 @@ class Request:
 
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""
-        return not any(self._files.exists(self._path + suffix) for suffix in (PUT, TAKEN, MINE))
+        return self._files.exists(self._path + DONE)
 
     def take_back(self) -> bool:
         """Nobody stores it from now on, unless a leader has taken it along; whether it is ours."""
@@ -108,8 +109,9 @@ class Request:
 
     def remove(self) -> None:
         """Its stage has finished with it."""
-        with contextlib.suppress(OSError):  # none is left; if one is, the next opening removes it with the claim
-            self._files.unlink(self._path + MINE)
+        for suffix in (MINE, DONE):
+            with contextlib.suppress(OSError):  # there is one of them; if one is left, the next opening removes it with the claim
+                self._files.unlink(self._path + suffix)
 
 
 def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
@@ -140,7 +142,7 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
         data = read_all(files, fd, path + PUT)
     rest = memoryview(data)[_CRC.size :]
     if len(rest) < _HEAD.size or data[: _CRC.size] != _CRC.pack(crc32(rest)):
-        return None, len(data)  # it is just being written
+        return None, len(data)  # not ours, or damaged: its own stage puts from memory
     magic, chunk_size, min_free_bytes, key, count = _HEAD.unpack_from(rest)
     if magic != _MAGIC or Terms(chunk_size, min_free_bytes) != terms:
         return None, len(data)
@@ -151,15 +153,16 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
     return Put(path, framed, None if key == _NO_KEY else key), len(data)
 
 
-def forget(files: Files, puts: Sequence[Put]) -> None:
+def finish(files: Files, puts: Sequence[Put]) -> None:
     """These are durable in the queue: their stages may go on."""
     for put in puts:
-        files.unlink(put.path + TAKEN)
+        with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
+            files.rename(put.path + TAKEN, put.path + DONE)
 
 
-def remove_served(files: Files, queue: str, served: set[bytes]) -> None:
-    """Recovery: a leader may have died, or failed, before it removed what the log says was stored."""
-    home = queue + paths.STAGED
+def finish_served(files: Files, queue: str, served: set[bytes]) -> None:
+    """Recovery: a leader may have died, or failed, before it finished what the log says was stored."""
+    home, ids = queue + paths.STAGED, {each.hex() for each in served}
     for name in files.list(home) if served and files.is_directory(home) else ():
-        if name.endswith(TAKEN) and name.removesuffix(TAKEN).rpartition(".")[2] in {each.hex() for each in served}:
-            files.unlink(os.path.join(home, name))
+        if name.endswith(TAKEN) and name.removesuffix(TAKEN).rpartition(".")[2] in ids:
+            files.rename(os.path.join(home, name), os.path.join(home, name.removesuffix(TAKEN) + DONE))

@@ -134,7 +134,7 @@ class Records:
             chain.own_ends()
         if others:
             engine.durable(position)
-            group_commit.forget(chain.files, others)  # before the log is cut back, which forgets them too
+            group_commit.finish(chain.files, others)  # before the log is cut back, which forgets them too
             engine.state.served.clear()
         chain.after_commit(position)
         return position

@@ -18,8 +18,8 @@
 7. Redo: write records that only the log carries into the chunk files.
 8. Make pointers and header say what the log says, durably.
 9. Remove chunk files that were read to their end. Then write the checkpoint: the log says that the files agree.
-10. Remove what no commit refers to: an unfinished batch, what sessions spilled, empty new chunks, temporary files;
-    and requests that the log says were served.
+10. Remove what no commit refers to: an unfinished batch, what sessions spilled, empty new chunks, temporary files.
+    Requests that the log says were served are marked as done first.
 
 A crash in any step leaves something that the same steps finish. Files with records that nothing refers to stay where they
 are. They are never delivered and never overwritten.
@@ -368,7 +368,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
-    group_commit.remove_served(files, path, state.served)
+    group_commit.finish_served(files, path, state.served)
     staged_files.remove_abandoned(files, path)
     removed = set[int]()
     for chunk_id in sorted(ids - state.chain.keys()):

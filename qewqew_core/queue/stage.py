@@ -159,8 +159,11 @@ class Stage(Transaction):
             with Queue(self.path, **self._settings, _unless=request.is_served if request else None) as queue:
                 if request is None or request.end():
                     count, self.stored = queue.put_group(self._puts, key, timeout)
-                else:
+                elif request.is_served():
                     count = self.stored = self.records
+                else:
+                    what = "somebody else has removed what this stage waited to put; nobody can say whether it was stored before"
+                    raise Broken(f"{what}. Under the same key it is safe to stage it again in a new Stage", path=self.path)
                 self._forget()  # now: they are in the queue, whatever closing it says
         except lock.NotNeeded:
             count = self.stored = self.records
@@ -173,7 +176,7 @@ class Stage(Transaction):
             with contextlib.suppress(Locked):
                 try:
                     with Queue(self.path, **self._settings, _unless=request.is_served):
-                        return not request.end()
+                        return not request.end() and request.is_served()
                 except lock.NotNeeded:
                     return True
             time.sleep(0.01)

@@ -20,7 +20,7 @@ from disk import JournalDisk, NoSync, image
 from plain import crashed, is_plain, numbers
 from test_failing_calls import NEVER, FailingDisk
 
-from qewqew_core import DiskFull, Locked, Queue, Stage
+from qewqew_core import Broken, DiskFull, Locked, Queue, Stage
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files
@@ -179,10 +179,10 @@ def test_an_interrupted_stage_has_stored_all_or_nothing(tmp_path: Path, monkeypa
                 file = file.rename(file.with_suffix(".taken"))
             if when == "served":
                 q.put_many(numbers(0, 5))
-                file.unlink()
+                file.rename(file.with_suffix(".done"))
             elif when == "taken":
                 q.put_many(numbers(0, 5))
-                threading.Timer(0.2, file.unlink).start()
+                threading.Timer(0.2, file.rename, [file.with_suffix(".done")]).start()
             if when in ("given up", "served"):
                 q.close()
             elif when == "taken":
@@ -410,7 +410,7 @@ def test_processes_that_stage_at_once_and_are_killed_lose_and_repeat_nothing(tmp
 
 
 def test_a_request_that_is_not_whole_is_left_alone(tmp_path: Path) -> None:
-    """A stage is just writing it, or it is something else."""
+    """It is damaged, or something else."""
     home = tmp_path / "q.staged"
     asked = ask(tmp_path, SIZE)
     files = sorted(home.glob("*.put"))
@@ -448,3 +448,14 @@ def test_a_stage_that_cannot_ask_waits_and_puts_by_itself(tmp_path: Path) -> Non
         q.put(b"first")
     assert waiting.done() == (5, 5)
     is_plain(tmp_path / "q", [b"first", *numbers(0, 5)])
+
+
+def test_a_request_that_somebody_else_has_removed_is_never_taken_for_stored(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q") as q:
+        waiting = Waiting(tmp_path / "q", numbers(0, 5))
+        until(lambda: len(requests(tmp_path)) == 1)
+        shutil.rmtree(tmp_path / "q.staged")
+        q.put(b"first")
+    waiting.join(60)
+    assert isinstance(waiting.error, Broken)
+    is_plain(tmp_path / "q", [b"first"])
