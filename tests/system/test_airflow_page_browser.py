@@ -408,10 +408,10 @@ def test_a_dead_batch_is_dropped_after_a_confirmation_and_not_while_the_queue_is
     with Queue(queues / "flights") as queue:
         assert len(queue.dead()) == 1
         drop.click()
-        airflow.button("Drop for ever").click()
+        airflow.button("Drop permanently").click()
         expect(confirm.get_by_role("alert")).to_contain_text("Locked")
         assert len(queue.dead()) == 1
-    airflow.button("Drop for ever").click()
+    airflow.button("Drop permanently").click()
     answers = airflow.frame.locator("#toast, #confirm-error").filter(has_text=re.compile("[a-z]"))
     expect(answers).to_have_text(re.compile("^Dropped: batch"))  # if it fails, it shows what the dialog says
     expect(confirm).to_have_count(0)
