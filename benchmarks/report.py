@@ -187,23 +187,6 @@ def topics(figures: Figures) -> str:
     return table(["records/s", *titles.values()], rows)
 
 
-def behind(figures: Figures) -> str:
-    """What somebody else does in less time than the queue."""
-    rows = []
-    for size in figures.sizes:
-        queue = scaled(figures.records, size)
-        for work, title in COLUMNS.items():
-            ratio = {
-                peer: figures.of("ratio", peer=peer, work=work, size=size, queue=queue) for peer in figures.peers if peer != FLOOR
-            }
-            ours = ratio.get(QewQew.name)
-            faster = {peer: value for peer, value in ratio.items() if ours and value and value < ours and peer not in OURS}
-            for peer, value in sorted(faster.items(), key=lambda one: one[1]):
-                why = "" if PEERS[peer].killed else "a killed process loses all"
-                rows.append([f"{title}, {sized(size)}", peer, number(value), number(ours), why])
-    return table(["", "peer", "its ratio", f"that of {QewQew.name}", ""], rows) if rows else "Nowhere in this run."
-
-
 def machine(results: Results) -> str:
     found = results["machine"]
     system = "; ".join(found[key] for key in ("processor", "memory", "system", "file system"))
@@ -229,7 +212,7 @@ def sections(results: Results) -> dict[str, str]:
     found = {"race": race(figures), "tasks": tasks(figures)}
     found |= {"machine": machine(results), "peers": peers(figures)}
     found["ratios"] = "\n\n".join(ratios(figures, size) for size in figures.sizes)
-    found |= {"behind": behind(figures), "opening": opening(figures, first), "leases": leases(figures, first)}
+    found |= {"opening": opening(figures, first), "leases": leases(figures, first)}
     return found | {"topics": topics(figures)}
 
 

@@ -1,4 +1,4 @@
-"""Each requirement of tests/requirements.txt has a test with its number as the mark ``req``, or a reason why it does not apply."""
+"""Each requirement of tests/requirements.txt has a test with its number as a mark ``req``, or a reason not to apply."""
 
 from __future__ import annotations
 
