@@ -38,5 +38,6 @@ class OnlyPublic(Extension):
 
     def on_class_members(self, *, cls: Class, **_: Any) -> None:
         for name, member in list(cls.members.items()):
-            if member.is_attribute and member.labels == {"instance-attribute"} and member.value is not None and not member.docstring:
+            set_in_init = member.is_attribute and member.labels == {"instance-attribute"} and member.value is not None
+            if set_in_init and not member.docstring:
                 del cls.members[name]
