@@ -18,7 +18,7 @@ def check_key(key: object) -> str:
     if not isinstance(key, str):
         raise BadKey(f"a key is a str, not {type(key).__name__}")
     if not key.strip():
-        raise BadKey("a key must not be empty: a retry finds its batch by it")
+        raise BadKey("a key must not be empty: a retry finds its commit or batch by it")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:

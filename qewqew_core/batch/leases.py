@@ -201,7 +201,7 @@ class Leases:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
-            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
+            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches(), or `qewqew batches`, lists them", path=path)
         return state
 
     # What a `Batch` calls

@@ -202,7 +202,7 @@ def readers_seek(
 ) -> None:
     """Move a reader. Deliveries that are not committed are forgotten."""
     if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
-        raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
+        raise typer.BadParameter("say where to move the reader: one of --number, --offset, --time, --oldest and --latest")
     since = None if time is None else time_of(time, "--time must be a time (2025-01-31T12:00:00)")
     with existing_topic(path) as topic, existing_reader(topic, name) as reader:
         if oldest or latest:

@@ -46,7 +46,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
         raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
     if given.endswith("/") or DISK.is_directory(given, follow=True):
         raise BadPath(
-            "is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
+            "this is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
         )
     full = os.path.join(os.path.abspath(os.path.dirname(given)), os.path.basename(given))
     parent = os.path.dirname(full)

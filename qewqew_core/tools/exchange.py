@@ -173,7 +173,10 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
 
 
 def _of_json(line: bytes) -> Message:
-    found = json.loads(line)
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"this is not JSON ({error}); use `qewqew put -f` for plain lines") from error
     if not isinstance(found, dict) or ("record" in found) == ("base64" in found):
         raise ValueError('this is not a JSON object with "record" or "base64"; use `qewqew put -f` for plain lines')
     body: Any = found.pop("record", None)

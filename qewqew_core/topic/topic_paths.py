@@ -28,7 +28,7 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is not a directory, but a topic is one", path=full)
     if not DISK.exists(os.path.join(full, name + ".idx")) and _others(full):
-        raise BadPath(f"is a directory with other files, not a topic: it has no {name}.idx", path=full)
+        raise BadPath(f"this is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
 
 
@@ -68,5 +68,7 @@ def check_reader_name(name: object) -> str:
     except UnicodeEncodeError as error:
         raise BadPath(f"the reader's name {name!r:.100} is not valid text: {error.reason}") from error
     if not 0 < size <= 100 or not name.isprintable() or "/" in name or name.startswith("."):
-        raise BadPath(f"{name!r:.120} cannot be a reader's name: printable, no slash, no dot in front, at most 100 bytes")
+        raise BadPath(
+            f"{name!r:.120} cannot be a reader's name: at most 100 bytes, printable, without a slash, and no dot at the start"
+        )
     return name
