@@ -102,8 +102,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param filter: which tags these have (templated); without it the reader keeps its filter
     :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
     :param qewqew_conn_id: the connection of the queue or topic (templated)
-    :param max_records: at most so many records in the batch
-    :param max_bytes: at most so many bytes in the batch
+    :param max_records: at most this many records in the batch
+    :param max_bytes: at most this many bytes in the batch
     :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives, it extends the
         lease every third of that. Without it a lease lasts until the batch is returned or acknowledged. Choose at least
         twice the pause before a retry, or another run may get the batch first; 1800 suits most DAGs

@@ -89,7 +89,7 @@ class Source(ABC):
 
     @abstractmethod
     def keep_room(self, names: int, size: int = 0) -> None:
-        """Make sure that so many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
+        """Make sure that this many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
 
         Raises `DiskFull`; then nothing has changed.
         """

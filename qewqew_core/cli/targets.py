@@ -78,7 +78,7 @@ def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
     """
     found = kind_of(path)
     if found is None and os.path.isdir(path):
-        os.listdir(path)  # if one may not, that is what is wrong
+        os.listdir(path)  # without the right to, that is the error
         name = os.path.basename(os.path.abspath(path))
         example = os.path.join(path, "orders.qew")
         what = f"this is a directory but not a topic: it has no {name}.idx. A queue is a file in a directory, such as {example}"

@@ -99,7 +99,7 @@ class Chain:
                 self.rotate()
 
     def expect_changes(self) -> None:
-        """Count the changes of batches from now on: after so many the log is cut back."""
+        """Count the changes of batches from now on: after this many the log is cut back."""
         self._rotate_at_changes = self._engine.state.changes + LIMITS.log_changes
 
     def rotate(self) -> None:

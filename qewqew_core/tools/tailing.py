@@ -53,7 +53,7 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
 
 
 def _newest(view: View, number: int, chosen: Filter) -> Position:
-    """Where the last so many messages that match begin."""
+    """Where the newest messages that match begin, this many of them."""
     oldest, latest = view.oldest(), view.latest()
     back = number
     while number:

@@ -147,7 +147,7 @@ class Topic:
         )
 
     def _recovered_dialect(self) -> str:
-        """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
+        """Make sure that what a crash has left was repaired, by us or by the writer that lives; the dialect."""
         until = arguments.deadline(self.lock_timeout)
         path = os.path.join(self.path, self.name)
         while True:

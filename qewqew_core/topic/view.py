@@ -70,12 +70,12 @@ class Stretch(NamedTuple):
         return sum(map(_length_of, self.heads))
 
     def messages(self, count: int | None = None) -> list[Message]:
-        """All of them, or so many."""
+        """All of them, or this many."""
         offsets = [self.base + place for place in self.places]
         return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
 
     def first(self, count: int) -> Stretch:
-        """Only so many of them, at least one."""
+        """Only this many of them, at least one."""
         if count == len(self.places):
             return self
         at, head = self.places[count - 1], self.heads[count - 1]

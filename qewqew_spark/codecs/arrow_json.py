@@ -18,7 +18,7 @@ from qewqew_spark.codecs.moments import Mask, dates, timestamps
 FEW = 64  # records that are not worth another call of Arrow's reader
 STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
-PART = 4096  # records; of more, all are read in parts of about so many if it fails
+PART = 4096  # records; of more, all are read in parts of about this many if it fails
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
 

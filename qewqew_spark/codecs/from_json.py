@@ -307,7 +307,7 @@ def _colons(data: bytes) -> int:
 
 
 def _repeated(objects: list[dict[str, Any]], colons: int) -> bool:
-    """May a name be twice in one of these objects, or of those within, which have at most so many names?"""
+    """May a name be twice in one of these objects, or of those within, which have at most this many names?"""
     while objects and colons:
         colons -= sum(map(len, objects))
         inside = _nested(map(dict.values, objects)) if colons else []
