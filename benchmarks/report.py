@@ -142,25 +142,20 @@ def races(figures: Figures) -> dict[str, dict[str, Any]]:
 
 def race(figures: Figures) -> str:
     columns = races(figures)
+    most = next((wanted for wanted in columns.values() if wanted["work"] == "race_by_1000"), None)
     rows = []
     for peer in figures.peers:
         row = ["plain files, one for each process" if peer == FLOOR else named(peer)]
         for wanted in columns.values():
             seconds, ratio = (figures.of(what, peer=peer, **wanted) for what in ("seconds", "ratio"))
             row.append(f"1 = {1 / seconds:,.0f} records/s" if seconds and peer == FLOOR else number(ratio))
-        for wanted in columns.values():
-            if wanted["work"] == "race_by_1000":
-                ours, theirs = (figures.of("seconds", peer=name, **wanted) for name in (peer, SqliteWal.name))
-                row.append(number(theirs / ours if ours and theirs else None, " ×"))
-                row.append(number(figures.of("longest", 1e3, peer=peer, **wanted), " ms"))
+        if most:
+            ours, theirs = (figures.of("seconds", peer=name, **most) for name in (peer, SqliteWal.name))
+            row.append(number(theirs / ours if ours and theirs else None, " ×"))
+            row.append(number(figures.of("longest", 1e3, peer=peer, **most), " ms"))
         if set(row[1:]) - {"–"}:
             rows.append(row)
-    more = [
-        title
-        for wanted in columns.values()
-        if wanted["work"] == "race_by_1000"
-        for title in (f"{wanted['processes']}: speed beside {SqliteWal.name}", f"{wanted['processes']}: longest commit")
-    ]
+    more = [f"{most['processes']}: speed beside {SqliteWal.name}", f"{most['processes']}: longest commit"] if most else []
     return table(["", *columns, *more], rows)
 
 
