@@ -37,6 +37,7 @@ from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.monitoring import MOST
+from qewqew_core.topic import topic_paths
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_topic
 
@@ -162,7 +163,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     kind = existing(path)
     found = _look(path, kind)
     full = os.path.abspath(path)
-    owner = lock.holder(full if kind is Kind.QUEUE else os.path.join(full, os.path.basename(full) + ".lock"))
+    owner = lock.holder(full if kind is Kind.QUEUE else topic_paths.lock_of(full))
     if as_json:
         print_json({"path": path, "kind": kind} | found | {"owner": owner})
         return

@@ -40,7 +40,7 @@ def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, 
                 files.sync_directory(home)
             for name in body.files():
                 if not files.exists(os.path.join(directory, name)):
-                    files.link(os.path.join(view.directory, "data", name), os.path.join(directory, name))
+                    files.link(os.path.join(topic_paths.data_of(view.directory), name), os.path.join(directory, name))
             for segment in body.segments:
                 for _ in read_records(directory, body, segment):
                     pass

@@ -125,7 +125,7 @@ class ReaderBatches(Source):
         places.make_home(files, self.stem, places.BATCHES)
         files.make_directory(directory)
         for name in names:
-            files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
+            files.link(os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
         body = reader_files.new_manifest(self._topic, self._reader, self._dialect, self.engine.state.filter, batch, segments)
@@ -138,10 +138,10 @@ class ReaderBatches(Source):
 
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
-        for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
+        for path in (*blocks, topic_paths.log_of(self._directory)):
             with Descriptors([self.files.open_to_read(path)]) as (fd,):
                 self.files.sync(fd)
-        self.files.sync_directory(os.path.join(self._directory, "data"))
+        self.files.sync_directory(topic_paths.data_of(self._directory))
         self.files.sync_directory(self._directory)
 
     def _cut(self, max_records: int, max_bytes: int) -> Cut:

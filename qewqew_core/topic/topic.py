@@ -149,15 +149,15 @@ class Topic:
     def _recovered_dialect(self) -> str:
         """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
         until = arguments.deadline(self.lock_timeout)
-        path = os.path.join(self.path, self.name)
+        lock_path, log_path = topic_paths.lock_of(self.path), topic_paths.log_of(self.path)
         while True:
             try:
                 with contextlib.closing(self._open_writer(0)) as writer:
                     return writer.engine.state.dialect
             except Locked:
                 with contextlib.suppress(FileNotFoundError, Corrupt):  # while the writer begins a new log
-                    if read_whole(self.files, path + ".lock") == RECOVERED:
-                        return topic_log.replay(read_whole(self.files, path + ".log"), path + ".log").state.dialect
+                    if read_whole(self.files, lock_path) == RECOVERED:
+                        return topic_log.replay(read_whole(self.files, log_path), log_path).state.dialect
                 if until is not None and clock.monotonic() >= until:
                     raise
                 clock.sleep(0.002)

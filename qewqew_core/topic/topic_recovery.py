@@ -63,10 +63,6 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     return _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state), state
 
 
-def log_path_of(blocks: Blocks) -> str:
-    return os.path.join(blocks.directory, os.path.basename(blocks.directory) + ".log")
-
-
 # Step 1
 
 
@@ -85,10 +81,10 @@ def _look(blocks: Blocks) -> tuple[Replayed | None, Index]:
 
 def _replayed(blocks: Blocks) -> Replayed | None:
     try:
-        data = read_whole(blocks.files, log_path_of(blocks))
+        data = read_whole(blocks.files, blocks.log_path)
     except FileNotFoundError:
         return None
-    found = topic_log.replay(data, log_path_of(blocks))
+    found = topic_log.replay(data, blocks.log_path)
     if found.end < len(data.rstrip(b"\0")):
         found.clean = False  # a torn frame is to be cut off
     return found
@@ -246,7 +242,7 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
     lost = next((frame for frame, redo in here if not is_there(redo)), None)
     if lost is None:
         return found
-    return topic_log.replay(read_whole(blocks.files, log_path_of(blocks))[:lost], log_path_of(blocks))
+    return topic_log.replay(read_whole(blocks.files, blocks.log_path)[:lost], blocks.log_path)
 
 
 # Step 4
@@ -255,7 +251,7 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
     files = blocks.files
-    with Descriptors([files.open(log_path_of(blocks))]) as (fd,):
+    with Descriptors([files.open(blocks.log_path)]) as (fd,):
         files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
     while True:
         for block in (*found.state.full, found.state.last):
@@ -314,7 +310,7 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     """
     files = blocks.files
     blocks.cut(state.last)  # first: it may refuse
-    for path in (log_path_of(blocks), blocks.index_path):
+    for path in (blocks.log_path, blocks.index_path):
         remove_if_there(files, path + ".tmp")
     first = next((block.base for block in (*state.full, state.last) if block.block == state.start), None)
     if first is None:
@@ -353,9 +349,9 @@ def _first_base(blocks: Blocks, state: TopicState) -> int:
 
 def _open_log(blocks: Blocks, found: Replayed) -> Journal:
     """The log of a topic that was closed goes on."""
-    fds, path = Descriptors(), log_path_of(blocks)
-    fds.append(blocks.files.open(path))
-    return Journal(blocks.files, path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
+    fds = Descriptors()
+    fds.append(blocks.files.open(blocks.log_path))
+    return Journal(blocks.files, blocks.log_path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
 
 
 def _new_log(blocks: Blocks, state: TopicState) -> Journal:
@@ -366,7 +362,7 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
     state.prune_keys(now_ms())
     state.full.clear()
-    return journal.create(blocks.files, log_path_of(blocks), lambda generation: topic_log.snapshot(state, generation), "topic")
+    return journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
 
 
 def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[str]) -> None:

@@ -7,7 +7,6 @@ written to that block before the next one began.
 
 from __future__ import annotations
 
-import os
 import sys
 import time as clock
 from bisect import bisect_left, bisect_right
@@ -24,6 +23,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
 from qewqew_core.topic import topic_log
+from qewqew_core.topic.topic_paths import block_of, index_of, log_of
 
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
@@ -92,9 +92,8 @@ class View:
     @classmethod
     def of(cls, files: Files, directory: str) -> Self:
         """The topic there. Its log says the dialect; without a log a zbus server made the topic, and B is assumed."""
-        log = os.path.join(directory, os.path.basename(directory) + ".log")
         try:
-            dialect = journal.replay_live(files, log, topic_log.replay).state.dialect
+            dialect = journal.replay_live(files, log_of(directory), topic_log.replay).state.dialect
         except FileNotFoundError:
             dialect = "B"
         return cls(files, directory, dialect)
@@ -103,7 +102,7 @@ class View:
         self._files = files
         self.directory = directory
         self.dialect = dialect
-        self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
+        self.path = index_of(directory)
         self._blocks = OrderedDict[int, int]()  # base offset: descriptor
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
@@ -421,7 +420,7 @@ class View:
     # Block files
 
     def block_path(self, base: int) -> str:
-        return os.path.join(self.directory, "data", zbus.block_name(base))
+        return block_of(self.directory, base)
 
     def read(self, base: int, at: int, size: int) -> bytes:
         """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""

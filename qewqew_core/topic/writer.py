@@ -22,6 +22,7 @@ from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, topic_recovery
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.outgoing import Body, Outgoing, portions
+from qewqew_core.topic.topic_paths import lock_of
 from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
 
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
@@ -58,8 +59,7 @@ class Writer:
         self._process = os.getpid()
         self._released = False
         try:
-            path = os.path.join(directory, os.path.basename(directory) + ".lock")
-            self._lock_file, _ = lock.acquire(files, path, lock_timeout, follow=False)
+            self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
             self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
             self._noted |= self.engine.state.sessions.keys()
