@@ -145,7 +145,6 @@ class QueueBatches(Source):
         self._holds.disturbed += 1
         for chunk_id in whole:
             self._chain.forget(chunk_id)
-        self._chain.forget_piece()
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
         self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
@@ -166,7 +165,6 @@ class QueueBatches(Source):
         self._commit(PutBack(batch.id, ids, names))
         self._chain.taken.update(ids)
         self._holds.disturbed += 1
-        self._chain.forget_piece()
         moves = list(zip(names, ids, strict=True))
         self.move(partial(batch_files.roll_forward_put_back, self.files, self.stem, batch.id, moves))
         self._chain.own_ends()

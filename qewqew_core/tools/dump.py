@@ -91,14 +91,9 @@ def lines(source: Source, kind: FileKind) -> Iterator[Line]:
     try:
         yield from _FORMATS[kind](source)
     except Corrupt as error:
-        yield Line(error.offset or 0, kind, {}, _what(error, source))
+        yield Line(error.offset or 0, kind, {}, error.what)
     except journal.NONSENSE:
         yield Line(source.size, kind, {}, "the file ends too early")
-
-
-def _what(error: Corrupt, source: Source) -> str:
-    """What the error says, without the place."""
-    return str(error).removeprefix(f"{source.path}, offset {error.offset}: ")
 
 
 # Queues
@@ -151,7 +146,7 @@ def _log(source: Source) -> Iterator[Line]:
     except Corrupt as error:
         wrong = error
     generation = journal.find_generation(data, form.magic, form.snapshot)
-    what = _what(wrong, source) if wrong and (wrong.offset or 0) < journal.BEGIN else None
+    what = wrong.what if wrong and (wrong.offset or 0) < journal.BEGIN else None
     yield Line(0, "head", {"magic": data[:8].decode(errors="replace"), "generation": generation}, what)
     if generation is None:
         return
@@ -161,7 +156,7 @@ def _log(source: Source) -> Iterator[Line]:
     for frame in chain(whole, behind):
         if frame.start > at:
             yield Line(at, "frame", {"bytes": frame.start - at}, "a frame of the log is damaged")
-        what = _what(wrong, source) if wrong and wrong.offset == frame.start else None
+        what = wrong.what if wrong and wrong.offset == frame.start else None
         try:
             fields = form.decode(frame)
         except journal.NONSENSE as error:
@@ -169,7 +164,7 @@ def _log(source: Source) -> Iterator[Line]:
         yield Line(frame.start, form.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
         at = frame.end
     if wrong is not None and (wrong.offset or 0) >= at:
-        yield Line(at, "frame", {}, _what(wrong, source))
+        yield Line(at, "frame", {}, wrong.what)
     elif (torn := len(data.rstrip(b"\0")) - at) > 0:  # a whole frame may end in zeros
         yield Line(at, "torn", {"bytes": torn})  # the end of a commit that has not happened
 
@@ -249,7 +244,7 @@ def _block(source: Source) -> Iterator[Line]:
         try:
             after, number = zbus.check_head(head, at, at, min(end, source.size), number, dialect, source.path)
         except Corrupt as error:
-            yield Line(at, "message", {}, _what(error, source))
+            yield Line(at, "message", {}, error.what)
             return
         size = after - at - zbus.HEAD
         shown = source.read(at + zbus.HEAD, min(size, source.most))

@@ -128,7 +128,9 @@ class ReaderBatches(Source):
             files.link(os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
-        body = reader_files.new_manifest(self._topic, self._reader, self._dialect, self.engine.state.filter, batch, segments)
+        body = manifest.describing(
+            batch, self._topic, segments, manifest.BLOCK, self._reader, self._dialect, self.engine.state.filter
+        )
         places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
 

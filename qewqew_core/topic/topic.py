@@ -27,6 +27,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
 from qewqew_core.topic import outgoing, reader_files, reader_inspection, retention, topic_log, topic_paths, topic_verification
+from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.outgoing import Outgoing, size_of
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.reader_state import ReaderState
@@ -42,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
-class Topic:
+class Topic(HasHeader):
     """The topic in the directory ``path``; made if it is missing. Threads may share it.
 
     Opening it waits for nobody. The first append takes the lock of the topic's one writer and keeps it until `close`; readers
@@ -344,22 +345,12 @@ class Topic:
         self._usable()
         return contextlib.closing(View(self.files, self.path, self.dialect))
 
-    def header(self) -> Common:
-        """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
+    def _common(self) -> Common:
         with self._look() as view:
             return view.common()
 
-    def set_mask(self, mask: int) -> None:
-        """The 32 bits that zbus servers keep there: see `zbus`. Durable, like the other fields of the header."""
-        self.writer().patch(*zbus.mask_patch(mask))
-
-    def set_creator(self, text: str | None) -> None:
-        """At most 127 bytes of UTF-8, or `BadArgument`."""
-        self.writer().patch(*zbus.creator_patch(text))
-
-    def set_extension(self, number: int, text: str | None) -> None:
-        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
-        self.writer().patch(*zbus.ext_patch(number, text))
+    def _patch(self, at: int, data: bytes) -> None:
+        self.writer().patch(at, data)
 
     def __len__(self) -> int:
         """How many messages the topic holds."""

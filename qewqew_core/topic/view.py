@@ -257,9 +257,9 @@ class View:
 
     # Messages
 
-    def heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    def heads(self, entry: Entry, number: int, at: int = 0) -> Iterator[tuple[int, int]]:
         """(place, number) of each message of a block from ``at`` on, whose number is ``number``; each head is checked."""
-        for place, found, _, _ in self.record_heads(entry, number, at, end):
+        for place, found, _, _ in self.record_heads(entry, number, at):
             yield place, found
 
     def record_heads(

@@ -129,7 +129,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 170,
+            "functions": 169,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -142,7 +142,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 68, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 67, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
     },
     "queue, closed": {
         "open, get": {
@@ -203,7 +203,7 @@ COSTS = {
         "lease": {
             "close": 3,
             "exists": 4,
-            "functions": 171,
+            "functions": 170,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -216,7 +216,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"close": 1, "exists": 1, "functions": 68, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
+        "ack": {"close": 1, "exists": 1, "functions": 67, "list": 1, "open": 1, "status": 2, "sync": 1, "write": 2},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 51, "sync": 1000, "write": 4000},
