@@ -24,7 +24,6 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import inspection
-from qewqew_core.tools.exchange import chunk_records
 from qewqew_core.topic.reader_inspection import effective_state
 from qewqew_core.topic.view import WINDOW, View
 
@@ -45,7 +44,7 @@ def _records(path: str) -> Iterator[bytes]:
     found = inspection.snapshot(path)
     for chunk in found.chunks:
         # Each piece is measured before it is read.
-        for _, some in zip(_small_pieces(chunk), chunk_records(path, found, chunk), strict=False):
+        for _, some in zip(_small_pieces(chunk), inspection.chunk_records(path, found, chunk), strict=False):
             yield from some
 
 

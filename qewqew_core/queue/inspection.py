@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
@@ -18,6 +18,7 @@ from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import java, paths
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import chain_of, look
+from qewqew_core.queue.reading import unread
 from qewqew_core.queue.state import State
 
 _T = TypeVar("_T")
@@ -105,6 +106,37 @@ def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]
     with contextlib.suppress(FileNotFoundError), Descriptors([DISK.open_to_read(path)]) as (fd,):
         return [(offset, frames) for offset, frames in copies if DISK.read(fd, len(frames), offset) != frames]
     return copies
+
+
+def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
+    """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
+    files = WithPending(found.pending.get(chunk_state.id, []))
+    file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
+    try:
+        fd = files.open_to_read(file)
+    except FileNotFoundError:
+        raise _taken(file) from None
+    try:
+        with Descriptors([fd]):
+            for piece, data in unread(files, fd, file, chunk_state):
+                yield chunk.split(_without(chunk_state, data, piece.offset))[0]
+    except Corrupt:
+        now = {other.id: other for other in snapshot(path).chunks}.get(chunk_state.id)
+        if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
+            raise  # the chunk still is what it was
+        raise _taken(file) from None
+
+
+def _without(chunk_state: Chunk, data: bytes, start: int) -> bytes:
+    """What of these records, which begin at ``start``, was not taken behind the head."""
+    for span in reversed(chunk_state.consumed):
+        if start <= span.start < start + len(data) or start < span.end <= start + len(data):
+            data = data[: max(0, span.start - start)] + data[max(0, span.end - start) :]
+    return data
+
+
+def _taken(path: str) -> RecordsTaken:
+    return RecordsTaken("records were taken from the queue while they were read, and are gone; try again", path=path)
 
 
 def steady(path: str, look: Callable[[], _T]) -> _T:

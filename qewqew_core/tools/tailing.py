@@ -19,7 +19,7 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue import inspection, paths
-from qewqew_core.tools.exchange import chunk_records, few
+from qewqew_core.tools.exchange import few
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.view import Found, Position, View
 
@@ -99,7 +99,7 @@ def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
 
 def _of_chunk(path: str, found: inspection.Snapshot, chunk_state: Chunk) -> Iterator[Message]:
     with suppress(RecordsTaken):  # they are no longer the newest
-        for records in chunk_records(path, found, chunk_state):
+        for records in inspection.chunk_records(path, found, chunk_state):
             yield from map(Message, records)
 
 
