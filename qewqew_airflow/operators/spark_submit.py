@@ -218,14 +218,19 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             self._after_failure(context, hook, key, error)
             raise
         self._result = {**numbers(batch), **leased.oldest, **report}
+        self._tell(context, batch, report)
+        return self._result
+
+    def _tell(self, context: Context, batch: Batch, report: dict[str, Any]) -> None:
+        """The numbers and snapshots for the events of assets, and the metric of bad records."""
+        names = self._source().names()
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
         if self._ready_made:
-            metrics.count("bad", report.get("bad", 0), connection=hook.qewqew_conn_id, **self._source().names())
-        outputs = report.get("outputs", ()) if self._ready_made else ()
-        if snapshots := {output["table"] or output["path"]: output["snapshot"] for output in outputs if output.get("snapshot")}:
-            figures["snapshots"] = snapshots
-        write_counts(context, self.outlets, {**self._source().names(), **numbers(batch), **figures})
-        return self._result
+            metrics.count("bad", report.get("bad", 0), connection=self.qewqew_conn_id, **names)
+            outputs = [output for output in report.get("outputs", ()) if output.get("snapshot")]
+            if outputs:
+                figures["snapshots"] = {output["table"] or output["path"]: output["snapshot"] for output in outputs}
+        write_counts(context, self.outlets, {**names, **numbers(batch), **figures})
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         from qewqew_airflow.shared.lineage import lineage, of_queue, written_output
