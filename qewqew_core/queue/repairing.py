@@ -75,13 +75,14 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
 
 class _Repair:
     def __init__(self, files: Files, path: str, header_fd: int) -> None:
+        self._files, self._path = files, path
         self._plan = Plan(files, path, header_fd)
         self._pieces = Pieces(self._plan)
         self._decision = Decision(self._plan, self._pieces)
 
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, Corrupt):
-            replayed = logs.replay(read_whole(self._plan.files, self._plan.path + paths.LOG), self._plan.path + paths.LOG)
+            replayed = logs.replay(read_whole(self._files, self._plan.log_path), self._plan.log_path)
             if isinstance(replayed.last_json_operation, Repair):
                 self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
@@ -97,23 +98,23 @@ class _Repair:
         except BaseException:
             for path in self._plan.made:
                 with contextlib.suppress(OSError):
-                    self._plan.files.unlink(path)
+                    self._files.unlink(path)
             raise
         self._finish(replayed, repair)
-        recovery.remove_leftovers(self._plan.files, self._plan.path, replayed.state, self._plan.ids)
+        recovery.remove_leftovers(self._files, self._path, replayed.state, self._plan.ids)
         return self._plan.report
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
-        files, log_path = self._plan.files, self._plan.path + paths.LOG
+        files, log_path = self._files, self._plan.log_path
         new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
         new.with_batches_of(state)
-        new.changes = max(new.changes, stamp.read(files, self._plan.path))
+        new.changes = max(new.changes, stamp.read(files, self._path))
         for chunk_state in chain:
             chunk_state.size = max(
                 chunk_state.tail, min(chunk_state.size, read_pointers(files, self._plan.chunk_path(chunk_state.id)).size)
             )
-        if files.is_directory(self._plan.path + paths.LEASE):
-            self._plan.moves.append(self._plan.path + paths.LEASE)
+        if files.is_directory(self._plan.lease_path):
+            self._plan.moves.append(self._plan.lease_path)
         for chunk_id in sorted(self._plan.ids - new.chain.keys()):
             path = self._plan.chunk_path(chunk_id)
             if path in self._plan.moves or self._plan.is_orphan(chunk_id):
@@ -122,7 +123,7 @@ class _Repair:
                 if any(read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
                     self._plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
                     self._plan.moves.append(path)
-        directory = orphans.make_aside(files, self._plan.path)
+        directory = orphans.make_aside(files, self._path)
         for path in self._plan.copies:
             if files.exists(path):
                 target = os.path.join(directory, os.path.relpath(path, self._plan.parent).replace(os.sep, "_"))
@@ -154,17 +155,17 @@ class _Repair:
 
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. After an interruption it is done again from the beginning."""
-        files, state = self._plan.files, replayed.state
+        files, state = self._files, replayed.state
         moves, body = repair
         try:
             aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self._plan.report = self._absolute(body)
         except journal.NONSENSE as error:
-            raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.path + paths.LOG) from error
+            raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.log_path) from error
         for chunk_state, pointers in state.pointers():
             on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
             chunk_state.stored = on_disk if on_disk == pointers else None
-        chunk_files.store_pointers(files, self._plan.path, state)
+        chunk_files.store_pointers(files, self._path, state)
         chunk_files.store_header(files, self._plan.header_fd, state.first)
         parents = set()
         for source, target in aside:
@@ -175,19 +176,17 @@ class _Repair:
             if files.is_directory(parent):
                 files.sync_directory(parent)
         for batch in state.batches.values():
-            if not files.is_directory(places.directory_of(self._plan.path, batch)):
-                places.roll_forward_place(files, self._plan.path, batch)
+            if not files.is_directory(places.directory_of(self._path, batch)):
+                places.roll_forward_place(files, self._path, batch)
             if not self._pieces.has_manifest(batch):
-                batch_files.roll_forward_manifest(files, self._plan.path, batch)
+                batch_files.roll_forward_manifest(files, self._path, batch)
         assert self._plan.report.set_aside is not None
-        orphans.write_report(
-            files, self._plan.report.set_aside, {"queue": os.path.basename(self._plan.path), "moved": moves} | body
-        )
+        orphans.write_report(files, self._plan.report.set_aside, {"queue": os.path.basename(self._path), "moved": moves} | body)
         log_fd: list[int] = []
-        recovery.own_log(files, self._plan.path, log_fd)
-        log = recovery.open_log(files, replayed, self._plan.path, log_fd)
+        recovery.own_log(files, self._path, log_fd)
+        log = recovery.open_log(files, replayed, self._path, log_fd)
         try:
-            log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._plan.path)), refuse=False)
+            log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._path)), refuse=False)
         finally:
             log.close()
 
@@ -198,9 +197,9 @@ class _Repair:
     def _beside(self, name: str) -> str:
         """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
         path = os.path.normpath(os.path.join(self._plan.parent, name))
-        inside = self._plan.files.resolved(os.path.dirname(path)) + "/"
-        first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._plan.path)
+        inside = self._files.resolved(os.path.dirname(path)) + "/"
+        first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
-        if not ours or not inside.startswith(self._plan.files.resolved(self._plan.parent) + "/"):
+        if not ours or not inside.startswith(self._files.resolved(self._plan.parent) + "/"):
             raise ValueError(f"{name!r:.120} is not a file of this queue")
         return path

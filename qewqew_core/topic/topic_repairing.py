@@ -32,6 +32,7 @@ from qewqew_core.topic import reader_log, topic_log, topic_paths
 from qewqew_core.topic.manifest_repair import repair_manifests
 from qewqew_core.topic.reader_files import break_seal, make_rdx
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
+from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
@@ -242,21 +243,26 @@ class _Repair:
 
     def _reader(self, view: View, name: str) -> None:
         stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
-        log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
+        rdx = self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
-        stands: tuple[int, int] | None = None  # by the log
+        state = self._reader_log(stem, path, rdx if whole else None)
+        if state is None:
+            self._check_position(view, path, rdx or b"", None)
+        elif not whole:
+            self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
+            make_rdx(self.files, path, state.committed_position(), state.filter)
+        elif state.clean:  # a server may have moved the reader since
+            self._check_position(view, path, rdx or b"", state.committed_position()[:2])
+
+    def _reader_log(self, stem: str, path: str, rdx: bytes | None) -> ReaderState | None:
+        """What the log says; None if there is none. A damaged one is set aside, with the batches. ``rdx``: a whole one."""
+        log, seal = self.read(stem + ".log"), seal_of(self.files, stem)
         try:
             if log is not None:
                 found = reader_log.replay(log, stem + ".log")
-                place = zbus.unpack_position(rdx) if rdx is not None and whole else None
-                reader_log.check_whole(found, seal, place, stem + ".log")
-                if rdx is None or not whole:
-                    self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
-                    make_rdx(self.files, path, found.state.committed_position(), found.state.filter)
-                if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
-                    return
-                stands = found.state.committed_position()[:2]
-            elif seal is not None:
+                reader_log.check_whole(found, seal, None if rdx is None else zbus.unpack_position(rdx), stem + ".log")
+                return found.state
+            if seal is not None:
                 raise reader_log.missing(stem + ".log")
         except Corrupt as error:
             self.damaged(error, 0)
@@ -266,8 +272,11 @@ class _Repair:
                 if self.files.is_directory(stem + home):
                     self.set_aside(stem + home)
             break_seal(self.files, stem)  # at last: until then the next repair finds the same
-        position = (rdx or b"").ljust(zbus.READER_SIZE, b"\0")
-        block, offset = zbus.unpack_position(position)
+        return None
+
+    def _check_position(self, view: View, path: str, rdx: bytes, stands: tuple[int, int] | None) -> None:
+        """Let the .rdx name a place at which a message begins. ``stands``: the place by the log, if that says one."""
+        block, offset = zbus.unpack_position(rdx.ljust(zbus.READER_SIZE, b"\0"))
         try:
             place_of_rdx(view, block, offset, path)
             return
