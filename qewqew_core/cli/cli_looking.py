@@ -15,7 +15,7 @@ import typer
 from rich.live import Live
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import STATES, counts, oldest_lease
+from qewqew_core.batch.stats import STATES, counts, of_batches
 from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.terminal import (
     INTERRUPTED,
@@ -56,12 +56,8 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
             "records": stats.messages,
             "bytes": stats.bytes,
             "oldest": stats.oldest,
-            **counts(batches),
+            **of_batches(batches, max((state.last_lease for state in readers.values()), default=0)),
             "on_disk": stats.on_disk,
-            "last_lease": arguments.moment(leased)
-            if (leased := max((state.last_lease for state in readers.values()), default=0))
-            else None,
-            "oldest_lease": oldest_lease(batches),
             "files": stats.blocks,
             "newest": stats.newest,
             "first": stats.first,

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
-from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
+from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
@@ -31,19 +31,18 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     transaction log and, if the queue is closed, the pointers of the chunks. Only after a Java program has used the queue must
     it count the records. Raises `BadPath`, `Corrupt`.
     """
-    full = paths.check_path(path)
-    return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
+    return inspect_state(path)[0]
 
 
 def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
     """The same, and the state: the batches, acknowledged ones too, and the keys. Do not change it."""
     full = paths.check_path(path)
-    return steady(full, lambda: _with_state(full))
 
+    def with_stats() -> tuple[QueueStats, State]:
+        state, _ = _look(full)
+        return stats_of(DISK, full, state), state
 
-def _with_state(path: str) -> tuple[QueueStats, State]:
-    state, _ = _look(path)
-    return stats_of(DISK, path, state), state
+    return steady(full, with_stats)
 
 
 class Snapshot(NamedTuple):
@@ -186,9 +185,7 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
         chunks=len(chunks),
         oldest=arguments.moment(chunks[0].time()) if chunks else None,
         on_disk=_on_disk(files, path, state),
-        last_lease=arguments.moment(state.last_lease) if state.last_lease else None,
-        oldest_lease=oldest_lease(state.batches.values()),
-        **counts(state.batches.values()),
+        **of_batches(state.batches.values(), state.last_lease),
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
+from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
@@ -218,7 +218,5 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
-        last_lease=arguments.moment(state.last_lease) if state.last_lease else None,
-        oldest_lease=oldest_lease(state.batches.values()),
-        **counts(state.batches.values()),
+        **of_batches(state.batches.values(), state.last_lease),
     )

@@ -295,14 +295,14 @@ class ReaderState(LeaseState):
                     flights[offset] = flights[offset]._replace(session=session)
             case Unprepare(session):
                 self.prepared.discard(session)
-                for offset in self._of_session(session):
+                for offset in self.of_session(session):
                     flights[offset] = flights[offset]._replace(session=None)
             case Resolve(session, committed, due):
                 self.prepared.discard(session)
                 if committed:
-                    flights.remove(self._of_session(session))
+                    flights.remove(self.of_session(session))
                 else:
-                    self._requeue(self._of_session(session), due)
+                    self._requeue(self.of_session(session), due)
             case Lease(batch, ranges, offsets, pending):
                 self.batches[batch.id], self.ranges[batch.id] = batch, list(ranges)
                 self.last_lease = batch.created
@@ -330,7 +330,8 @@ class ReaderState(LeaseState):
         for offset in offsets:
             self.in_flight[offset] = self.in_flight[offset]._replace(owner=0, due=due, session=None)
 
-    def _of_session(self, session: str) -> list[int]:
+    def of_session(self, session: str) -> list[int]:
+        """The offsets of messages in flight that this session is about to commit."""
         return [offset for offset, flight in self.in_flight.items() if flight.session == session]
 
     def check(self) -> None:

@@ -188,7 +188,7 @@ class SharedLog(Gate):
 
     def note(self, session: str) -> None:
         """The session was committed."""
-        if any(flight.session == session for flight in self.engine.state.in_flight.values()):
+        if self.engine.state.of_session(session):
             self.commit(Resolve(session, True, now_ms()))
             self._consumer.due = 0
             self._consumer.refresh(self.engine.state)

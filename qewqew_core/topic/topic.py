@@ -316,8 +316,7 @@ class Topic(HasHeader):
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
-        if source not in self.readers():
-            raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
+        self._check_exists(source)
         with self.reader(source) as reader:
             place = reader.position()
         with self.reader(target, start=place) as other:
@@ -325,14 +324,17 @@ class Topic(HasHeader):
 
     def delete_reader(self, name: str) -> None:
         """Delete a reader with its batches and dead letters. Processes that have it open get `Closed`. Raises `BadArgument`."""
-        if name not in self.readers():
-            raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
+        self._check_exists(name)
         if name in reader_inspection.without_rdx(self.files, self.path):
             reader_files.break_seal(self.files, topic_paths.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
         with self.reader(name) as reader:
             reader.delete()
+
+    def _check_exists(self, reader: str) -> None:
+        if reader not in (readers := self.readers()):
+            raise BadArgument(f"the topic {self.path} has no reader {reader!r}; it has {', '.join(readers) or 'none'}")
 
     # What the topic says of itself
 
