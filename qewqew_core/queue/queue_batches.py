@@ -92,37 +92,12 @@ class QueueBatches(Source):
         self._chain.flush()
         batch = self.new_batch(key)
         making = self.stem + paths.LEASE
-        parts: list[tuple[int, Cut | None]] = []
-        segment_paths: list[str] = []
         try:
             places.remove_tree(self.files, making)
             places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             self.files.make_directory(making)
             places.make_home(self.files, self.stem, places.BATCHES)
-            for source in self.engine.state.chain.values():
-                if max_records <= 0 or max_bytes <= 0:
-                    break
-                path, cut, available = self._chain.path_of(source.id), None, source
-                if source.unavailable or source.records > max_records or source.bytes > max_bytes:
-                    if source.free(source.head) is None:
-                        continue
-                    path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
-                    cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
-                    if not cut.spans:
-                        self.files.unlink(path)
-                        break
-                    available = cut.chunk(source.id)
-                elif not source.records:
-                    continue
-                else:
-                    self._chain.sync_chunk(source.id)
-                parts.append((source.id, cut))
-                segment_paths.append(path)
-                batch.chunks.append(available)
-                max_records -= available.records
-                max_bytes -= available.bytes
-                if cut and source.free(cut.spans[-1].end) is not None:
-                    break
+            parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes)
             batch.records = sum(part.records for part in batch.chunks)
             batch.bytes = sum(part.bytes for part in batch.chunks)
             places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
@@ -133,6 +108,41 @@ class QueueBatches(Source):
             if isinstance(error, QewQewError):
                 raise
             raise self.engine.full(error) or self.engine.poison(error) from error
+
+    def _take_chunks(
+        self, batch: BatchState, making: str, max_records: int, max_bytes: int
+    ) -> tuple[list[tuple[int, Cut | None]], list[str]]:
+        """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``.
+
+        Returns them as `Lease` has them, and where the file of each is now.
+        """
+        parts: list[tuple[int, Cut | None]] = []
+        segment_paths: list[str] = []
+        for source in self.engine.state.chain.values():
+            if max_records <= 0 or max_bytes <= 0:
+                break
+            path, cut, available = self._chain.path_of(source.id), None, source
+            if source.unavailable or source.records > max_records or source.bytes > max_bytes:
+                if source.free(source.head) is None:
+                    continue
+                path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
+                cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
+                if not cut.spans:
+                    self.files.unlink(path)
+                    break
+                available = cut.chunk(source.id)
+            elif not source.records:
+                continue
+            else:
+                self._chain.sync_chunk(source.id)
+            parts.append((source.id, cut))
+            segment_paths.append(path)
+            batch.chunks.append(available)
+            max_records -= available.records
+            max_bytes -= available.bytes
+            if cut and source.free(cut.spans[-1].end) is not None:
+                break
+        return parts, segment_paths
 
     def _commit_batch(self, lease: Lease, made: int) -> BatchState:
         whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]

@@ -80,7 +80,7 @@ class Pieces:
         with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, from_log = self._piece(chunk_state, fd, index)
-                left += sum(records for _, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""))
+                left += sum(records for _, records in _untaken(chunk_state, chunk_state.pieces[index].offset, data or b""))
                 if from_log is False:
                     continue
                 good, from_log = False, bool(from_log)
@@ -132,7 +132,7 @@ class Pieces:
         with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, _ = self._piece(chunk_state, fd, index)
-                for frames, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""):
+                for frames, records in _untaken(chunk_state, chunk_state.pieces[index].offset, data or b""):
                     yield frames, records, chunk_state.pieces[index].time
 
     def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
@@ -236,7 +236,7 @@ def _records(frames: bytes) -> int:
         return -1
 
 
-def _there(chunk_state: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
+def _untaken(chunk_state: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
     """The runs in a piece that nobody has taken, and how many records each has."""
     at, end = max(start, chunk_state.head), start + len(data)
     for span in (*((span.start, span.end) for span in chunk_state.consumed), (end, end)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+from qewqew_core import arguments
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
@@ -20,13 +21,7 @@ from qewqew_core.formats import zbus
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic's directory; raises `BadPath` for an impossible one before anything is touched."""
-    try:
-        given = os.fspath(path)
-        os.fsencode(given)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a topic's path is a str or a Path, not {path!r:.100}") from error
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise BadPath(f"a topic's path is a non-empty str without NUL, not {given!r:.100}")
+    given = arguments.check_path_text("topic", path)
     full = os.path.abspath(given)
     parent, name = os.path.split(full)
     if not name or len(os.fsencode(name)) > 200 or not name.isprintable():

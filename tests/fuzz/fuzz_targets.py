@@ -23,7 +23,8 @@ from typing import Any
 
 from qewqew_core import BadManifest, BadPath, Batch, Corrupt, Empty, QewQewError, Queue, Topic
 from qewqew_core.batch import manifest, segments
-from qewqew_core.batch.batch_state import BATCH_OPERATIONS, BatchState
+from qewqew_core.batch.batch_operations import BATCH_OPERATIONS
+from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
