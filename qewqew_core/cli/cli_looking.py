@@ -16,20 +16,9 @@ from rich.live import Live
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import STATES, counts, of_batches
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, existing
-from qewqew_core.cli.terminal import (
-    INTERRUPTED,
-    age,
-    answer_list,
-    counted,
-    exit_code,
-    iso,
-    print_json,
-    print_table,
-    say,
-    sized,
-    table_of,
-)
+from qewqew_core.cli.texts import age, counted, iso, sized
 from qewqew_core.disk import lock
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
@@ -86,7 +75,7 @@ def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dic
 def print_readers(rows: list[dict[str, Any]]) -> None:
     columns = ["reader", "filter", "lag", "in flight", "lost", *STATES]
     cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
-    print_table(columns, cells, numbers=tuple(columns[2:]))
+    terminal.print_table(columns, cells, numbers=tuple(columns[2:]))
 
 
 def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
@@ -100,7 +89,7 @@ def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
             row |= _look(path, row["kind"])
         except (QewQewError, OSError) as error:
             row["error"] = f"{type(error).__name__}: {error}"
-            worst = max(worst, exit_code(error))
+            worst = max(worst, terminal.exit_code(error))
         rows.append(row)
     return rows, worst
 
@@ -139,7 +128,7 @@ def ls(
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
     none = "no queues or topics here (an empty closed queue leaves no files)"
-    answer_list(as_json, rows, dict, lambda rows: print_table(*_table(rows)), none)
+    terminal.answer_list(as_json, rows, dict, lambda rows: terminal.print_table(*_table(rows)), none)
     raise typer.Exit(worst)
 
 
@@ -149,7 +138,7 @@ def _in(path: str) -> list[str]:
         return [path]
     found = listing.find(path, MOST)
     if not found.complete:
-        say(f"not everything below {path} is shown")
+        terminal.say(f"not everything below {path} is shown")
     return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
 
 
@@ -161,7 +150,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     full = os.path.abspath(path)
     owner = lock.holder(full if kind is Kind.QUEUE else topic_paths.lock_of(full))
     if as_json:
-        print_json({"path": path, "kind": kind} | found | {"owner": owner})
+        terminal.print_json({"path": path, "kind": kind} | found | {"owner": owner})
         return
     numbers = f" ({found['first']:,} to {found['next'] - 1:,})" if kind is Kind.TOPIC and found["records"] else ""
     rows = {
@@ -175,7 +164,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
     rows["locked by"] = f"process {owner}" if owner else "no process that you can see"
-    print_table([], [[name, text] for name, text in rows.items()])
+    terminal.print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
 
@@ -208,15 +197,15 @@ def top(
                         before[row["path"]] = count
                 began = now
                 if as_json:
-                    print_json({"time": iso(arguments.moment(now_ms())), "complete": found.complete, "found": rows})
+                    terminal.print_json({"time": iso(arguments.moment(now_ms())), "complete": found.complete, "found": rows})
                 elif table:
-                    live.update(table_of(*_table(rows, "per second")), refresh=True)
+                    live.update(terminal.table_of(*_table(rows, "per second")), refresh=True)
                 else:
-                    print_table(*_table(rows, "per second"))
+                    terminal.print_table(*_table(rows, "per second"))
                 if once:
                     break
                 time.sleep(max(0.0, interval - (time.monotonic() - now)))
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(terminal.INTERRUPTED) from None
     if not found.complete:
-        say(f"not everything below {directory} is shown")
+        terminal.say(f"not everything below {directory} is shown")
