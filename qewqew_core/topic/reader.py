@@ -78,21 +78,11 @@ class Reader(HasBatches, HasHeader):
         self._stem = topic_paths.stem_of(topic.path, name)
         self._consumer = Consumer()
         self._view = View(self._files, topic.path, topic.dialect)
-        self._shared = SharedLog(
-            self._files,
-            self.path,
-            self._stem,
-            f"{topic.name}-{name}",
-            self._consumer,
-            topic.sync == "commit",
-            topic.lock_timeout,
-        )
+        self._shared = SharedLog(topic, name, self._consumer)
         self._engine = self._shared.engine
         self._deliveries = Deliveries(name, self._shared, self._consumer, self._view, window, redeliver_after, auto_commit)
         self.participant = Participant(self._shared, self._consumer, self._deliveries)
-        source = ReaderBatches(
-            self._files, topic.path, topic.dialect, name, self._shared, self._consumer, self._deliveries, self._view
-        )
+        source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view)
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
         try:

@@ -15,7 +15,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
@@ -25,6 +25,7 @@ from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_state import Change, Commit, Lease, PutBack, Range, ReaderState
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import Found, Position, View, behind
@@ -33,26 +34,17 @@ Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
 
 
 class ReaderBatches(Source):
-    """The messages of the topic in ``directory`` that the reader ``name`` has not delivered yet."""
+    """The messages of the topic that the reader ``name`` has not delivered yet."""
 
     engine: Engine[ReaderState]
 
     def __init__(
-        self,
-        files: Files,
-        directory: str,
-        dialect: str,
-        name: str,
-        shared: SharedLog,
-        consumer: Consumer,
-        deliveries: Deliveries,
-        view: View,
+        self, topic: OpenTopic, name: str, shared: SharedLog, consumer: Consumer, deliveries: Deliveries, view: View
     ) -> None:
-        topic = os.path.basename(directory)
-        super().__init__(files, topic_paths.stem_of(directory, name), f"{topic}-{name}", shared.engine)
-        self._directory = directory
+        stem = topic_paths.stem_of(topic.path, name)
+        super().__init__(topic.files, stem, topic_paths.batch_name(topic.path, name), shared.engine)
+        self._directory = topic.path
         self._topic = topic
-        self._dialect = dialect
         self._reader = name
         self._shared = shared
         self._consumer = consumer
@@ -129,7 +121,7 @@ class ReaderBatches(Source):
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
         body = manifest.describing(
-            batch, self._topic, segments, manifest.BLOCK, self._reader, self._dialect, self.engine.state.filter
+            batch, self._topic.name, segments, manifest.BLOCK, self._reader, self._topic.dialect, self.engine.state.filter
         )
         places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))

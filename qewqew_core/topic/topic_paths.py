@@ -72,6 +72,11 @@ def stem_of(directory: str, reader: str) -> str:
     return os.path.join(directory, "state", reader)
 
 
+def batch_name(directory: str, reader: str) -> str:
+    """What ids of a reader's batches are made of; see `places.batch_id`."""
+    return f"{os.path.basename(directory)}-{reader}"
+
+
 def is_topic(directory: str) -> bool:
     """Whether a directory is a topic: it has an index or, if that was lost, blocks and no other files."""
     if DISK.exists(index_of(directory)):
