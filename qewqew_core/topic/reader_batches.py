@@ -28,7 +28,7 @@ from qewqew_core.topic.deliveries import Deliveries
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_state import Change, Commit, Lease, PutBack, Range, ReaderState
 from qewqew_core.topic.shared_log import Consumer, SharedLog
-from qewqew_core.topic.view import Found, Position, View, behind
+from qewqew_core.topic.view import Position, View, behind
 
 Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
 
@@ -217,7 +217,7 @@ class ReaderBatches(Source):
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
         found = self._view.messages(*whole, chosen)
-        return _merged([Range(message.at, message.after) for message in found if isinstance(message, Found)])
+        return _merged([Range(message.at, message.after) for message in found])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""

@@ -34,7 +34,7 @@ from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic.topic_session import TopicSession
 from qewqew_core.topic.topic_state import PutKey
-from qewqew_core.topic.view import Found, Position, View
+from qewqew_core.topic.view import Position, View
 from qewqew_core.topic.writer import RECOVERED, Writer
 
 _logger = logging.getLogger(__name__)
@@ -369,9 +369,8 @@ class Topic(HasHeader):
             place = view.oldest()
             while True:
                 for found in view.messages(place):
-                    if isinstance(found, Found):
-                        yield found.message
-                        place = found.after
+                    yield found.message
+                    place = found.after
                 if place.block >= view.index().start:
                     return
                 place = view.oldest()  # what came next was removed meanwhile

@@ -304,17 +304,12 @@ class View:
 
     def messages(
         self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
-    ) -> Iterator[Found | Position]:
-        """The messages from a position on that match, up to ``stop`` or to the end of the topic.
-
-        With a filter, a bare position after each window says how far it came.
-        """
+    ) -> Iterator[Found]:
+        """The messages from a position on that match, up to ``stop`` or to the end of the topic."""
         for stretch in self.stretches(position, stop, filter, window):
             for message, place in zip(stretch.messages(), stretch.places, strict=True):
                 at = Position(stretch.block, place, message.number)
                 yield Found(message, at, behind(message, at))
-            if filter is not None:
-                yield stretch.reached
 
     def message(self, position: Position, cut: int = sys.maxsize) -> Message | None:
         """The message at a position, its body cut as by `stretches`; None if there is none, or it was removed."""
@@ -331,7 +326,7 @@ class View:
         cut: int = sys.maxsize,
         blocks: range | None = None,
     ) -> Iterator[Stretch]:
-        """The same in stretches, at most ``most`` messages in all. With a filter a stretch may be empty.
+        """The same in stretches, at most ``most`` messages in all. With a filter a stretch may be empty: it says how far it came.
 
         Of a body of 64 KiB or more, only ``cut`` bytes are read, unless they were read already. ``blocks``: the existing
         blocks, if the caller has just looked.
