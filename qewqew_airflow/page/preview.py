@@ -106,7 +106,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
             raise BadArgument(f"the topic does not have a reader {reader!r}")
         place = view.by_number(start) if start is not None else None
         begin = state.committed_position() if state else place or view.oldest()
-        chosen = Filter(state.filter) if state else None
+        chosen = Filter(state.filter if state else None)
         found: list[dict[str, Any]] = []
         for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
             found += map(described_message, stretch.messages(), (head[zbus.LENGTH] for head in stretch.heads))

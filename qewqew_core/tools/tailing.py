@@ -37,7 +37,7 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
 
         def come() -> Iterator[Message]:
             nonlocal place
-            for stretch in view.stretches(place, filter=chosen or None):
+            for stretch in view.stretches(place, filter=chosen):
                 place = stretch.reached
                 yield from stretch.messages()
 

@@ -58,9 +58,8 @@ class Deliveries:
         blocks = self.drop_lost()
         for message, _ in self.again(1):
             return [message]
-        chosen = self._consumer.filter or None
         for start, stop in self._engine.state.pending:
-            for stretch in self._view.stretches(start, stop, chosen, most=1, blocks=blocks):
+            for stretch in self._view.stretches(start, stop, self._consumer.filter, most=1, blocks=blocks):
                 if stretch.places:
                     return stretch.messages()
         return []

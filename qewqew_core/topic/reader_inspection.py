@@ -195,9 +195,7 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
     places = [Range(flight.at, None) for flight in state.in_flight.values()] + state.pending
     for start, stop in sorted(places, key=lambda part: part.start):
         if oldest is None:
-            first = next(
-                (stretch for stretch in view.stretches(start, stop, chosen or None, most=1, cut=0) if stretch.places), None
-            )
+            first = next((stretch for stretch in view.stretches(start, stop, chosen, most=1, cut=0) if stretch.places), None)
             oldest = first.messages()[0].timestamp if first else None
     for flight in state.in_flight.values():
         for stretch in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed

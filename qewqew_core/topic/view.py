@@ -334,7 +334,7 @@ class View:
         block, at, number = position
         begins = True
         unpack = zbus.unpack_head(self.dialect)
-        matches = None if filter is None else filter.matches_slot
+        matches = filter.matches_slot if filter else None
         careful = self.dialect == "C"
         while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
             there, blocks = blocks or self.blocks(), None  # before the end of the block: see the module
@@ -386,7 +386,7 @@ class View:
                     heads.append(head)
                 at, number = after, number + 1
             most -= len(places)
-            if places or filter is not None:
+            if places or matches is not None:
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
