@@ -105,53 +105,63 @@ class _Repair:
         return self._plan.report
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
-        files, log_path = self._files, self._plan.log_path
-        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
-        new.with_batches_of(state)
-        new.changes = max(new.changes, stamp.read(files, self._path))
-        for chunk_state in chain:
-            chunk_state.size = max(
-                chunk_state.tail, min(chunk_state.size, read_pointers(files, self._plan.chunk_path(chunk_state.id)).size)
-            )
-        if files.is_directory(self._plan.lease_path):
-            self._plan.moves.append(self._plan.lease_path)
-        for chunk_id in sorted(self._plan.ids - new.chain.keys()):
-            path = self._plan.chunk_path(chunk_id)
-            if path in self._plan.moves or self._plan.is_orphan(chunk_id):
-                continue
-            with contextlib.suppress(OSError):  # no file at all: it is not ours
-                if any(read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
-                    self._plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
-                    self._plan.moves.append(path)
+        """Step 3: the new log. What it says is not changed before it is there."""
+        files, plan = self._files, self._plan
+        new = self._new_state(chain, state)
+        self._look_at_the_rest(new)
         directory = orphans.make_aside(files, self._path)
-        for path in self._plan.copies:
-            if files.exists(path):
-                target = os.path.join(directory, os.path.relpath(path, self._plan.parent).replace(os.sep, "_"))
-                write_new(files, target, read_whole(files, path))
-        files.sync_directory(directory)
-        targets: set[str] = set()
-        moves = []
-        for path in self._plan.moves:
-            name = os.path.relpath(path, self._plan.parent).replace(os.sep, "_")
-            target = orphans.place_in(files, directory, name)
-            if files.exists(path) and target not in targets:
-                targets.add(target)
-                moves.append([os.path.relpath(path, self._plan.parent), os.path.relpath(target, self._plan.parent)])
-        self._plan.report.set_aside = directory
-        self._plan.report.records, self._plan.report.batches = new.records, new.kept
-        body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
-        body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
+        moves = self._set_aside(directory)
+        plan.report.set_aside = directory
+        plan.report.records, plan.report.batches = new.records, new.kept
+        body = asdict(plan.report) | {"set_aside": self._relative(directory)}
+        body["damage"] = [entry | {"path": self._relative(entry["path"])} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
         data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
-        write_new(files, log_path + ".tmp", data)
-        files.sync_directory(self._plan.parent)
-        self._plan.made.clear()
-        files.rename(log_path + ".tmp", log_path)
-        files.sync_directory(self._plan.parent)
-        replayed = logs.replay(data, log_path)
+        write_new(files, plan.log_path + ".tmp", data)
+        files.sync_directory(plan.parent)
+        plan.made.clear()
+        files.rename(plan.log_path + ".tmp", plan.log_path)
+        files.sync_directory(plan.parent)
+        replayed = logs.replay(data, plan.log_path)
         assert isinstance(replayed.last_json_operation, Repair)
         return replayed, replayed.last_json_operation
+
+    def _new_state(self, chain: list[Chunk], state: State) -> State:
+        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
+        new.with_batches_of(state)
+        new.changes = max(new.changes, stamp.read(self._files, self._path))
+        for chunk_state in chain:
+            size = read_pointers(self._files, self._plan.chunk_path(chunk_state.id)).size
+            chunk_state.size = max(chunk_state.tail, min(chunk_state.size, size))
+        return new
+
+    def _look_at_the_rest(self, new: State) -> None:
+        """What lies beside the queue and is not part of it: orphans stay, what may hold other records is set aside."""
+        plan = self._plan
+        if self._files.is_directory(plan.lease_path):
+            plan.moves.append(plan.lease_path)
+        for chunk_id in sorted(plan.ids - new.chain.keys()):
+            path = plan.chunk_path(chunk_id)
+            if path in plan.moves or plan.is_orphan(chunk_id):
+                continue
+            with contextlib.suppress(OSError):  # no file at all: it is not ours
+                if any(read_whole(self._files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
+                    plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
+                    plan.moves.append(path)
+
+    def _set_aside(self, directory: str) -> list[list[str]]:
+        """Copy into the directory what will be replaced. Returns what is to be moved there after the commit: from, to."""
+        files = self._files
+        for path in filter(files.exists, self._plan.copies):
+            target = os.path.join(directory, self._relative(path).replace(os.sep, "_"))
+            write_new(files, target, read_whole(files, path))
+        files.sync_directory(directory)
+        moves: dict[str, str] = {}  # by their target
+        for path in filter(files.exists, self._plan.moves):
+            target = orphans.place_in(files, directory, self._relative(path).replace(os.sep, "_"))
+            moves.setdefault(target, path)
+        return [[self._relative(path), self._relative(target)] for target, path in moves.items()]
 
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. After an interruption it is done again from the beginning."""
@@ -189,6 +199,10 @@ class _Repair:
             log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._path)), refuse=False)
         finally:
             log.close()
+
+    def _relative(self, path: str) -> str:
+        """As the log names it."""
+        return os.path.relpath(path, self._plan.parent)
 
     def _absolute(self, body: dict[str, Any]) -> RepairReport:
         damage = [Damage(**entry | {"path": self._beside(entry["path"])}) for entry in body["damage"]]
