@@ -321,7 +321,7 @@ def act(
             batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
         else:
             ACTIONS[action](batch)
-    _recent.forget(lambda _: True)  # other connections may have the same directory
+    _recent.forget()  # other connections may have the same directory
     _logger.info(
         "%s: %s of %s batch %s (%s records) of %s, connection %s",
         user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection_id,

@@ -15,7 +15,7 @@ import typer
 from rich.live import Live
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import STATES, counts, of_batches
+from qewqew_core.batch.stats import STATES, QueueStats, counts, of_batches
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.texts import age, counted, iso, sized
@@ -35,25 +35,20 @@ app = typer.Typer()
 
 def _look(path: str, kind: Kind) -> dict[str, Any]:
     """What a queue or topic holds as of its last commit; nothing is locked."""
+    more: dict[str, Any] = {}
     if kind is Kind.QUEUE:
-        found = dataclasses.asdict(inspect(path))
-        found["files"] = found.pop("chunks")
+        held = inspect(path)
     else:
         stats, readers = inspect_topic(path)
         batches = [batch for state in readers.values() for batch in state.batches.values()]
-        found = {
-            "records": stats.messages,
-            "bytes": stats.bytes,
-            "oldest": stats.oldest,
-            **of_batches(batches, max((state.last_lease for state in readers.values()), default=0)),
-            "on_disk": stats.on_disk,
-            "files": stats.blocks,
-            "newest": stats.newest,
-            "first": stats.first,
-            "next": stats.next,
-            "lag": max(stats.readers.values(), default=None),
-            "readers": readers_json(stats, readers),
-        }
+        last_lease = max((state.last_lease for state in readers.values()), default=0)
+        sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
+        held = QueueStats(*sizes, on_disk=stats.on_disk, **of_batches(batches, last_lease))
+        lag = max(stats.readers.values(), default=None)
+        more = {"newest": stats.newest, "first": stats.first, "next": stats.next, "lag": lag}
+        more["readers"] = readers_json(stats, readers)
+    found = dataclasses.asdict(held)
+    found |= {"files": found.pop("chunks"), **more}
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 

@@ -69,16 +69,7 @@ class Source:
 def kind_by_name(path: str) -> FileKind | None:
     """What kind of file this is, by its name; None if the name does not say."""
     name = os.path.basename(path)
-    for kind, pattern in (
-        (FileKind.LOG, r".+\.log(\.tmp)?"),
-        (FileKind.BLOCK, r"\d{20}\.zbus"),
-        (FileKind.SUMS, r"\d{20}\.sums"),
-        (FileKind.STAMP, r".+\.stamp"),
-        (FileKind.INDEX, r".+\.idx"),
-        (FileKind.READER, r".+\.rdx"),
-        (FileKind.NAK, r".+\.nak"),
-        (FileKind.CHUNK, r".+\.[1-9]\d{0,4}"),
-    ):
+    for kind, (pattern, _) in _FORMATS.items():
         if re.fullmatch(pattern, name):
             return kind
     if os.path.exists(path + paths.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
@@ -89,7 +80,8 @@ def kind_by_name(path: str) -> FileKind | None:
 def lines(source: Source, kind: FileKind) -> Iterator[Line]:
     """What the file says, in order. The last line marks damage if nothing after it can be read."""
     try:
-        yield from _FORMATS[kind](source)
+        _, decode = _FORMATS[kind]
+        yield from decode(source)
     except Corrupt as error:
         yield Line(error.offset or 0, kind, {}, error.what)
     except journal.NONSENSE:
@@ -302,14 +294,15 @@ def _stamp(source: Source) -> Iterator[Line]:
     yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read")
 
 
-_FORMATS: dict[FileKind, Callable[[Source], Iterable[Line]]] = {
-    FileKind.HEADER: _header,
-    FileKind.CHUNK: _chunk,
-    FileKind.LOG: _log,
-    FileKind.BLOCK: _block,
-    FileKind.INDEX: _index,
-    FileKind.READER: _reader,
-    FileKind.NAK: _nak,
-    FileKind.SUMS: _sums,
-    FileKind.STAMP: _stamp,
+# What the names of these files are, and what decodes them. A header has the name of its queue, which may be any.
+_FORMATS: dict[FileKind, tuple[str, Callable[[Source], Iterable[Line]]]] = {
+    FileKind.LOG: (r".+\.log(\.tmp)?", _log),
+    FileKind.BLOCK: (r"\d{20}\.zbus", _block),
+    FileKind.SUMS: (r"\d{20}\.sums", _sums),
+    FileKind.STAMP: (r".+\.stamp", _stamp),
+    FileKind.INDEX: (r".+\.idx", _index),
+    FileKind.READER: (r".+\.rdx", _reader),
+    FileKind.NAK: (r".+\.nak", _nak),
+    FileKind.CHUNK: (r".+\.[1-9]\d{0,4}", _chunk),
+    FileKind.HEADER: ("", _header),
 }
