@@ -247,12 +247,12 @@ class _Repair:
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
         state = self._reader_log(stem, path, rdx if whole else None)
         if state is None:
-            self._check_position(view, path, rdx or b"", None)
+            self._check_position(view, path, rdx, None)
         elif not whole:
             self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
             make_rdx(self.files, path, state.committed_position(), state.filter)
         elif state.clean:  # a server may have moved the reader since
-            self._check_position(view, path, rdx or b"", state.committed_position()[:2])
+            self._check_position(view, path, rdx, state.committed_position()[:2])
 
     def _reader_log(self, stem: str, path: str, rdx: bytes | None) -> ReaderState | None:
         """What the log says; None if there is none. A damaged one is set aside, with the batches. ``rdx``: a whole one."""
@@ -274,9 +274,9 @@ class _Repair:
             break_seal(self.files, stem)  # at last: until then the next repair finds the same
         return None
 
-    def _check_position(self, view: View, path: str, rdx: bytes, stands: tuple[int, int] | None) -> None:
+    def _check_position(self, view: View, path: str, rdx: bytes | None, stands: tuple[int, int] | None) -> None:
         """Let the .rdx name a place at which a message begins. ``stands``: the place by the log, if that says one."""
-        block, offset = zbus.unpack_position(rdx.ljust(zbus.READER_SIZE, b"\0"))
+        block, offset = zbus.unpack_position((rdx or b"").ljust(zbus.READER_SIZE, b"\0"))
         try:
             place_of_rdx(view, block, offset, path)
             return
