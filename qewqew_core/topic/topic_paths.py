@@ -59,7 +59,7 @@ def data_of(directory: str) -> str:
 
 
 def block_of(directory: str, base: int) -> str:
-    return os.path.join(directory, "data", zbus.block_name(base))
+    return os.path.join(data_of(directory), zbus.block_name(base))
 
 
 def rdx_of(directory: str, reader: str) -> str:

@@ -245,7 +245,7 @@ class _Repair:
         stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
         rdx = self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
-        state = self._reader_log(stem, path, rdx if whole else None)
+        state = self._reader_log(stem, rdx if whole else None)
         if state is None:
             self._check_position(view, path, rdx, None)
         elif not whole:
@@ -254,7 +254,7 @@ class _Repair:
         elif state.clean:  # a server may have moved the reader since
             self._check_position(view, path, rdx, state.committed_position()[:2])
 
-    def _reader_log(self, stem: str, path: str, rdx: bytes | None) -> ReaderState | None:
+    def _reader_log(self, stem: str, rdx: bytes | None) -> ReaderState | None:
         """What the log says; None if there is none. A damaged one is set aside, with the batches. ``rdx``: a whole one."""
         log, seal = self.read(stem + ".log"), seal_of(self.files, stem)
         try:
