@@ -227,13 +227,13 @@ def dump(
         what = kind or dumping.kind_by_name(path)
         if what is None:
             raise BadArgument("the name does not say what kind of file this is: use --as (a manifest is plain JSON)", path=path)
-        source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
-        if offset and offset >= source.size:
-            raise BadArgument(f"the file has only {source.size:,} bytes", path=path)
-        end = source.size if length is None else offset + length - 1
+        file = dumping.File(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
+        if offset and offset >= file.size:
+            raise BadArgument(f"the file has only {file.size:,} bytes", path=path)
+        end = file.size if length is None else offset + length - 1
         damaged = 0
         shown: list[str] = []
-        for line in dumping.lines(source, what):
+        for line in dumping.lines(file, what):
             if offset <= line.offset <= end:
                 damaged += line.damage is not None
                 shown += [json.dumps(_line_json(line), ensure_ascii=False)] if as_json else map(visible, _line_text(line))
