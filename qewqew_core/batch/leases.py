@@ -61,8 +61,8 @@ class Source(ABC):
         """Put the records of a batch back to the front. The batch is gone after that. Durable when it returns."""
 
     @abstractmethod
-    def commit(self, operation: BatchOperation) -> None:
-        """Commit what happens to a batch. Durable when it returns, because the files follow."""
+    def commit(self, operation: BatchOperation) -> int:
+        """Commit what happens to a batch. Durable when it returns, because the files follow; returns the position in the log."""
 
     @abstractmethod
     def manifest_of(self, batch: BatchState) -> Manifest:

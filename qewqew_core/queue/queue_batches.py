@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from qewqew_core.batch import places
-from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
@@ -43,10 +42,7 @@ class QueueBatches(Source):
         self._chain = chain
         self._holds = holds
 
-    def commit(self, operation: BatchOperation) -> None:
-        self._commit(operation)
-
-    def _commit(self, operation: JsonOperation, now: int | None = None) -> int:
+    def commit(self, operation: JsonOperation, now: int | None = None) -> int:
         position = self._chain.commit([operation], now)
         self.engine.durable(position, always=True)
         stamp.write(self.files, self.stem, self.engine.state.changes)
@@ -148,7 +144,7 @@ class QueueBatches(Source):
         whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]
         try:
             self.keep_room(len(whole) + 1, len(logs.pack(lease)))
-            position = self._commit(lease, made)
+            position = self.commit(lease, made)
         except DiskFull:
             places.remove_tree(self.files, self.stem + paths.LEASE)
             raise
@@ -172,7 +168,7 @@ class QueueBatches(Source):
         # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
         self._chain.sync_names()
         self.keep_room(len(ids))
-        self._commit(PutBack(batch.id, ids, names))
+        self.commit(PutBack(batch.id, ids, names))
         self._chain.taken.update(ids)
         self._holds.disturbed += 1
         moves = list(zip(names, ids, strict=True))

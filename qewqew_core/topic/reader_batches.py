@@ -52,8 +52,10 @@ class ReaderBatches(Source):
         self._view = view
         self._pieces_of: dict[int, list[IndexEntry]] = {}  # base offset: checksums of a full block, once read
 
-    def commit(self, operation: BatchOperation) -> None:
-        self._shared.durable(self._shared.commit(Change(operation, now_ms())), always=True)
+    def commit(self, operation: BatchOperation) -> int:
+        position = self._shared.commit(Change(operation, now_ms()))
+        self._shared.durable(position, always=True)
+        return position
 
     def occupied(self, records: int, size: int) -> int:
         return size + HEAD * records

@@ -30,6 +30,7 @@ from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
+from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.blocks import Blocks
@@ -359,7 +360,7 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them
     # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
     forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
-    state.prune_keys(now_ms())
+    prune(state.idempotency_keys, now_ms())
     state.full.clear()
     return journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
 

@@ -18,6 +18,7 @@ from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
+from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, topic_recovery
 from qewqew_core.topic.blocks import Blocks
@@ -242,7 +243,7 @@ class Writer:
         engine, state = self.engine, self.engine.state
         topic_recovery.forget_sessions(self._blocks.files, engine.path, state, self._noted)
         self._noted.clear()
-        state.prune_keys(now_ms())
+        prune(state.idempotency_keys, now_ms())
         state.full.clear()
 
     def noted(self, session: str) -> None:
