@@ -16,12 +16,11 @@ import time as clock
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Self
 
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
 from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -43,7 +42,7 @@ _logger = logging.getLogger(__name__)
 _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
-class Reader(HasBatches, HasHeader):
+class Reader(HasBatches, HasHeader, Closes):
     """A reader of a topic; from `Topic.reader`. Threads may share it; processes share it by opening it in each.
 
     `read` and `read_many` deliver each message to one consumer, in order; `commit` ends its delivery, durably. A message that
@@ -410,12 +409,6 @@ class Reader(HasBatches, HasHeader):
         self._shared.release()
         self._view.close()
         self._released = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._released:

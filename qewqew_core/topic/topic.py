@@ -15,13 +15,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Literal, Self
+from typing import Literal
 
 from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import Closes, Files, read_whole
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
-class Topic(HasHeader):
+class Topic(HasHeader, Closes):
     """The topic in the directory ``path``; made if it is missing. Threads may share it.
 
     Opening it waits for nobody. The first append takes the lock of the topic's one writer and keeps it until `close`; readers
@@ -439,12 +439,6 @@ class Topic(HasHeader):
                 if self._writer is not None:
                     self._writer.close()
                 _open_topics.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._closed:
