@@ -71,6 +71,7 @@ def die_at(point: str, kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     from deltalake import DeltaTable
+    from pyiceberg.catalog.rest import RestCatalog
     from pyiceberg.catalog.sql import SqlCatalog
 
     from qewqew_core.batch.store import Local
@@ -83,10 +84,12 @@ def die_at(point: str, kind: str) -> None:
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
         return
-    where: Any = SqlCatalog if kind == "iceberg" else DeltaTable
-    name = "commit_table" if kind == "iceberg" else "create_write_transaction"
-    commit = getattr(where, name)
-    setattr(where, name, lambda *a, **o: (commit(*a, **o) if point == "after" else None, die()))
+    commits: list[tuple[Any, str]] = [(DeltaTable, "create_write_transaction")]
+    if kind == "iceberg":
+        commits = [(catalog, "commit_table") for catalog in (SqlCatalog, RestCatalog)]
+    for where, name in commits:
+        commit = getattr(where, name)
+        setattr(where, name, lambda *a, commit=commit, **o: (commit(*a, **o) if point == "after" else None, die()))
 
 
 def main() -> None:

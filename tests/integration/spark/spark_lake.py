@@ -11,13 +11,19 @@ import duckdb
 from pyiceberg.catalog import Catalog, load_catalog
 
 
+def in_a_file(place: Path) -> dict[str, str]:
+    """The settings of a catalog."""
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
+
+
 class Lake:
     """A catalog in a file for Iceberg, a directory for Delta, and a reader that shares no code with the writers."""
 
-    def __init__(self, session: Any, place: Path) -> None:
+    def __init__(self, session: Any, place: Path, **settings: str) -> None:
+        """``settings``: of another catalog."""
         self.session = session
         self.place = place
-        self.settings = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
+        self.settings = settings or in_a_file(place)
         for name, value in self.settings.items():
             session.conf.set(f"spark.sql.catalog.lake.{name}", value)
 
