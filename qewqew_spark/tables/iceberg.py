@@ -156,6 +156,11 @@ class IcebergAppend(StagedAppend):
     def _held(self, columns: StructType) -> StructType:
         return _columns(pa.schema(_arrow(columns).fields))
 
+    def _parts(self) -> list[str]:
+        table = self._loaded()
+        sources = [str(table.schema().find_column_name(field.source_id)) for field in table.spec().fields]
+        return [source.partition(".")[0] for source in sources]
+
     def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
         # Copies: Iceberg wants the columns themselves in the files.
         table = self._loaded()

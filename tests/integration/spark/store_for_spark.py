@@ -1,7 +1,7 @@
 """Lets the tests' Spark write to an object store, although Hadoop's client of S3 is not among their packages.
 
-Spark has Hadoop's client of WebHDFS. Here is a server of that protocol, as far as writing files needs it, which keeps the files in
-the store. Like S3A it has no directories, and renames by copying.
+Spark has Hadoop's client of WebHDFS. Here is a server of that protocol, as far as writing files needs it, which keeps them in the
+store. Like S3A it has no directories, and renames by copying.
 """
 
 from __future__ import annotations

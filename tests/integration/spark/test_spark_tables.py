@@ -222,7 +222,9 @@ def test_partitions_are_those_of_the_table(lake: Lake, kind: str) -> None:
     parts = ["month(day)", "odd"] if kind == "iceberg" else ["odd"]
     for number in range(2):
         append_once(rows.where(f"id % 2 = {number}"), lake.name(kind), f"b-{number}", format=kind, partition_by=parts)
-    assert lake.rows(kind, "id, day::TEXT, odd") == sorted([(row.id, str(row.day), row.odd) for row in rows.collect()], key=repr)
+    append_once(lake.session.range(50, 51), lake.name(kind), "without", format=kind)
+    found = [(row.id, str(row.day), row.odd) for row in rows.collect()]
+    assert lake.rows(kind, "id, day::TEXT, odd") == sorted([*found, (50, None, None)], key=repr)
     if kind == "iceberg":
         files = lake.catalog.load_table("shop.orders").inspect.files().num_rows
         assert files >= 2 * 3 * 2  # each has rows of one partition
