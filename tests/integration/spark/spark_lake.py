@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ class Lake:
         self.session = session
         self.place = place
         self.settings = settings or in_a_file(place)
+        self.environment: dict[str, str] = {}  # what another driver needs of it
         for name, value in self.settings.items():
             session.conf.set(f"spark.sql.catalog.lake.{name}", value)
 
@@ -44,12 +44,17 @@ class Lake:
             return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
 
     @staticmethod
-    @contextmanager
-    def database() -> Iterator[duckdb.DuckDBPyConnection]:
-        with duckdb.connect() as database:
-            for extension in "avro", "iceberg", "delta":
-                module = __import__(f"duckdb_extension_{extension}")
-                (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
-                database.load_extension(str(file))
-            database.execute("SET TimeZone = 'UTC'")
-            yield database
+    def database() -> duckdb.DuckDBPyConnection:
+        return _database().cursor()
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """One for all tests of the process: to load its extensions takes longer than to read a table."""
+    database = duckdb.connect()
+    for extension in "avro", "iceberg", "delta":
+        module = __import__(f"duckdb_extension_{extension}")
+        (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
+        database.load_extension(str(file))
+    database.execute("SET GLOBAL TimeZone = 'UTC'")
+    return database

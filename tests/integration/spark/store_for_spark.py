@@ -38,7 +38,7 @@ class Bridge(ThreadingHTTPServer):
         return {name: size for name, size in found.items() if name == key or name.startswith(f"{key}/".lstrip("/"))}
 
     def answer(self, op: str, key: str, query: dict[str, list[str]]) -> dict[str, Any]:
-        found = self.keys(key)
+        found = self.keys(key) if op != "MKDIRS" else {}
         match op:
             case "MKDIRS":
                 parts = key.split("/")

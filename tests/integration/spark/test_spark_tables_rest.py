@@ -32,14 +32,6 @@ def lake(spark: Any, server: RestCatalog, tmp_path: Path) -> Lake:
     return Lake(spark.newSession(), tmp_path, type="rest", uri=server.url)
 
 
-@pytest.fixture(scope="module")
-def drivers(spark: Any) -> Iterator[list[OtherDriver]]:
-    started = [OtherDriver(spark) for _ in range(8)]
-    yield started
-    for driver in started:
-        driver.end()
-
-
 def test_a_batch_is_appended_once_beside_what_others_wrote(lake: Lake) -> None:
     first = append_once(lake.session.range(3), TABLE, "orders-1", partition_by=["id"])
     lake.catalog.load_table("shop.orders").append(pa.table({"id": [7]}))
@@ -53,10 +45,10 @@ def test_of_eight_owners_one_is_in_the_table_and_of_eight_batches_all(
     lake: Lake, server: RestCatalog, drivers: list[OtherDriver]
 ) -> None:
     for number, driver in enumerate(drivers):  # of a table that is not there yet
-        driver.append(lake.settings, "iceberg", TABLE, f"b-{number}", range(number, number + 1))
+        driver.append(lake, "iceberg", f"b-{number}", range(number, number + 1))
     assert not any(commit["again"] for commit in results(drivers))
     for driver in drivers:
-        driver.append(lake.settings, "iceberg", TABLE, "orders-1", range(50, 53))
+        driver.append(lake, "iceberg", "orders-1", range(50, 53))
     done = results(drivers)
     assert sorted(commit["again"] for commit in done) == [False] + [True] * 7
     assert len({commit["snapshot"] for commit in done}) == 1
@@ -65,12 +57,14 @@ def test_of_eight_owners_one_is_in_the_table_and_of_eight_batches_all(
 
 
 @pytest.mark.parametrize("point", ["before", "in", "after"])
-def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, server: RestCatalog, spark: Any, point: str) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_or_all(
+    lake: Lake, server: RestCatalog, drivers: list[OtherDriver], point: str
+) -> None:
     append_once(lake.session.range(0), TABLE, "before")
-    driver = OtherDriver(spark)
+    driver = drivers.pop()
     if point == "in":  # its request is there, and it does not get the answer
         server.before_commit = lambda: os.kill(driver.process.pid, signal.SIGKILL)
-    driver.append(lake.settings, "iceberg", TABLE, "orders-1", range(5), die="" if point == "in" else point)
+    driver.append(lake, "iceberg", "orders-1", range(5), die="" if point == "in" else point)
     assert driver.result() is None
     assert driver.end() == -signal.SIGKILL
     server.before_commit = lambda: None
