@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable, convert_to_deltalake
-from other_driver import results
+from other_driver import OtherDriver, results
 from spark_batches import make_batch
 from spark_lake import Lake
 
@@ -79,7 +79,7 @@ def test_every_type_arrives_as_it_was(lake: Lake, kind: str, zone: str) -> None:
 
 
 @KINDS
-def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: str, drivers: list[Any]) -> None:
+def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
     append_once(lake.session.range(1), lake.name(kind), "before", format=kind)
     for driver in drivers:
         driver.append(lake, kind, "orders-1", range(5, 8))
@@ -90,7 +90,7 @@ def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: s
 
 
 @KINDS
-def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str, drivers: list[Any]) -> None:
+def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
     assert lake.catalog.list_namespaces() == []  # which makes the file: eight that make it at once fail
     for number, driver in enumerate(drivers):
         driver.append(lake, kind, f"b-{number}", range(number, number + 1))
@@ -98,20 +98,24 @@ def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str, drivers
     assert lake.rows(kind) == [(number,) for number in range(8)]
 
 
-@pytest.mark.parametrize("point", ["staged", "before", "after"])
 @KINDS
-def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, drivers: list[Any], kind: str, point: str) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, drivers: list[OtherDriver], kind: str) -> None:
     table = lake.name(kind)
-    append_once(lake.session.range(0), table, "before", format=kind)
-    driver = drivers.pop()
-    driver.append(lake, kind, "orders-1", range(100), die=point)
-    assert driver.result() is None
-    assert driver.end() == -signal.SIGKILL
-    assert len(lake.rows(kind)) == (100 if point == "after" else 0)
-    for _ in range(2):
-        again = append_once(lake.session.range(100), table, "orders-1", format=kind).again
-        assert lake.rows(kind) == sorted([(number,) for number in range(100)], key=repr)
-    assert again
+    append_once(lake.session.range(0), table, "first", format=kind)
+    numbers = {"staged": range(10), "before": range(10, 20), "after": range(20, 30)}
+    killed = {point: drivers.pop() for point in numbers}
+    for point, driver in killed.items():
+        driver.append(lake, kind, f"killed {point}", numbers[point], die=point)
+    for driver in killed.values():
+        assert driver.result() is None
+        assert driver.end() == -signal.SIGKILL
+    assert lake.rows(kind) == [(number,) for number in numbers["after"]]
+    for tried in False, True:
+        for point, those in numbers.items():
+            rows = lake.session.range(those.start, those.stop)
+            again = append_once(rows, table, f"killed {point}", format=kind).again
+            assert again == (tried or point == "after"), point
+    assert lake.rows(kind) == sorted([(number,) for number in range(30)], key=repr)
 
 
 @KINDS

@@ -104,7 +104,7 @@ def test_of_eight_owners_one_is_in_the_table_and_of_eight_batches_all(
 
 
 @KINDS
-def test_files_of_killed_attempts_are_removed_as_the_page_says(lake: StoredLake, drivers: list[Any], kind: str) -> None:
+def test_files_of_killed_attempts_are_removed_as_the_page_says(lake: StoredLake, drivers: list[OtherDriver], kind: str) -> None:
     table = lake.name(kind)
     append_once(lake.session.range(3), table, "orders-1", format=kind)
     committed = lake.files()
