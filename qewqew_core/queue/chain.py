@@ -310,10 +310,6 @@ class Chain:
         path = self.path_of(chunk_state.id)
         return read_piece(self.files, self.descriptor(chunk_state.id), path, chunk_state, index, after)
 
-    def forget_piece(self) -> None:
-        """The first chunk is another one."""
-        self._piece = None
-
     # Copies of what can be taken from a chunk
 
     def copy(
