@@ -134,7 +134,7 @@ class Decision:
                     what = f"head, tail, next were {on_disk}; they are {pointers} again"
                     self._plan.damaged(self._plan.chunk_path(chunk_state.id), 0, chunk.BEGIN, 0, what)
                     ours.remove(chunk_state.id)  # somebody else may have written there: what only the log has goes to a new file
-        recovery.redo(files, self._path, state, {chunk_id: runs for chunk_id, runs in replayed.redo.items() if chunk_id in ours})
+        recovery.redo(files, self._path, {chunk_id: runs for chunk_id, runs in replayed.redo.items() if chunk_id in ours})
         emptied = (replayed.dropped & self._plan.ids) - state.chain.keys()
         self._plan.moves += [self._plan.chunk_path(chunk_id) for chunk_id in sorted(emptied)]
         header_is_ours = found.header in replayed.firsts
