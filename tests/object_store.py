@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,3 +35,20 @@ def s3_client(url: str) -> Any:
     key, secret, region = CREDENTIALS.values()
     config = Config(retries={"max_attempts": 1})
     return boto3.client("s3", region, endpoint_url=url, aws_access_key_id=key, aws_secret_access_key=secret, config=config)
+
+
+@contextmanager
+def object_store_apart() -> Iterator[str]:
+    """The same in a process of its own, for clients that hold Python's lock while they wait for an answer, as delta-rs does."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, __file__], text=True, **pipes) as process:
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+if __name__ == "__main__":
+    with object_store() as place:
+        print(place, flush=True)
+        sys.stdin.read()

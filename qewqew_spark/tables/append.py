@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -231,9 +233,20 @@ class StagedAppend(Append):
     def _widen(self, columns: Sequence[StructField]) -> None:
         """Add these columns to the table."""
 
+    @abstractmethod
+    def _parts(self) -> list[str]:
+        """The columns that the table is partitioned by."""
+
+    @abstractmethod
     def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
         """The rows, and the columns by whose values Spark is to part the files."""
-        return rows, list(self.partition_by)
+
+    def _filled(self, rows: DataFrame) -> DataFrame:
+        """The rows, with nulls in columns that the table is partitioned by and the batch lacks."""
+        fold = folding(self.spark)
+        there = {fold(field.name): field for field in self.there() or ()}
+        lacking = {fold(name) for name in self._parts()} - {fold(name) for name in rows.columns}
+        return rows.withColumns({there[key].name: F.lit(None).cast(there[key].dataType) for key in sorted(lacking)})
 
     def write(self, rows: DataFrame) -> None:
         self.check(rows.schema)
@@ -241,11 +254,20 @@ class StagedAppend(Append):
         self._columns = rows.schema
         if self.there() is None:
             self._make(self._held(rows.schema))
-        rows, parts = self._partitioned(self._required(self.cast(rows)))
+        rows, parts = self._partitioned(self._filled(self._required(self.cast(rows))))
         self._staged = f"{self._location().rstrip('/')}/{self.directory}"
         options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
         with setting(self.spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):  # not INT96
-            rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
+            try:
+                rows.write.options(**options).partitionBy(*parts).parquet(self._staged)
+            except (PySparkException, Py4JJavaError) as error:
+                if found := re.search('No FileSystem for scheme "([^"]+)"', str(error)):
+                    raise BadArgument(
+                        f"Spark cannot write to {self._location()}: it has no file system for {found[1]}://. Give it one, for S3 "
+                        f"--packages org.apache.hadoop:hadoop-aws:… and --conf spark.hadoop.fs.{found[1]}.impl="
+                        "org.apache.hadoop.fs.s3a.S3AFileSystem"
+                    ) from error
+                raise
 
     def commit(self) -> Commit:
         staged = self._staged

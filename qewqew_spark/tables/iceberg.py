@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import SNAPSHOT_LOADING_MODE
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.transforms import (
@@ -155,6 +156,11 @@ class IcebergAppend(StagedAppend):
     def _held(self, columns: StructType) -> StructType:
         return _columns(pa.schema(_arrow(columns).fields))
 
+    def _parts(self) -> list[str]:
+        table = self._loaded()
+        sources = [str(table.schema().find_column_name(field.source_id)) for field in table.spec().fields]
+        return [source.partition(".")[0] for source in sources]
+
     def _partitioned(self, rows: DataFrame) -> tuple[DataFrame, list[str]]:
         # Copies: Iceberg wants the columns themselves in the files.
         table = self._loaded()
@@ -193,12 +199,15 @@ def _catalog(spark: SparkSession, name: str) -> Catalog:
             'which commits batches, cannot use it. Use a REST, SQL or Glue catalog, or "commit": "spark"'
         )
     try:
-        return load_catalog(name, **settings)
+        catalog = load_catalog(name, **settings)
     except (ValueError, ImportError) as error:
         raise BadArgument(
             f"the Iceberg catalog {name!r} cannot be loaded: {error}. Say where it is with --conf {prefix}uri=… (and type, "
             "warehouse), or in PyIceberg's own configuration, .pyiceberg.yaml"
         ) from error
+    # Any snapshot may name the batch. With "refs", as Spark's connector may be set up, a REST server sends only the last one.
+    catalog.properties[SNAPSHOT_LOADING_MODE] = "all"
+    return catalog
 
 
 def _transform(text: str) -> tuple[str, Transform[Any, Any]]:

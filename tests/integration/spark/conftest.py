@@ -38,6 +38,23 @@ def spark(tmp_path_factory) -> Iterator:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def _drivers(spark: Any) -> Iterator[list[Any]]:
+    started: list[Any] = []
+    yield started
+    for driver in started:
+        driver.end()
+
+
+@pytest.fixture
+def drivers(spark: Any, _drivers: list[Any]) -> list[Any]:
+    """Eight. A test that kills one takes it out."""
+    from other_driver import OtherDriver
+
+    _drivers += [OtherDriver(spark) for _ in range(8 - len(_drivers))]
+    return _drivers
+
+
 @pytest.fixture
 def lake(spark: Any, tmp_path: Path) -> Any:
     from spark_lake import Lake  # late: not every version of Spark is tried with tables

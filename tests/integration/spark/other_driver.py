@@ -1,17 +1,34 @@
-"""A driver in a process of its own, which appends to tables as it is told, one order a line, and says what it did.
+"""A driver in a process of its own, which appends to tables as it is told, and says what it did.
 
-It has the JVM of the tests' Spark, whose start would take longer than all the rest. What looks, commits and is killed is Python.
+It has the JVM of the tests' Spark, whose start would take longer than all the rest. What looks, commits and is killed is Python:
+a fork of a process that has imported everything and does nothing else.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
+
+from deltalake import DeltaTable
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+from spark_lake import Lake
+
+from qewqew_core.batch.store import Local
+from qewqew_spark.jobs.drain import drain
+from qewqew_spark.jobs.output import Output
+from qewqew_spark.tables import append_once
+from qewqew_spark.tables.append import StagedAppend
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["qewqew_spark.jobs.drain", "qewqew_spark.tables.delta", "qewqew_spark.tables.iceberg"])
 
 
 class OtherDriver:
@@ -20,32 +37,35 @@ class OtherDriver:
     def __init__(self, spark: Any) -> None:
         gateway = spark.sparkContext._gateway.gateway_parameters
         place = {"PYSPARK_GATEWAY_PORT": str(gateway.port), "PYSPARK_GATEWAY_SECRET": gateway.auth_token}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, __file__], env={**os.environ, **place}, **pipes)
+        self.pipe, theirs = FORKS.Pipe()
+        self.process = FORKS.Process(target=main, args=(theirs, place), daemon=True)
+        self.process.start()
+        theirs.close()
 
-    def append(self, settings: dict[str, str], kind: str, table: str, batch: str, numbers: range, die: str = "") -> None:
+    def append(self, lake: Lake, kind: str, batch: str, numbers: range, die: str = "") -> None:
         """``die``: kill -9 when the files are "staged", or "before" or "after" their commit."""
-        order = {"settings": settings, "kind": kind, "table": table, "batch": batch}
-        order |= {"numbers": [numbers.start, numbers.stop], "die": die}
-        assert self.process.stdin is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
+        self._order(lake, kind, die, {"batch": batch, "numbers": [numbers.start, numbers.stop]})
 
-    def drain(self, settings: dict[str, str], kind: str, table: str, prefix: str, quarantine: str, die: str = "") -> None:
+    def drain(self, lake: Lake, kind: str, prefix: str, die: str = "") -> None:
         """``die``: as in `append`, or when the first batch is "removed"."""
-        order = {"settings": settings, "kind": kind, "table": table, "prefix": prefix, "quarantine": quarantine, "die": die}
-        assert self.process.stdin is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
+        self._order(lake, kind, die, {"prefix": prefix, "quarantine": f"{lake.place}/bad"})
+
+    def _order(self, lake: Lake, kind: str, die: str, what: dict[str, Any]) -> None:
+        place = {"table": lake.name(kind), "settings": lake.settings, "environment": lake.environment}
+        self.pipe.send({"kind": kind, "die": die, **place, **what})
 
     def result(self) -> dict[str, Any] | None:
         """The `Commit`, or the result of a drain, or what was raised as ``error``; None if the process ended."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else None
+        try:
+            found: dict[str, Any] = self.pipe.recv()
+        except EOFError:
+            return None
+        return found
 
-    def end(self) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(60)
+    def end(self) -> int | None:
+        self.pipe.close()
+        self.process.join(60)
+        return self.process.exitcode
 
 
 def results(drivers: Sequence[OtherDriver]) -> list[dict[str, Any]]:
@@ -54,11 +74,7 @@ def results(drivers: Sequence[OtherDriver]) -> list[dict[str, Any]]:
     return [each for each in found if each is not None]
 
 
-def session() -> Any:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
-
+def session() -> SparkSession:
     gateway = launch_gateway()
     first = gateway.jvm.org.apache.spark.sql.classic.SparkSession.getDefaultSession().get()
     context = gateway.jvm.org.apache.spark.api.java.JavaSparkContext(first.sparkContext())
@@ -70,12 +86,6 @@ def die_at(point: str, kind: str) -> None:
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    from deltalake import DeltaTable
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    from qewqew_core.batch.store import Local
-    from qewqew_spark.tables.append import StagedAppend
-
     if point == "removed":
         remove = Local.remove
         Local.remove = lambda store: (remove(store), die())  # type: ignore[assignment,method-assign]
@@ -83,38 +93,38 @@ def die_at(point: str, kind: str) -> None:
     if point == "staged":
         StagedAppend.commit = die  # type: ignore[assignment,method-assign]
         return
-    where: Any = SqlCatalog if kind == "iceberg" else DeltaTable
-    name = "commit_table" if kind == "iceberg" else "create_write_transaction"
-    commit = getattr(where, name)
-    setattr(where, name, lambda *a, **o: (commit(*a, **o) if point == "after" else None, die()))
+    commits: list[tuple[Any, str]] = [(DeltaTable, "create_write_transaction")]
+    if kind == "iceberg":
+        commits = [(catalog, "commit_table") for catalog in (SqlCatalog, RestCatalog)]
+    for where, name in commits:
+        commit = getattr(where, name)
+        setattr(where, name, lambda *a, commit=commit, **o: (commit(*a, **o) if point == "after" else None, die()))
 
 
-def main() -> None:
+def main(pipe: Connection, place: dict[str, str]) -> None:
+    os.environ |= place
     spark = session()
-
-    from qewqew_spark.jobs.drain import drain
-    from qewqew_spark.jobs.output import Output
-    from qewqew_spark.tables import append_once
-
-    for line in sys.stdin:
-        order = json.loads(line)
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        os.environ |= order["environment"]
         for name, value in order["settings"].items():
             spark.conf.set(f"spark.sql.catalog.lake.{name}", value)
         if order["die"]:
             die_at(order["die"], order["kind"])
         try:
-            if "prefix" in order:
-                place = {"table" if order["kind"] == "iceberg" else "path": order["table"]}
-                output = Output(format=order["kind"], **place)
-                said = drain(lambda: spark, order["prefix"], [output], schema="id BIGINT", quarantine=order["quarantine"])
-                print(json.dumps(said), flush=True)
-                continue
-            found = append_once(spark.range(*order["numbers"]), order["table"], order["batch"], format=order["kind"])
-            said = {"snapshot": found.snapshot, "again": found.again}
+            pipe.send(carried_out(spark, order))
         except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(said), flush=True)
+            pipe.send({"error": f"{type(error).__name__}: {error}"})
 
 
-if __name__ == "__main__":
-    main()
+def carried_out(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
+    kind, table = order["kind"], order["table"]
+    if "prefix" in order:
+        output = Output(format=kind, **{"table" if kind == "iceberg" else "path": table})
+        return drain(lambda: spark, order["prefix"], [output], schema="id BIGINT", quarantine=order["quarantine"])
+    rows = spark.range(*order["numbers"], 1, 1)
+    found = append_once(rows, table, order["batch"], format=kind)
+    return {"snapshot": found.snapshot, "again": found.again}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,20 @@ import duckdb
 from pyiceberg.catalog import Catalog, load_catalog
 
 
+def in_a_file(place: Path) -> dict[str, str]:
+    """The settings of a catalog."""
+    return {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
+
+
 class Lake:
     """A catalog in a file for Iceberg, a directory for Delta, and a reader that shares no code with the writers."""
 
-    def __init__(self, session: Any, place: Path) -> None:
+    def __init__(self, session: Any, place: Path, **settings: str) -> None:
+        """``settings``: of another catalog."""
         self.session = session
         self.place = place
-        self.settings = {"type": "sql", "uri": f"sqlite:///{place}/catalog.db", "warehouse": f"file://{place}/warehouse"}
+        self.settings = settings or in_a_file(place)
+        self.environment: dict[str, str] = {}  # what another driver needs of it
         for name, value in self.settings.items():
             session.conf.set(f"spark.sql.catalog.lake.{name}", value)
 
@@ -38,12 +44,17 @@ class Lake:
             return sorted(database.execute(f"SELECT {columns} FROM {where}").fetchall(), key=repr)  # noqa: S608
 
     @staticmethod
-    @contextmanager
-    def database() -> Iterator[duckdb.DuckDBPyConnection]:
-        with duckdb.connect() as database:
-            for extension in "avro", "iceberg", "delta":
-                module = __import__(f"duckdb_extension_{extension}")
-                (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
-                database.load_extension(str(file))
-            database.execute("SET TimeZone = 'UTC'")
-            yield database
+    def database() -> duckdb.DuckDBPyConnection:
+        return _database().cursor()
+
+
+@cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """One for all tests of the process: to load its extensions takes longer than to read a table."""
+    database = duckdb.connect()
+    for extension in "avro", "iceberg", "delta":
+        module = __import__(f"duckdb_extension_{extension}")
+        (file,) = Path(module.__path__[0]).rglob(f"{extension}.duckdb_extension")
+        database.load_extension(str(file))
+    database.execute("SET GLOBAL TimeZone = 'UTC'")
+    return database

@@ -232,12 +232,14 @@ def test_a_directory_of_another_name_would_pass_for_another_batch(lake: Lake, pr
 
 @pytest.mark.parametrize("point", ["staged", "before", "after", "removed"])
 @KINDS
-def test_a_drain_that_is_killed_is_made_good_by_the_next(lake: Lake, spark: Any, kind: str, point: str, prefix: str) -> None:
+def test_a_drain_that_is_killed_is_made_good_by_the_next(
+    lake: Lake, drivers: list[OtherDriver], kind: str, point: str, prefix: str
+) -> None:
     append_once(lake.session.range(0), lake.name(kind), "before", format=kind)
     for number in range(5):
         make_batch(Path(prefix, f"w{number}"), orders([number]), batch_id=f"w{number}")
-    driver = OtherDriver(spark)
-    driver.drain(lake.settings, kind, lake.name(kind), prefix, str(lake.place / "bad"), die=point)
+    driver = drivers.pop()
+    driver.drain(lake, kind, prefix, die=point)
     assert driver.result() is None
     assert driver.end() == -signal.SIGKILL
     committed = point in ("after", "removed")
@@ -252,16 +254,15 @@ def test_a_drain_that_is_killed_is_made_good_by_the_next(lake: Lake, spark: Any,
 
 
 @KINDS
-def test_of_three_drains_at_once_each_batch_is_in_the_table_once(lake: Lake, spark: Any, kind: str, prefix: str) -> None:
+def test_of_three_drains_at_once_each_batch_is_in_the_table_once(
+    lake: Lake, drivers: list[OtherDriver], kind: str, prefix: str
+) -> None:
     append_once(lake.session.range(0), lake.name(kind), "before", format=kind)
     for number in range(20):
         make_batch(Path(prefix, f"w{number}"), orders([number]), batch_id=f"w{number}")
-    drivers = [OtherDriver(spark) for _ in range(3)]
-    for driver in drivers:
-        driver.drain(lake.settings, kind, lake.name(kind), prefix, str(lake.place / "bad"))
-    done = results(drivers)
-    for driver in drivers:
-        driver.end()
+    for driver in drivers[:3]:
+        driver.drain(lake, kind, prefix)
+    done = results(drivers[:3])
     assert sorted(batch for each in done for batch in each["batches"]) == sorted(f"w{number}" for number in range(20))
     assert ids(lake, kind) == [*range(20)]
     assert published.complete(prefix) == []

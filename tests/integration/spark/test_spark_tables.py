@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -62,7 +61,7 @@ ALL_TYPES = """
 """
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+@pytest.mark.parametrize("zone", [pytest.param("UTC", marks=pytest.mark.soak), "Asia/Kolkata"])
 @KINDS
 def test_every_type_arrives_as_it_was(lake: Lake, kind: str, zone: str) -> None:
     lake.session.conf.set("spark.sql.session.timeZone", zone)
@@ -79,19 +78,11 @@ def test_every_type_arrives_as_it_was(lake: Lake, kind: str, zone: str) -> None:
     assert len(lake.rows(kind)) == 2
 
 
-@pytest.fixture(scope="module")
-def drivers(spark: Any) -> Iterator[list[OtherDriver]]:
-    started = [OtherDriver(spark) for _ in range(8)]
-    yield started
-    for driver in started:
-        driver.end()
-
-
 @KINDS
 def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
     append_once(lake.session.range(1), lake.name(kind), "before", format=kind)
     for driver in drivers:
-        driver.append(lake.settings, kind, lake.name(kind), "orders-1", range(5, 8))
+        driver.append(lake, kind, "orders-1", range(5, 8))
     done = results(drivers)
     assert sorted(commit["again"] for commit in done) == [False] + [True] * 7
     assert len({commit["snapshot"] for commit in done}) == 1
@@ -102,25 +93,29 @@ def test_of_eight_drivers_with_one_batch_one_is_in_the_table(lake: Lake, kind: s
 def test_eight_first_batches_of_a_table_all_go_in(lake: Lake, kind: str, drivers: list[OtherDriver]) -> None:
     assert lake.catalog.list_namespaces() == []  # which makes the file: eight that make it at once fail
     for number, driver in enumerate(drivers):
-        driver.append(lake.settings, kind, lake.name(kind), f"b-{number}", range(number, number + 1))
+        driver.append(lake, kind, f"b-{number}", range(number, number + 1))
     assert not any(commit["again"] for commit in results(drivers))
     assert lake.rows(kind) == [(number,) for number in range(8)]
 
 
-@pytest.mark.parametrize("point", ["staged", "before", "after"])
 @KINDS
-def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, spark: Any, kind: str, point: str) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_or_all(lake: Lake, drivers: list[OtherDriver], kind: str) -> None:
     table = lake.name(kind)
-    append_once(lake.session.range(0), table, "before", format=kind)
-    driver = OtherDriver(spark)
-    driver.append(lake.settings, kind, table, "orders-1", range(100), die=point)
-    assert driver.result() is None
-    assert driver.end() == -signal.SIGKILL
-    assert len(lake.rows(kind)) == (100 if point == "after" else 0)
-    for _ in range(2):
-        again = append_once(lake.session.range(100), table, "orders-1", format=kind).again
-        assert lake.rows(kind) == sorted([(number,) for number in range(100)], key=repr)
-    assert again
+    append_once(lake.session.range(0), table, "first", format=kind)
+    numbers = {"staged": range(10), "before": range(10, 20), "after": range(20, 30)}
+    killed = {point: drivers.pop() for point in numbers}
+    for point, driver in killed.items():
+        driver.append(lake, kind, f"killed {point}", numbers[point], die=point)
+    for driver in killed.values():
+        assert driver.result() is None
+        assert driver.end() == -signal.SIGKILL
+    assert lake.rows(kind) == [(number,) for number in numbers["after"]]
+    for tried in False, True:
+        for point, those in numbers.items():
+            rows = lake.session.range(those.start, those.stop)
+            again = append_once(rows, table, f"killed {point}", format=kind).again
+            assert again == (tried or point == "after"), point
+    assert lake.rows(kind) == sorted([(number,) for number in range(30)], key=repr)
 
 
 @KINDS
@@ -179,10 +174,10 @@ def test_a_table_may_be_rewritten_in_between(lake: Lake, kind: str) -> None:
 
 @KINDS
 def test_a_batch_may_have_any_name(lake: Lake, kind: str) -> None:
-    names = ["a b/../c", "ü%20é", "x" * 500, "a'b\"c,=", ".", ". "]
+    names = ["a b/../ü%20é'\"c,= ", "x" * 500, "."]
     for again in False, True:
-        assert [append_once(lake.session.range(1), lake.name(kind), name, format=kind).again for name in names] == [again] * 6
-    assert lake.rows(kind) == [(0,)] * 6
+        assert [append_once(lake.session.range(1), lake.name(kind), name, format=kind).again for name in names] == [again] * 3
+    assert lake.rows(kind) == [(0,)] * 3
 
 
 @KINDS
@@ -222,7 +217,9 @@ def test_partitions_are_those_of_the_table(lake: Lake, kind: str) -> None:
     parts = ["month(day)", "odd"] if kind == "iceberg" else ["odd"]
     for number in range(2):
         append_once(rows.where(f"id % 2 = {number}"), lake.name(kind), f"b-{number}", format=kind, partition_by=parts)
-    assert lake.rows(kind, "id, day::TEXT, odd") == sorted([(row.id, str(row.day), row.odd) for row in rows.collect()], key=repr)
+    append_once(lake.session.range(50, 51), lake.name(kind), "without", format=kind)
+    found = [(row.id, str(row.day), row.odd) for row in rows.collect()]
+    assert lake.rows(kind, "id, day::TEXT, odd") == sorted([*found, (50, None, None)], key=repr)
     if kind == "iceberg":
         files = lake.catalog.load_table("shop.orders").inspect.files().num_rows
         assert files >= 2 * 3 * 2  # each has rows of one partition
@@ -232,13 +229,13 @@ def test_partitions_are_those_of_the_table(lake: Lake, kind: str) -> None:
 @pytest.mark.parametrize("transform", ["year(at)", "month(at)", "day(at)", "hours(at)", "truncate(2, text)", "truncate(7, id)"])
 def test_a_transform_of_iceberg_parts_files_whatever_the_zone(lake: Lake, transform: str) -> None:
     lake.session.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    rows = lake.session.range(100).selectExpr(
+    rows = lake.session.range(0, 12, 1, 1).selectExpr(
         "id",
-        "CAST(id AS STRING) AS text",
-        "TIMESTAMP'2025-12-30 00:00:00 UTC' + MAKE_INTERVAL(0, 0, 0, 0, CAST(id AS INT)) AS at",
+        "CAST(100 + id AS STRING) AS text",
+        "TIMESTAMP'2025-12-31 21:30:00 UTC' + MAKE_INTERVAL(0, 0, 0, 0, 0, 30 * CAST(id AS INT)) AS at",
     )
     append_once(rows, lake.name("iceberg"), "b", partition_by=[transform])
-    assert [row[0] for row in lake.rows("iceberg", "id")] == sorted(range(100), key=lambda number: repr((number,)))
+    assert [row[0] for row in lake.rows("iceberg", "id")] == sorted(range(12), key=lambda number: repr((number,)))
 
 
 def test_a_bucket_is_refused_before_anything_is_written(lake: Lake) -> None:
@@ -301,33 +298,34 @@ def test_an_engine_skips_files_of_a_delta_table(lake: Lake) -> None:
     assert "Scanning Files: 1/4" in str(plan)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("REPEAT('z', 40)", "'" + "z" * 40 + "'"),
-        ("CONCAT(REPEAT('\U0010ffff', 33), 'x')", "'" + "\U0010ffff" * 33 + "x'"),
-        ("REPEAT('x', 5000)", "'" + "x" * 5000 + "'"),
-        ("TIMESTAMP'2026-01-31 23:30:00.123456 UTC'", "TIMESTAMPTZ '2026-01-31 23:30:00.123456 UTC'"),
-        ("TIMESTAMP_NTZ'2026-01-31 23:30:00.999999'", "TIMESTAMP '2026-01-31 23:30:00.999999'"),
-        ("DATE'0001-01-01'", "DATE '0001-01-01'"),
-        ("DATE'9999-12-31'", "DATE '9999-12-31'"),
-        ("12345678901234567890.12BD", "12345678901234567890.12::DECIMAL(22,2)"),
-        ("DOUBLE('NaN')", "'NaN'::DOUBLE"),
-        ("DOUBLE('Infinity')", "'Infinity'::DOUBLE"),
-        ("-0.0D", "0.0::DOUBLE"),
-        ("FLOAT(0.1)", "0.1::FLOAT"),
-        ("X'ff'", "'\\xff'::BLOB"),
-        ("true", "true"),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_no_row_is_missed_for_what_a_delta_log_says(lake: Lake, column: str, value: str) -> None:
+# A value, and the same for DuckDB.
+BOUNDS = [
+    ("REPEAT('z', 40)", "'" + "z" * 40 + "'"),
+    ("CONCAT(REPEAT('\U0010ffff', 33), 'x')", "'" + "\U0010ffff" * 33 + "x'"),
+    ("REPEAT('x', 5000)", "'" + "x" * 5000 + "'"),
+    ("TIMESTAMP'2026-01-31 23:30:00.123456 UTC'", "TIMESTAMPTZ '2026-01-31 23:30:00.123456 UTC'"),
+    ("TIMESTAMP_NTZ'2026-01-31 23:30:00.999999'", "TIMESTAMP '2026-01-31 23:30:00.999999'"),
+    ("DATE'0001-01-01'", "DATE '0001-01-01'"),
+    ("DATE'9999-12-31'", "DATE '9999-12-31'"),
+    ("12345678901234567890.12BD", "12345678901234567890.12::DECIMAL(22,2)"),
+    ("DOUBLE('NaN')", "'NaN'::DOUBLE"),
+    ("DOUBLE('Infinity')", "'Infinity'::DOUBLE"),
+    ("-0.0D", "0.0::DOUBLE"),
+    ("FLOAT(0.1)", "0.1::FLOAT"),
+    ("X'ff'", "'\\xff'::BLOB"),
+    ("true", "true"),
+]
+
+
+def test_no_row_is_missed_for_what_a_delta_log_says(lake: Lake) -> None:
     """Beside smaller values and nulls, so that it is one of the bounds of its file."""
-    rows = lake.session.sql(f"SELECT * FROM VALUES ({column}), (NULL) AS t(x)")  # noqa: S608
+    values, nulls = ", ".join(value for value, _ in BOUNDS), ", ".join(["NULL"] * len(BOUNDS))
+    rows = lake.session.sql(f"SELECT * FROM VALUES ({values}), ({nulls})")  # noqa: S608
     append_once(rows.coalesce(1), lake.name("delta"), "b", format="delta")
     with lake.database() as database:
-        found = database.execute(f"SELECT count(*) FROM delta_scan('{lake.name('delta')}') WHERE x = {value}").fetchone()  # noqa: S608
-    assert found == (1,)
+        for column, (text, value) in zip(rows.columns, BOUNDS, strict=True):
+            query = f"SELECT count(*) FROM delta_scan('{lake.name('delta')}') WHERE {column} = {value}"  # noqa: S608
+            assert database.execute(query).fetchone() == (1,), text
 
 
 def test_a_delta_log_tells_of_as_many_columns_as_the_table_wants(lake: Lake) -> None:
@@ -448,9 +446,9 @@ def test_columns_that_are_left_out_are_told(lake: Lake, kind: str, tmp_path: Pat
     assert lake.rows(kind) == [(1,), (2,)]
 
 
-@pytest.mark.parametrize("name", ["with space", "größe", "a+b,c=d"])
 @KINDS
-def test_a_table_may_lie_anywhere(spark: Any, tmp_path: Path, kind: str, name: str) -> None:
+def test_a_table_may_lie_anywhere(spark: Any, tmp_path: Path, kind: str) -> None:
+    name = "größe a+b,c=d"
     (tmp_path / name).mkdir()
     lake = Lake(spark.newSession(), tmp_path / name)
     if kind == "iceberg":
@@ -500,29 +498,25 @@ def test_spark_submit_commits_to_a_catalog_of_its_settings(lake: Lake, tmp_path:
 # Streams
 
 
-@KINDS
-def test_a_stream_appends_each_of_its_batches_once(lake: Lake, kind: str, tmp_path: Path) -> None:
+def test_a_stream_appends_each_of_its_batches_once(lake: Lake, tmp_path: Path) -> None:
     """It goes on from a checkpoint that a kill has left behind: the last batch is processed again."""
-    table, checkpoint = lake.name(kind), tmp_path / "checkpoint"
+    checkpoint = tmp_path / "checkpoint"
     with Topic(tmp_path / "orders") as topic:
         topic.append_many([b"1", b"2"])
+
+    def append(rows: Any, number: int) -> None:
+        for kind in "iceberg", "delta":
+            append_once(rows, lake.name(kind), f"orders-{number}", format=kind)
 
     def stream() -> None:
         reading = lake.session.readStream.format("qewqew").option("startingOffsets", "earliest").load(str(tmp_path / "orders"))
         numbers = reading.selectExpr("CAST(CAST(value AS STRING) AS INT) AS n")
-        query = (
-            numbers.writeStream.foreachBatch(
-                lambda rows, number: append_once(rows, table, f"orders-{number}", format=kind) and None
-            )
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        writing = numbers.writeStream.foreachBatch(append).option("checkpointLocation", str(checkpoint))
+        writing.trigger(availableNow=True).start().awaitTermination()
 
     register(lake.session)
     stream()
     for file in (checkpoint / "commits").glob("*0*"):
         file.unlink()
     stream()
-    assert lake.rows(kind) == [(1,), (2,)]
+    assert lake.rows("iceberg") == lake.rows("delta") == [(1,), (2,)]
