@@ -36,7 +36,7 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
-    from qewqew_spark.jobs.explaining import blamed, explain
+    from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, sink_of
@@ -107,16 +107,18 @@ def run(
     persisted: DataFrame | None = None
 
     def write(early: bool) -> None:
-        for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
+        # What nobody sees before its commit goes first: if it fails, nothing has been replaced.
+        for number in sorted(range(len(tables)), key=lambda at: not sinks[at].staged):
             if first[number] == early:
-                rows[number] = _write(sink, table)
+                rows[number] = _write(sinks[number], tables[number])
 
     try:
         if good is not None:
             good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, batches.manifests) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
-            sink.check(table)
+            with blamed_write(f"output: {sink.output.place or sink.output.format}"):
+                sink.check(table)
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
         first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
         try:
@@ -241,7 +243,8 @@ def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Mani
 def _write(sink: Sink, table: DataFrame) -> int:
     """Write the output and return how many rows went into it."""
     seen = Observation()
-    sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
+    with blamed_write(f"output: {sink.output.place or sink.output.format}"):
+        sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
     return observed(seen)["rows"]
 
 

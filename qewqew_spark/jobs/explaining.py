@@ -21,6 +21,14 @@ from qewqew_core.errors import BadArgument, QewQewError
 _WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
 _OF_SOURCE = "SQLSTATE: 38"  # raised by a data source in Python, for its own reasons
 _MISTAKES = AnalysisException, ArithmeticException, DateTimeException, IllegalArgumentException, ValueError
+# What a writer says of its options and of the place. Other failures of a write may be gone with the next try.
+_OF_WRITER = re.compile(
+    r"\[OPTION_|java\.lang\.NumberFormatException|ParentNotDirectoryException|No FileSystem for scheme|Class \S+ not found"
+)
+
+_FRONT = re.compile(
+    r"(?:\S*SparkException: Job aborted .*? executor \w+\): )?(?:[a-z0-9]+\.)+[A-Z]\w+: "
+)  # that tell a user nothing
 
 
 @contextmanager
@@ -35,6 +43,18 @@ def blamed(what: str) -> Iterator[None]:
         if not mistaken or _OF_SOURCE in str(error):
             raise
         raise BadArgument(f"{what}: {explain(error)}") from error
+
+
+@contextmanager
+def blamed_write(what: str) -> Iterator[None]:
+    """The same for a write to ``what``, where wrong rows, and a disk or service that fails, are not its fault."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        mistaken = isinstance(error, AnalysisException | IllegalArgumentException) or _OF_WRITER.search(str(error))
+        if not mistaken or _OF_SOURCE in str(error):
+            raise
+        raise BadArgument(f"{what}: {_FRONT.sub('', explain(error))}") from error
 
 
 def explain(error: BaseException) -> str:

@@ -87,6 +87,10 @@ class Output:
             raise BadArgument("output: give 'path' or 'table', not both")
         if "path" in options:
             raise BadArgument("output: give 'path' next to 'options', not in it")
+        if "partitionby" in options:
+            raise BadArgument("output: 'partitionBy' is no option of a writer; give 'partition_by' next to 'options'")
+        if "mode" in options:
+            raise BadArgument("output: 'mode' is no option: the job replaces what it wrote of this batch, and nothing else")
         if kind in SHOWN_FORMATS | {"jdbc"}:
             if self.path is not None or self.table is not None:
                 raise BadArgument(f"output: the format {self.format!r} takes no 'path' and no 'table'")

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.data_source import batch_reader, columns_of
-from qewqew_spark.jobs.explaining import blamed
+from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.tables.session import delete, listed, quoted, rename, setting
@@ -98,7 +98,8 @@ class Records:
                 delete(spark, f"{quarantine}/{name}")
         staging = f"{quarantine}/{mine}{uuid.uuid4().hex[:12]}"
         try:
-            bad.write.partitionBy(BATCH).parquet(staging)
+            with blamed_write(f"the quarantine {quarantine}"):
+                bad.write.partitionBy(BATCH).parquet(staging)
             read = observed(seen).get("read")
             if read != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
