@@ -141,9 +141,11 @@ class _Rows:
         """The columns; `corrupt` then has the records in which a value does not fit, too."""
         lost: set[int] = set()
         made = [self._column(column, together, lost) for column, together in zip(columns, many, strict=True)]
-        if lost:
+        if lost:  # of the array that such a record is, one row is left, of nulls
             gone = np.isin(self.numbers, list(lost))
-            made = [column.take(pa.array(np.arange(len(gone)), mask=gone)) for column in made]
+            left = np.flatnonzero(~gone | np.diff(self.numbers, prepend=-1).astype(bool))
+            made = [column.take(pa.array(left, mask=gone[left])) for column in made]
+            self.numbers = [self.numbers[row] for row in left]
         return made
 
     def _column(self, column: Column, many: Many, lost: set[int]) -> pa.Array:

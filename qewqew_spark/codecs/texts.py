@@ -162,8 +162,8 @@ def zone_of(name: str) -> tzinfo:
         if minutes > 59 or seconds > 59 or total > timedelta(hours=18):
             raise ValueError(name)
         return timezone(-total if sign == "-" else total)
-    # zoneinfo also knows files that are not regions, and their other names.
-    if not _REGION.fullmatch(name) or name.startswith(("posix", "right/")) or name in ("Factory", "localtime"):
+    # zoneinfo also knows files that are not regions, their other names, and one that Java leaves out.
+    if not _REGION.fullmatch(name) or name.startswith(("posix", "right/")) or name in ("Factory", "localtime", "ROC"):
         raise ValueError(name)
     try:
         return ZoneInfo(name)

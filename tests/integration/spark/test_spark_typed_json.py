@@ -121,6 +121,12 @@ def test_timestamps_without_a_zone_are_of_the_option_time_zone(spark, tmp_path, 
     assert_same(spark, tmp_path, records, "t TIMESTAMP, _corrupt_record STRING", timeZone=zone)
 
 
+def test_wrong_base64_in_an_array_of_objects(spark, tmp_path):
+    values = b'"e"', b'"eA="', b'"eHh4"', b'"="', b"5", b'"eA"'
+    records = [FIRST, *(b'[{"b":%b},{"b":%b,"w":7},{"w":%b}]' % (one, two, two) for one in values for two in values)]
+    assert_same(spark, tmp_path, records, "b BINARY, w INT, _corrupt_record STRING", sizes=(1000, 1))
+
+
 def test_names_of_any_kind_and_case(spark, tmp_path):
     records = [
         FIRST,
