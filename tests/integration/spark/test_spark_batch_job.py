@@ -329,10 +329,10 @@ def test_without_a_schema_and_without_a_field_nothing_is_written_and_the_result_
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("a foo", "the schema 'a foo' is wrong at 'foo': Spark has no such type"),
-        ("a INT b", "the schema 'a INT b' is wrong at 'b': , is expected here"),
-        ("", "the schema '' is wrong at the end: it has no columns"),
-        ("int", "the schema 'int' is wrong at the end: a type is expected here"),
+        ("a foo", "the schema 'a foo' is wrong at 'a foo': a column and one of"),
+        ("a INT b", "the schema 'a INT b' is wrong at 'b': a column and"),
+        ("", "the schema '' is wrong at the end: a column"),
+        ("int", "the schema 'int' is wrong at 'int': a column"),
         ("a INT, A STRING", "the records have fields that Spark takes for one: 'a' and 'A'"),
         ("a MAP<INT, INT>", "the field a: keys of a map must be"),
     ],
