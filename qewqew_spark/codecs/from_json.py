@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import tzinfo
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,12 @@ class JsonCodec:
         self._zone = texts.zone_option(options.text("timeZone") or "UTC")
         self._strict = options.flag("strict", False)
         self._record = Record()
-        self._columns = columns_of(fields, [fit_of(field.dataType, self._zone, self._record) for field in fields])
-        fit_alone = partial(fit_of, zone=self._zone, record=self._record)
-        self._many = [many_of(column.kind, column.type, fit_alone, self._zone) for column in self._columns]
+
+        def fit_of(kind: types.DataType) -> Fit:
+            return objects.fit_of(kind, "", lambda leaf, _: leaf_of(leaf, self._zone, self._record))
+
+        self._columns = columns_of(fields, [fit_of(field.dataType) for field in fields])
+        self._many = [many_of(column.kind, column.type, fit_of, self._zone) for column in self._columns]
         arrow = [pa.field(column.name, column.type) for column in self._columns]
         self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
 
@@ -52,7 +54,7 @@ class JsonCodec:
         doubtful = odd(values)
         runs = Runs(values, doubtful, self._arrow)
         if not runs.left.size and len(runs.pieces) == 1:
-            return Decoded(runs.pieces[0])
+            return Decoded(runs.pieces[0], runs.numbers[0])
         rows = _Rows(self._strict, self._record)
         left = dict(zip(runs.left.tolist(), values.take(pa.array(runs.left)).to_pylist(), strict=True))
         careful = {number for number, data in left.items() if doubtful[number] or _halves(data)}
@@ -314,14 +316,8 @@ def _checked(value: Any, depth: int = 1) -> Any:
 # Values, as `Fit`: of JSON, numbers are bytes
 
 
-def fit_of(kind: types.DataType, zone: tzinfo, record: Record) -> Fit:
-    """How Spark fits a value of the record to a type."""
-    if isinstance(kind, types.StructType):
-        return objects.struct(kind, [fit_of(field.dataType, zone, record) for field in kind])
-    if isinstance(kind, types.ArrayType):
-        return objects.array(kind, fit_of(kind.elementType, zone, record))
-    if isinstance(kind, types.MapType):
-        return objects.mapping(kind, fit_of(kind.valueType, zone, record))
+def leaf_of(kind: types.DataType, zone: tzinfo, record: Record) -> Fit:
+    """How Spark fits a value of the record to a type that holds no others."""
     if isinstance(kind, types.BinaryType):
         return lambda value: _binary(value, record)
     if isinstance(kind, types.DecimalType):
