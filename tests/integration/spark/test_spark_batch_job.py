@@ -525,11 +525,11 @@ def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):
             2,
             "output: unknown field 'mode'; the fields are path, table, sql, transform, format",
         ),
-        (["{batch}", "--output", '{{"path": "x", "options": {{"Mode": "append"}}}}'], 2, "output: 'mode' is no option"),
+        (["{batch}", "--output", '{{"path": "x", "options": {{"Mode": "append"}}}}'], 2, "output: 'mode' is not an option"),
         (
             ["{batch}", "--output", '{{"path": "x", "options": {{"partitionBy": "m"}}}}'],
             2,
-            "output: 'partitionBy' is no option of a writer; give 'partition_by' next to 'options'",
+            "output: 'partitionBy' is not an option; give 'partition_by' next to 'options'",
         ),
         (["{batch}", "--output", '{{"path": "x"}}', "--max-bad-records", "few"], 2, "invalid int value: 'few'"),
         (["{batch}", "--output", '{{"path": "x"}}', "--result", "{batch}/none/r"], 2, "the directory of the result file"),
