@@ -86,14 +86,15 @@ _STORED = struct.Struct(">HIIH")  # chunk, head, tail, next
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
+_EXTENT = struct.Struct(">cHI")  # X chunk, number of runs; then these
+_RUN = struct.Struct(">III")  # records, bytes, crc from base to its end; the bytes are in the chunk file
+_SERVED = struct.Struct(">cI")  # R how many; then the numbers of the requests
+_REQUEST = struct.Struct(">8s")
 _JSON = struct.Struct(">cI")  # J length; then {"op": name, …}: see `json_operations`
 _OF_ONE_SIZE: dict[int, tuple[type[Operation], struct.Struct]] = {
-    # chunk, records, bytes, crc from base to the new tail; the bytes are in the chunk file
-    ord("X"): (Extent, struct.Struct(">cHIII")),
     ord("G"): (Take, struct.Struct(">cHIII")),  # chunk, start, end, records: from the head on, or behind what sessions hold
     ord("N"): (NewChunk, struct.Struct(">cHI")),  # chunk, size
     ord("K"): (PutKey, struct.Struct(">c16sQ")),  # hash of the key, records put under it
-    ord("R"): (Served, struct.Struct(">c8s")),  # number of a request
 }
 _LETTERS = {kind: (bytes((letter,)), form) for letter, (kind, form) in _OF_ONE_SIZE.items()}
 _COMMIT_INLINE, _COMMIT_TAKE = struct.Struct(">QcHII"), struct.Struct(">QcHIII")  # with the time before it
@@ -123,7 +124,11 @@ def _parts(operation: Operation) -> tuple[Body, ...]:
         case Append():
             chunk_id, records, frames = operation
             return _INLINE.pack(b"A", chunk_id, records, len(frames)), frames
-        case Extent() | Take() | NewChunk() | PutKey() | Served():
+        case Extent(chunk_id, runs):
+            return _EXTENT.pack(b"X", chunk_id, len(runs)), *(_RUN.pack(*run) for run in runs)
+        case Served(requests):
+            return _SERVED.pack(b"R", len(requests)), *requests
+        case Take() | NewChunk() | PutKey():
             letter, form = _LETTERS[type(operation)]
             return (form.pack(letter, *operation),)
         case _:
@@ -169,9 +174,15 @@ def unpack(body: Body) -> Iterator[Operation]:
         if letter == ord("A"):
             _, chunk_id, records, size = _INLINE.unpack_from(body, at)
             at += _INLINE.size + size
-            if at > len(body):
-                raise ValueError("a commit is shorter than its records")
-            yield Append(chunk_id, records, body[at - size : at])
+            yield Append(chunk_id, records, _part(body, at - size, at))
+        elif letter == ord("X"):
+            _, chunk_id, count = _EXTENT.unpack_from(body, at)
+            at += _EXTENT.size + count * _RUN.size
+            yield Extent(chunk_id, list(_RUN.iter_unpack(_part(body, at - count * _RUN.size, at))))
+        elif letter == ord("R"):
+            _, count = _SERVED.unpack_from(body, at)
+            at += _SERVED.size + count * _REQUEST.size
+            yield Served([request for (request,) in _REQUEST.iter_unpack(_part(body, at - count * _REQUEST.size, at))])
         elif letter in _OF_ONE_SIZE:
             kind, form = _OF_ONE_SIZE[letter]
             yield kind(*form.unpack_from(body, at)[1:])
@@ -182,6 +193,12 @@ def unpack(body: Body) -> Iterator[Operation]:
             yield json_operations.unpack(body[at - size : at])
         else:
             raise ValueError(f"unknown operation {letter:c}")
+
+
+def _part(body: Body, start: int, end: int) -> Body:
+    if end > len(body):
+        raise ValueError("a commit is shorter than an operation of it")
+    return body[start:end]
 
 
 @dataclass
@@ -296,12 +313,12 @@ def _apply(body: Body, result: Replayed) -> None:
         state.apply(operation, time)
         if isinstance(operation, JsonOperation):
             result.last_json_operation = operation
-        # To redo stale content would overwrite what was written to the chunk file since.
-        for emptied in state.emptied:
-            result.redo.pop(emptied, None)
-        result.dropped.update(state.dropped)
-        state.emptied.clear()
-        state.dropped.clear()
+        if state.emptied:  # and perhaps dropped. To redo stale content would overwrite what was written to the file since
+            for emptied in state.emptied:
+                result.redo.pop(emptied, None)
+            result.dropped.update(state.dropped)
+            state.emptied.clear()
+            state.dropped.clear()
     result.firsts.add(state.first)
 
 

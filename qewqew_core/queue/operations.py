@@ -6,6 +6,7 @@ and not dataclasses, which take three times as long to make: a commit may have t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qewqew_core.batch.batch_operations import BatchOperation
@@ -27,9 +28,9 @@ class Extent(NamedTuple):
     """Records at the tail of a chunk. Their frames are in its file, and were on disk before the commit."""
 
     chunk: int
-    records: int
-    size: int
-    crc: int  # of the bytes from the chunk's base to its new tail
+    runs: Sequence[
+        tuple[int, int, int]
+    ]  # records, bytes, crc of the bytes from the chunk's base to the end of the run
 
 
 class Take(NamedTuple):
@@ -56,9 +57,9 @@ class PutKey(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The records of this commit are also those of a request; see `group_commit`."""
+    """The records of this commit are also those of these requests; see `group_commit`."""
 
-    request: bytes
+    requests: Sequence[bytes]
 
 
 # These happen rarely and move files, as the operations on batches do

@@ -99,6 +99,7 @@ class Records:
                     made.append(chunk_id)
                     operations.append(NewChunk(chunk_id, sizes[chunk_id]))
                 ahead: list[tuple[int, bytes]] = []
+                extent: list[tuple[int, int, int]] = []
                 for run in runs:
                     frames = run.frames()
                     if inline:
@@ -106,11 +107,12 @@ class Records:
                         writes.append((chunk_id, at, frames))
                     else:
                         crc = crc32(frames, crc)
-                        operations.append(Extent(chunk_id, run.records, run.size, crc))
+                        extent.append((run.records, run.size, crc))
                         ahead.append((at, frames))
                     at += run.size
                 if ahead:
                     chain.write_ahead(chunk_id, ahead)
+                    operations.append(Extent(chunk_id, extent))
             if made and engine.sync:
                 chain.sync_names()
             position = chain.commit(operations + operations_behind, reserve=True)
@@ -156,8 +158,9 @@ class Records:
                     continue  # its stage finds that out itself
                 keys.add(other.key)
                 operations.append(PutKey(other.key, sum(run.records for run in other.framed)))
-            operations.append(Served(other.id))
             others.append(other)
+        if others:
+            operations.append(Served([other.id for other in others]))
         try:
             position = self._put(records, operations, others)
         except DiskFull:
@@ -181,7 +184,7 @@ class Records:
         operations: list[Operation] = []
         for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
             operations.append(NewChunk(chunk_id, spilled.size))
-            operations += [Extent(chunk_id, *run) for run in spilled.runs]
+            operations.append(Extent(chunk_id, spilled.runs))
         moved: list[tuple[str, str]] = []
         try:
             engine.log.reserve(len(operations) + len(operations_behind))

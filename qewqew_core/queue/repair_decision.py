@@ -392,8 +392,9 @@ class _Behind(State):
         match operation:
             case Append(chunk_id, records, frames):
                 self._put(Rescued(chunk_id, records, len(frames), crc32(frames), time, bytes(frames), None))
-            case Extent(chunk_id, records, size, crc):
-                self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
+            case Extent(chunk_id, runs):
+                for records, size, crc in runs:
+                    self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
             case NewChunk() | Take():
                 pass
             case _:

@@ -38,6 +38,7 @@ from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
 
+_SETTINGS = inspect.signature(Queue)
 PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many stages may commit at once, and in turn
 
 
@@ -54,7 +55,7 @@ class Stage(Transaction):
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
         try:
-            chosen = inspect.signature(Queue).bind(path, **settings)
+            chosen = _SETTINGS.bind(path, **settings)
         except TypeError as error:
             raise BadArgument(f"not an argument of Queue: {error}") from None
         chosen.apply_defaults()

@@ -88,17 +88,17 @@ class State(LeaseState):
             case Append():  # taken apart like this, it takes half the time
                 chunk_id, records, frames = operation
                 self.append(chunk_id, len(frames), records, crc32(frames, self.chain[chunk_id].crc), time)
-            case Extent():
-                chunk_id, records, size, crc = operation
-                self.append(chunk_id, size, records, crc, time)
+            case Extent(chunk_id, runs):
+                for records, size, crc in runs:
+                    self.append(chunk_id, size, records, crc, time)
             case Take():
                 self.take(*operation)
             case NewChunk():
                 self.new_chunk(*operation)
             case PutKey(key, records):
                 self.idempotency_keys[key] = (time, records)
-            case Served(request):
-                self.served.add(request)
+            case Served(requests):
+                self.served.update(requests)
             case Lease(batch_id, key, records, size, parts, lease_timeout):
                 batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
                 self.lease(batch, parts)

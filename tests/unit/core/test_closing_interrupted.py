@@ -52,7 +52,7 @@ RECORDS = [b"%d" % number for number in range(30)]
 @pytest.mark.parametrize("then", ["closed again", "opened again", "collected"])
 @pytest.mark.parametrize("records", [RECORDS, []])
 def test_a_close_that_was_interrupted_anywhere_is_finished(tmp_path, every, then, records):
-    for interrupt in interrupts(every, MODULES, quick=8, full=1):
+    for interrupt in interrupts(every, MODULES, quick=8, full=4):
         path = tmp_path / str(interrupt.point)
         q = opened(path)
         q.put_many(RECORDS)
@@ -91,7 +91,7 @@ def test_an_opening_that_was_interrupted_anywhere_leaves_nothing_open_or_locked(
         image = tmp_path / "live"
     if left == "without its log":
         (image / "q.log").unlink()
-    for interrupt in interrupts(every, MODULES, quick=10, full=1):
+    for interrupt in interrupts(every, MODULES, quick=10, full=5):
         path = shutil.copytree(image, tmp_path / str(interrupt.point)) / "q"
         q = None
         with contextlib.suppress(KeyboardInterrupt), interrupt:
@@ -121,7 +121,7 @@ def test_what_a_session_took_is_hidden_from_nobody_once_it_was_interrupted_and_r
 
     with opened(tmp_path / "q") as q:
         q.put_many(RECORDS)
-        for interrupt in interrupts(every, MODULES, quick=6, full=1):
+        for interrupt in interrupts(every, MODULES, quick=6, full=3):
             with contextlib.suppress(KeyboardInterrupt, KeyError), interrupt:
                 work(q)
             gc.collect()  # sessions that were interrupted while they closed

@@ -262,7 +262,7 @@ def test_a_close_that_is_stopped_while_it_copies_a_chunk_leaves_no_orphan(tmp_pa
     begin, expected = len(disk.calls), [b"%d" % number * 20 for number in (0, 1, *range(8, 20))]
     q.close()
     assert any(call.kind == "link" for call in disk.calls[begin:])
-    for stop in every(range(begin, len(disk.calls) + 1), quick=4):
+    for stop in every(range(begin, len(disk.calls) + 1), quick=4, full=2):
         for chance in range(20 if power else 1):
             image(disk.calls[:stop], str(root), tmp_path / "image", random.Random(f"{stop}.{chance}") if power else None)
             with Queue(tmp_path / "image" / "q", _files=NoSync()) as opened:

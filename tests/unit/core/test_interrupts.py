@@ -89,7 +89,7 @@ def test_a_call_that_was_interrupted_anywhere_has_happened_or_not(tmp_path, monk
     monkeypatch.setattr(LIMITS, "pending_bytes", 10)
     before, after, _ = run(tmp_path / "whole", operation, WHOLE)
     refused = 0
-    for interrupt in interrupts(every, MODULES, quick=12, full=2, passing=PASSING):
+    for interrupt in interrupts(every, MODULES, quick=12, full=4, passing=PASSING):
         folder = tmp_path / str(interrupt.point)
         later = run(folder, operation, interrupt)[2]
         with Queue(folder / "q") as q:

@@ -273,7 +273,7 @@ class QueueMachine(Machine):
 
 TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(
-    max_examples=examples(quick=25, full=250, soak=5_000),
+    max_examples=examples(quick=25, full=120, soak=5_000),
     stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

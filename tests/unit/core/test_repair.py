@@ -254,7 +254,7 @@ def everything(folder: Path) -> list[Path]:
 def test_any_file_or_directory_may_be_missing(made, also, every):
     folder = made.folder.with_name("damaged")
     queue, topic = {None: ((), ()), "log": ("q.log", "q/q.log"), "header": ("q", "q/q.idx")}[also]
-    for one in every(everything(made.folder), quick=1 if made.layout == "queue" else 8):
+    for one in every(everything(made.folder), quick=1 if made.layout == "queue" else 8, full=1 if made.layout == "queue" else 4):
         shutil.copytree(made.folder, folder)
         if also:
             (folder / (queue if made.layout == "queue" else topic)).unlink()
@@ -535,7 +535,7 @@ def test_a_repair_that_is_stopped_anywhere_is_finished_by_the_next(tmp_path, lay
     shutil.copytree(made.folder, tmp_path / "good")
     good, kept = seen(layout, tmp_path / "good"), set_aside(tmp_path / "good")
     assert good[0]
-    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=9):
+    for stop in every(range(disk.begin, len(disk.calls) + 1), quick=9, full=3):
         what = f"after call {stop} of {disk.begin}..{len(disk.calls)}"
         folder = tmp_path / "image"
         image(disk.calls[:stop], str(made.folder), folder, random.Random(stop) if power else None)

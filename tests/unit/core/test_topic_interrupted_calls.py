@@ -84,7 +84,7 @@ def trim(topic: Topic, reader: Reader, session: TopicSession) -> None:
 def test_a_call_that_was_interrupted_anywhere_has_happened_or_not(tmp_path, kind, every, operation):
     before, after = interrupted(tmp_path / "whole", operation, WHOLE)
     assert (before == after) is (operation is nack)
-    for interrupt in interrupts(every, MODULES, quick=30, full=5, passing=PASSING):
+    for interrupt in interrupts(every, MODULES, quick=30, full=10, passing=PASSING):
         assert interrupted(tmp_path / "t", operation, interrupt)[0] == before
         with Topic(tmp_path / "t" / "t", _files=NoSync()) as topic:
             for name in topic.readers():

@@ -115,7 +115,7 @@ def check_free(path: Path, what: str, delivered: list[int]) -> None:
 @pytest.mark.parametrize("which", ["session", "temporary", "reader", "topic"])
 def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next_one(tmp_path: Path, every: Every, which: str) -> None:
     topic_at(tmp_path / "warm").close()
-    for interrupt in interrupts(every, MODULES, quick=30, full=3):
+    for interrupt in interrupts(every, MODULES, quick=30, full=10):
         before = descriptors()
         path = tmp_path / str(interrupt.point)
         made = opened(path)
@@ -165,7 +165,7 @@ def test_an_opening_that_was_interrupted_anywhere_leaves_nothing_locked_and_noth
     shutil.copytree(tmp_path / "made", base)
     made.close()
     del made
-    for interrupt in interrupts(every, MODULES, quick=120, full=12):
+    for interrupt in interrupts(every, MODULES, quick=120, full=40):
         before = descriptors()
         folder = tmp_path / str(interrupt.point)
         shutil.copytree(base, folder)

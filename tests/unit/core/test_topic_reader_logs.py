@@ -106,7 +106,7 @@ def test_a_log_that_was_cut_anywhere_before_what_was_durable_is_noticed(path: Pa
     assert durable is not None
     assert durable.end > frames(log)[-3][0], "the last that was durable is nearly all"
     starts = [start for start, _ in frames(log) if start < durable.end]
-    for size in {*every(range(durable.end), quick=120, full=20), *every(starts, quick=4), durable.end - 1}:
+    for size in {*every(range(durable.end), quick=120, full=40), *every(starts, quick=4), durable.end - 1}:
         log.write_bytes(whole[:size])
         refused(path, name)
     log.write_bytes(whole[: durable.end])
