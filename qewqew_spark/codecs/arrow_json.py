@@ -224,7 +224,7 @@ def odd(values: pa.Array) -> Mask:
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        wrong |= [not _is_utf8(record) for record in values.to_pylist()]
+        wrong |= [record.decode("utf-8", "replace").encode() != record for record in values.to_pylist()]
     for word in b"Inf", b"NaN":  # which Arrow's reader takes for numbers, and RFC 8259 does not
         begin, middle, end = word
         capitals = np.flatnonzero(np.equal(data, begin, out=same)[:-2])
@@ -279,11 +279,3 @@ def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, e
     if b"\1" * _SAMPLES in samples:
         wrong[np.searchsorted(ends, [found.start() for found in _LONG_NUMBER.finditer(whole)], "right")] = True
     return wrong
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -60,7 +60,7 @@ class JsonCodec:
         careful = {number for number, data in left.items() if doubtful[number] or _halves(data)}
         rows.add_plain({number: data for number, data in left.items() if number not in careful})
         for number in sorted(careful):
-            rows.add(number, left[number], careful=True)
+            rows.add(number, left[number])
         columns = rows.columns(self._columns, self._many)
         records = np.concatenate([*runs.numbers, np.array(rows.numbers, np.int64)])
         before = len(records) - len(rows.numbers)
@@ -89,11 +89,10 @@ class _Rows:
         self._record = record
         self._objects: list[dict[str, Any]] = []  # of each row
         self._records: dict[int, bytes] = {}  # by number
-        self._careful: set[int] = set()  # of these, those that may be beyond a limit of Jackson's
         self.numbers: list[int] = []  # of each row's record
         self.corrupt: dict[int, str] = {}  # reasons, by number of a record
 
-    def add(self, number: int, data: bytes, careful: bool) -> None:
+    def add(self, number: int, data: bytes) -> None:
         # A byte order mark alone is too short for Jackson to know it.
         if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
             return  # a blank record gives no row
@@ -102,7 +101,7 @@ class _Rows:
             if self._strict and not data.lstrip(SPACE).startswith(b"{"):
                 data.decode()
                 raise Unreadable(NO_OBJECT if data else EMPTY)
-            value = parse(data, careful)
+            value = parse(data)
             if isinstance(value, dict):
                 found = [value]
             elif not isinstance(value, list):
@@ -118,8 +117,6 @@ class _Rows:
         self._objects += found
         self.numbers += [number] * len(found)
         self._records[number] = data
-        if careful:
-            self._careful.add(number)
 
     def add_plain(self, records: dict[int, bytes]) -> None:
         """Records that begin and end as an object does, and need not be read carefully."""
@@ -129,7 +126,7 @@ class _Rows:
             found = together([records[number] for number in numbers])
             if found is None:
                 for number in numbers:
-                    self.add(number, records[number], careful=False)
+                    self.add(number, records[number])
             else:
                 self._objects += found
                 self.numbers += numbers
@@ -178,7 +175,7 @@ class _Rows:
     def _make_exact(self, row: int) -> None:
         """Read the record of the row again, so that what is written in it is known of all its objects and arrays."""
         number = self.numbers[row]
-        value = parse(self._records[number], careful=number in self._careful, exact=True)
+        value = parse(self._records[number], exact=True)
         found = value if isinstance(value, list) else [value]
         first = self.numbers.index(number, max(0, row - len(found) + 1))
         self._objects[first : first + len(found)] = found
@@ -236,6 +233,7 @@ class _ExactDecoder(json.JSONDecoder):
         return found, end
 
 
+_EXACT = _ExactDecoder()
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a pair
 
 
@@ -243,10 +241,10 @@ def _halves(data: bytes) -> bool:
     return b"\\" in data and _HALF.search(data) is not None
 
 
-def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
-    """The value; raises `Unreadable` and UnicodeDecodeError. ``careful``: it may be beyond a limit of Jackson's."""
+def parse(data: bytes, exact: bool = False) -> Any:
+    """The value, within Jackson's limits; raises `Unreadable` and UnicodeDecodeError."""
     text = data.removeprefix(codecs.BOM_UTF8).decode()
-    careful = careful or _halves(data)
+    careful = len(data) > MAX_DIGITS or _halves(data)
     try:
         return _parse(text, careful, exact)
     except RecursionError:
@@ -256,10 +254,10 @@ def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
 
 def _parse(text: str, careful: bool, exact: bool) -> Any:
     try:
-        value = _ExactDecoder().decode(text) if exact else _DECODER.decode(text)
+        value = (_EXACT if exact else _DECODER).decode(text)
+        return _checked(value) if careful else value
     except json.JSONDecodeError as error:
         raise Unreadable(f"{MALFORMED}: at byte {len(text[: error.pos].encode())}: {error.msg.removesuffix(' at')}") from error
-    return _checked(value) if careful else value
 
 
 def together(records: list[bytes]) -> list[dict[str, Any]] | None:

@@ -23,7 +23,7 @@ from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import columns_of, reader
-from qewqew_spark.tables.session import delete, listed, quoted, rename, setting
+from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
@@ -257,13 +257,10 @@ def parsed(schema: str) -> StructType:
 
 def check_names(spark: SparkSession, names: list[str], where: str, cure: str) -> None:
     """Raise `BadArgument` if Spark takes two of the names for one."""
-    sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-    seen: dict[str, str] = {}
+    fold, seen = folding(spark), dict[str, str]()
     for name in names:
-        key = name if sensitive else name.lower()
-        if key in seen:
-            raise BadArgument(f"{where} that Spark takes for one: {seen[key]!r} and {name!r}; {cure}")
-        seen[key] = name
+        if (other := seen.setdefault(fold(name), name)) is not name:
+            raise BadArgument(f"{where} that Spark takes for one: {other!r} and {name!r}; {cure}")
 
 
 def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> None:

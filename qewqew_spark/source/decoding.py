@@ -137,6 +137,6 @@ def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
 
 def _metadata(raw: pa.RecordBatch, decoded: Decoded, kind: pa.StructType) -> pa.Array:
     columns = [raw.column(field.name) for field in kind]
-    if len(decoded.records) != len(raw) or np.diff(decoded.records, prepend=-1).max(initial=1) > 1:
+    if not np.array_equal(decoded.records, np.arange(len(raw))):
         columns = [column.take(pa.array(decoded.records)) for column in columns]
     return pa.StructArray.from_arrays(columns, fields=list(kind))
