@@ -28,9 +28,7 @@ class Extent(NamedTuple):
     """Records at the tail of a chunk. Their frames are in its file, and were on disk before the commit."""
 
     chunk: int
-    runs: Sequence[
-        tuple[int, int, int]
-    ]  # records, bytes, crc of the bytes from the chunk's base to the end of the run
+    runs: Sequence[tuple[int, int, int]]  # records, bytes, crc of the bytes from the chunk's base to the end of the run
 
 
 class Take(NamedTuple):
