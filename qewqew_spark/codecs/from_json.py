@@ -209,7 +209,7 @@ _DECODER = json.JSONDecoder(
     object_pairs_hook=_object,
     parse_int=str.encode,
     parse_float=str.encode,
-    parse_constant=_constant,  # type: ignore[arg-type]
+    parse_constant=_constant,
 )
 
 
@@ -217,7 +217,7 @@ class _ExactDecoder(json.JSONDecoder):
     """Of a well-formed text; tells what is written of each object and array."""
 
     def __init__(self) -> None:
-        super().__init__(object_pairs_hook=Object, parse_int=str.encode, parse_float=str.encode)  # type: ignore[arg-type]
+        super().__init__(object_pairs_hook=Object, parse_int=str.encode, parse_float=str.encode)
         self.parse_object, self.parse_array = self._object, self._array
         self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # the other one asks for neither
 
