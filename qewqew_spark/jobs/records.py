@@ -259,8 +259,9 @@ def check_names(spark: SparkSession, names: list[str], where: str, cure: str) ->
     """Raise `BadArgument` if Spark takes two of the names for one."""
     fold, seen = folding(spark), dict[str, str]()
     for name in names:
-        if (other := seen.setdefault(fold(name), name)) is not name:
+        if other := seen.get(fold(name)):
             raise BadArgument(f"{where} that Spark takes for one: {other!r} and {name!r}; {cure}")
+        seen[fold(name)] = name
 
 
 def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> None:
