@@ -142,25 +142,20 @@ def races(figures: Figures) -> dict[str, dict[str, Any]]:
 
 def race(figures: Figures) -> str:
     columns = races(figures)
+    most = next((wanted for wanted in columns.values() if wanted["work"] == "race_by_1000"), None)
     rows = []
     for peer in figures.peers:
         row = ["plain files, one for each process" if peer == FLOOR else named(peer)]
         for wanted in columns.values():
             seconds, ratio = (figures.of(what, peer=peer, **wanted) for what in ("seconds", "ratio"))
             row.append(f"1 = {1 / seconds:,.0f} records/s" if seconds and peer == FLOOR else number(ratio))
-        for wanted in columns.values():
-            if wanted["work"] == "race_by_1000":
-                ours, theirs = (figures.of("seconds", peer=name, **wanted) for name in (peer, SqliteWal.name))
-                row.append(number(theirs / ours if ours and theirs else None, " ×"))
-                row.append(number(figures.of("longest", 1e3, peer=peer, **wanted), " ms"))
+        if most:
+            ours, theirs = (figures.of("seconds", peer=name, **most) for name in (peer, SqliteWal.name))
+            row.append(number(theirs / ours if ours and theirs else None, " ×"))
+            row.append(number(figures.of("longest", 1e3, peer=peer, **most), " ms"))
         if set(row[1:]) - {"–"}:
             rows.append(row)
-    more = [
-        title
-        for wanted in columns.values()
-        if wanted["work"] == "race_by_1000"
-        for title in (f"{wanted['processes']}: speed beside {SqliteWal.name}", f"{wanted['processes']}: longest commit")
-    ]
+    more = [f"{most['processes']}: speed beside {SqliteWal.name}", f"{most['processes']}: longest commit"] if most else []
     return table(["", *columns, *more], rows)
 
 
@@ -185,23 +180,6 @@ def topics(figures: Figures) -> str:
             if any(values):
                 rows.append([f"{peer}, {sized(size)}", *(f"{1 / value:,.0f}" if value else "–" for value in values)])
     return table(["records/s", *titles.values()], rows)
-
-
-def behind(figures: Figures) -> str:
-    """What somebody else does in less time than the queue."""
-    rows = []
-    for size in figures.sizes:
-        queue = scaled(figures.records, size)
-        for work, title in COLUMNS.items():
-            ratio = {
-                peer: figures.of("ratio", peer=peer, work=work, size=size, queue=queue) for peer in figures.peers if peer != FLOOR
-            }
-            ours = ratio.get(QewQew.name)
-            faster = {peer: value for peer, value in ratio.items() if ours and value and value < ours and peer not in OURS}
-            for peer, value in sorted(faster.items(), key=lambda one: one[1]):
-                why = "" if PEERS[peer].killed else "a killed process loses all"
-                rows.append([f"{title}, {sized(size)}", peer, number(value), number(ours), why])
-    return table(["", "peer", "its ratio", f"that of {QewQew.name}", ""], rows) if rows else "Nowhere in this run."
 
 
 def machine(results: Results) -> str:
@@ -229,7 +207,7 @@ def sections(results: Results) -> dict[str, str]:
     found = {"race": race(figures), "tasks": tasks(figures)}
     found |= {"machine": machine(results), "peers": peers(figures)}
     found["ratios"] = "\n\n".join(ratios(figures, size) for size in figures.sizes)
-    found |= {"behind": behind(figures), "opening": opening(figures, first), "leases": leases(figures, first)}
+    found |= {"opening": opening(figures, first), "leases": leases(figures, first)}
     return found | {"topics": topics(figures)}
 
 

@@ -27,6 +27,10 @@ INSTEAD = {  # a pattern, and what to write instead
     "to the letter": "exactly",
     "the (more|less) often the": "two sentences",
     "bears": "has",
+    "so many": "this many",
+    "shall": "should, will",
+    "if one may": "if you may",
+    "(is|are|was|were) put right": "repaired",
 }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from qewqew_core.errors import BadArgument, BadKey
+from qewqew_core.errors import BadArgument, BadKey, BadPath
 
 if TYPE_CHECKING:
     import pendulum
@@ -18,7 +19,7 @@ def check_key(key: object) -> str:
     if not isinstance(key, str):
         raise BadKey(f"a key is a str, not {type(key).__name__}")
     if not key.strip():
-        raise BadKey("a key must not be empty: a retry finds its batch by it")
+        raise BadKey("a key must not be empty: a retry finds its commit or batch by it")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
@@ -26,6 +27,18 @@ def check_key(key: object) -> str:
     if size > 512 or not key.isprintable() or set(key) & set("/\\") or key in (".", ".."):
         raise BadKey(f"the key {key!r:.100} cannot be used: at most 512 bytes, no control characters, no slashes")
     return key
+
+
+def check_path_text(owner: str, path: object) -> str:
+    """The path of a queue or topic (``owner``) as text, or `BadPath`."""
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+        os.fsencode(text)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadPath(f"a {owner}'s path is a str or a Path, not {path!r:.100}") from error
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise BadPath(f"a {owner}'s path is a non-empty str without NUL, not {text!r:.100}")
+    return text
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

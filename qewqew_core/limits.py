@@ -18,7 +18,7 @@ class Limits:
     piece_bytes: int = 64 << 10  # about how far the boundaries of the sparse index lie apart
     first_chunk_bytes: int = 256 << 10  # a queue begins with a chunk file of this size; each next one is twice as large
     pending_bytes: int = 256 << 10  # frames that are in the log already, and not yet in their chunk
-    # A commit of up to so many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
+    # A commit of up to this many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
     inline_bytes: dict[str, int] = field(default_factory=lambda: {"commit": 256 << 10, "never": 4 << 10})  # by ``sync``
     group_bytes: int = 8 << 20  # of the requests of others that a stage commits with its own records
     spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory

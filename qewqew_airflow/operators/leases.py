@@ -48,8 +48,8 @@ class QewQewLeaseOperator(BaseOperator):
     :param reader: whose messages of the topic are leased (templated)
     :param filter: which tags these have (templated); without it the reader keeps its filter
     :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
-    :param max_records: at most so many records in the batch (templated)
-    :param max_bytes: at most so many bytes in the batch (templated)
+    :param max_records: at most this many records in the batch (templated)
+    :param max_bytes: at most this many bytes in the batch (templated)
     :param lease_timeout: timedelta or seconds, from 1 s
     :param qewqew_conn_id: the connection (templated)
 

@@ -23,30 +23,14 @@ from airflow.providers.common.compat.sdk import (
 from airflow.sdk import BaseHook
 from airflow.utils.net import get_hostname
 
+from qewqew_airflow import errors
 from qewqew_airflow.arguments import is_rendered_later, seconds, whole
 from qewqew_airflow.assets.qewqew import write_counts
-from qewqew_airflow.errors import (
-    AGAIN,
-    LeaseLost,
-    SparkConnectionMissing,
-    SparkJobFailed,
-    fails_at_once,
-    no_retry_for_the_hopeless,
-)
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.keys import task_key
 from qewqew_airflow.links.qewqew import QewQewLink, SparkLink
+from qewqew_airflow.operators import spark_job
 from qewqew_airflow.operators.batch import lease, numbers
-from qewqew_airflow.operators.spark_job import (
-    JOB_ARGUMENTS,
-    check_job,
-    fill_in,
-    job_arguments,
-    last_error,
-    read_result,
-    ready_made_job,
-    ui_of,
-)
 from qewqew_airflow.operators.spark_worker import check_java, end_with, end_with_supervisor, find_spark_submit
 from qewqew_airflow.shared import metrics
 from qewqew_airflow.shared.source import Source, Start
@@ -102,8 +86,8 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
     :param filter: which tags these have (templated); without it the reader keeps its filter
     :param start: where a new reader begins: "oldest", "latest", the number of a message, or a datetime
     :param qewqew_conn_id: the connection of the queue or topic (templated)
-    :param max_records: at most so many records in the batch
-    :param max_bytes: at most so many bytes in the batch
+    :param max_records: at most this many records in the batch
+    :param max_bytes: at most this many bytes in the batch
     :param lease_timeout: timedelta or seconds, from 1 s: how long the lease lasts. While the task lives, it extends the
         lease every third of that. Without it a lease lasts until the batch is returned or acknowledged. Choose at least
         twice the pause before a retry, or another run may get the batch first; 1800 suits most DAGs
@@ -199,7 +183,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         key = task_key(context)
         end_with_supervisor()
         try:
-            with no_retry_for_the_hopeless():
+            with errors.no_retry_for_the_hopeless():
                 self._check_job()
                 self._source().path(hook)
                 self._check_worker()
@@ -207,7 +191,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             batch = leased.batch
             with leased.alone(self._kill_driver):
                 with leased.extended(self._kill_driver):
-                    with no_retry_for_the_hopeless():
+                    with errors.no_retry_for_the_hopeless():
                         manifest = batch.manifest_path if self.publish_to is None else self._publish(batch)
                     report = self._submit(context, batch, manifest)
                 leased.acknowledge()
@@ -218,14 +202,19 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             self._after_failure(context, hook, key, error)
             raise
         self._result = {**numbers(batch), **leased.oldest, **report}
+        self._tell(context, batch, report)
+        return self._result
+
+    def _tell(self, context: Context, batch: Batch, report: dict[str, Any]) -> None:
+        """The numbers and snapshots for the events of assets, and the metric of bad records."""
+        names = self._source().names()
         figures: dict[str, Any] = {name: report[name] for name in ("read", "good", "bad") if name in report}
         if self._ready_made:
-            metrics.count("bad", report.get("bad", 0), connection=hook.qewqew_conn_id, **self._source().names())
-        outputs = report.get("outputs", ()) if self._ready_made else ()
-        if snapshots := {output["table"] or output["path"]: output["snapshot"] for output in outputs if output.get("snapshot")}:
-            figures["snapshots"] = snapshots
-        write_counts(context, self.outlets, {**self._source().names(), **numbers(batch), **figures})
-        return self._result
+            metrics.count("bad", report.get("bad", 0), connection=self.qewqew_conn_id, **names)
+            outputs = [output for output in report.get("outputs", ()) if output.get("snapshot")]
+            if outputs:
+                figures["snapshots"] = {output["table"] or output["path"]: output["snapshot"] for output in outputs}
+        write_counts(context, self.outlets, {**names, **numbers(batch), **figures})
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         from qewqew_airflow.shared.lineage import lineage, of_queue, written_output
@@ -255,7 +244,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _check_job(self) -> None:
         if not self._ready_made:
-            for name in ("outputs", *JOB_ARGUMENTS):
+            for name in ("outputs", *spark_job.JOB_ARGUMENTS):
                 if getattr(self, name) is not None:
                     raise BadArgument(f"{name} is for the ready-made job; pass it to your own application in application_args")
             if not any("{manifest}" in str(argument) for argument in self.application_args or ["{manifest}"]):
@@ -263,23 +252,23 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         elif self.application_args is not None:
             raise BadArgument("application_args are for an application of your own; the ready-made job takes outputs instead")
         elif not any(map(is_rendered_later, (self.outputs, self.codec, self.schema, self.read_options))):
-            check_job(self.outputs, **self._job_arguments())
+            spark_job.check_job(self.outputs, **self._job_arguments())
 
     def _check_worker(self) -> None:
         try:
             BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException as error:
-            raise SparkConnectionMissing(
+            raise errors.SparkConnectionMissing(
                 f"connection {self._conn_id!r} does not exist, so Airflow would submit to YARN; add it with type spark and the "
                 "master as its host, for example local[*], spark://host:7077 or yarn"
             ) from error
         if self._ready_made:
-            self.application = ready_made_job()
+            self.application = spark_job.ready_made_job()
         # A hook only to look at: the hook of the submission takes its arguments when it is made.
         connection = self._get_hook()._connection
         master = connection["master"]
         if not master or master.endswith("://"):
-            raise SparkConnectionMissing(
+            raise errors.SparkConnectionMissing(
                 f"connection {self._conn_id!r} does not name a Spark master; set its host, for example to local[*] or spark://host:7077"
             )
         environment = {**os.environ, **(self.env_vars or {})}
@@ -322,29 +311,29 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
             result = os.path.join(directory, "result.json")
             if self._ready_made:
                 place = result if self._driver_is_here else None
-                self.application_args = job_arguments(manifest, self.outputs or (), place, **self._job_arguments())
+                self.application_args = spark_job.job_arguments(manifest, self.outputs or (), place, **self._job_arguments())
             else:
                 given = self.application_args or ["{manifest}"]
-                self.application_args = fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
+                self.application_args = spark_job.fill_in(given, manifest=manifest, batch_id=batch.id, result=result)
             start = time.monotonic()
             self._tell_ui = functools.partial(SparkLink().tell, context["ti"])
             self.log.info("::group::Spark on batch %s", batch.id)  # Airflow's page of the log folds what follows
             try:
                 super().execute(context)
             except (AirflowException, RuntimeError) as error:  # the latter from a driver elsewhere
-                failure = SparkJobFailed(f"batch {batch.id}: {(reason := last_error(str(error)))}")
+                failure = errors.SparkJobFailed(f"batch {batch.id}: {(reason := spark_job.last_error(str(error)))}")
                 if self._ready_made and reason.startswith("BadArgument: "):
-                    raise fails_at_once(failure, AGAIN) from error
+                    raise errors.fails_at_once(failure, errors.AGAIN) from error
                 raise failure from error
             finally:
                 self.log.info("::endgroup::")
-            report = read_result(result)
+            report = spark_job.read_result(result)
         report.pop("batch", None)  # it is the batch_id
         self.log.info("Spark finished batch %s in %.1f s: %s", batch.id, time.monotonic() - start, json.dumps(report))
         return report
 
     def _job_arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in JOB_ARGUMENTS}
+        return {name: getattr(self, name) for name in spark_job.JOB_ARGUMENTS}
 
     def _get_hook(self) -> SparkSubmitHook:
         hook = super()._get_hook()
@@ -358,7 +347,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
 
     def _heard(self, line: str) -> str:
         """Look at a line that spark-submit prints. The first that has the address of Spark's UI makes the link."""
-        if self._tell_ui is not None and (url := ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
+        if self._tell_ui is not None and (url := spark_job.ui_of(line, os.environ.get("SPARK_PUBLIC_DNS") or get_hostname())):
             tell, self._tell_ui = self._tell_ui, None
             try:
                 tell(url)
@@ -385,7 +374,7 @@ class QewQewSparkSubmitOperator(SparkSubmitOperator):
         if self._killed:
             self.log.info("Killed: a lease under %s %s, for the next try or the cleared task", key, stays)
             return
-        lost = isinstance(error, LeaseLost)
+        lost = isinstance(error, errors.LeaseLost)
         if not lost and not self._is_last(context, error):
             ti = context["ti"]
             self.log.info(

@@ -23,9 +23,6 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_asset, requires_access_connection
 from airflow.configuration import AIRFLOW_HOME, conf
 from airflow.models.connection import Connection
@@ -42,6 +39,7 @@ from qewqew_airflow.page import preview
 from qewqew_airflow.page.batches import add_stagers, batches_of, results_of
 from qewqew_airflow.page.contents import Contents, RecentContents, add_owners, connections, find_batch, hook_of, places_to_sample
 from qewqew_airflow.page.owners import alone, check_abandoned
+from qewqew_airflow.page.permissions import may, may_see, may_see_xcoms, owner_hider, shown
 from qewqew_airflow.page.samples import Sampler, Samples
 from qewqew_airflow.shared.source import Source
 from qewqew_core import BadArgument, BadPath, Batch, BatchConflict, BatchExpired, BatchNotFound, Locked, QewQewError
@@ -129,7 +127,7 @@ def static(name: str) -> Response:
 def state(user: GetUserDep) -> dict[str, Any]:
     """Everything that the page lists, for the connections that the user may see."""
     late_after = conf.getfloat("qewqew", "late_after", fallback=7200.0)
-    return {"now": now_ms(), "late_after": late_after, "connections": [_shown(*several, user) for several in _seen(user)]}
+    return {"now": now_ms(), "late_after": late_after, "connections": [shown(*several, user) for several in _seen(user)]}
 
 
 @app.get("/data/history")
@@ -152,72 +150,17 @@ def _seen(user: Any) -> list[tuple[Connection, Contents, list[str]]]:
     """
     groups: dict[str, list[tuple[Connection, Contents]]] = {}
     for connection in connections().values():
-        if _may_see(connection, user):
+        if may_see(connection, user):
             contents = _recent(connection)
             directory = contents.directory if contents.error is None else f"not of {connection.conn_id}"
             groups.setdefault(directory, []).append((connection, contents))
     found = []
     for group in groups.values():
         if len(group) > 1:
-            group.sort(key=lambda member: not _may("PUT", member[0], user))
+            group.sort(key=lambda member: not may("PUT", member[0], user))
         (connection, contents), *others = group
         found.append((connection, contents, [other.conn_id for other, _ in others]))
     return found
-
-
-def _shown(connection: Connection, contents: Contents, also: list[str], user: Any) -> dict[str, Any]:
-    may_peek, may_act = _may("GET", connection, user), _may("PUT", connection, user)
-    shown = {"id": connection.conn_id, "also": also, "peek": may_peek, "act": may_act, "complete": contents.complete}
-    if may_peek:
-        return {**shown, **vars(contents)}
-    return {**shown, **_without_what_the_connection_says(contents, user)}
-
-
-def _without_what_the_connection_says(contents: Contents, user: Any) -> dict[str, Any]:
-    """Errors without their texts, which have paths in them; keys and reasons only of DAGs that the user may see."""
-    hide_owner = _owner_hider(user)
-
-    def hide(row: dict[str, Any]) -> dict[str, Any]:
-        changes: dict[str, Callable[[Any], Any]] = {
-            "error": _brief,
-            "batches": lambda batches: list(map(hide_owner, batches)),
-            "readers": lambda readers: list(map(hide, readers)),
-        }
-        return {name: changes[name](value) if name in changes else value for name, value in row.items()}
-
-    error = None if contents.error is None else _brief(contents.error)
-    return {"error": error, "queues": list(map(hide, contents.queues)), "topics": list(map(hide, contents.topics))}
-
-
-def _owner_hider(user: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function that hides what only users who may see the DAG of a batch may see."""
-    allowed = functools.cache(lambda: get_auth_manager().get_authorized_dag_ids(user=user))  # only asked if there is a batch
-
-    def hide(batch: dict[str, Any]) -> dict[str, Any]:
-        if batch["task"] is not None and batch["task"]["dag"] in allowed():
-            return batch
-        return {**batch, "key": None, "task": None, "reason": "", "owner": None}
-
-    return hide
-
-
-def _brief(error: str) -> str:
-    return f"{error.partition(':')[0]}: only users who may read the connection see the details"
-
-
-def _may_see(connection: Connection, user: Any) -> bool:
-    """A connection of a team is for its members, any other for everybody who may look."""
-    team = getattr(connection, "team_name", None)  # since Airflow 3.2
-    if team is None or not conf.getboolean("core", "multi_team", fallback=False):  # a name may be left from when teams were on
-        return True
-    from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
-
-    return get_auth_manager().is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
-
-
-def _may(method: ResourceMethod, connection: Connection, user: Any) -> bool:
-    details = ConnectionDetails(conn_id=connection.conn_id, team_name=getattr(connection, "team_name", None))
-    return get_auth_manager().is_authorized_connection(method=method, details=details, user=user)
 
 
 # One queue, or reader of a topic
@@ -252,20 +195,14 @@ def batches(connection_id: str, asked: Annotated[Place, Query()], user: GetUserD
     path = asked.path(hook_of(connection))
     rows, more = batches_of(path, asked.stem(path), asked.reader)
     add_owners(rows)
-    may_see = functools.cache(functools.partial(_may_see_xcoms, user))
-    for row, result in results_of([row for row in rows if row["task"] is not None and may_see(row["task"]["dag"])]):
+    sees_results = functools.cache(functools.partial(may_see_xcoms, user))
+    for row, result in results_of([row for row in rows if row["task"] is not None and sees_results(row["task"]["dag"])]):
         row["result"] = result
     if asked.queue is not None:
-        add_stagers(rows, path, may_see)
-    if not _may("GET", connection, user):
-        rows = list(map(_owner_hider(user), rows))
+        add_stagers(rows, path, sees_results)
+    if not may("GET", connection, user):
+        rows = list(map(owner_hider(user), rows))
     return {"batches": rows, "more": more}
-
-
-def _may_see_xcoms(user: Any, dag_id: str) -> bool:
-    return get_auth_manager().is_authorized_dag(
-        method="GET", access_entity=DagAccessEntity.XCOM, details=DagDetails(id=dag_id), user=user
-    )
 
 
 class Asked(Place):
@@ -313,7 +250,7 @@ def _hook(connection_id: str) -> QewQewHook:
 def _connection(connection_id: str, user: Any = None) -> Connection:
     """``user`` must be allowed to see it, where the route does not ask for a permission on the connection itself."""
     connection = connections().get(connection_id)
-    if connection is None or (user is not None and not _may_see(connection, user)):
+    if connection is None or (user is not None and not may_see(connection, user)):
         raise HTTPException(404, "Airflow's database and environment have no such connection of type qewqew")
     return connection
 
@@ -384,7 +321,7 @@ def act(
             batch.nack(f"{user.get_name()} returned it on the page: its owner was gone")
         else:
             ACTIONS[action](batch)
-    _recent.forget(lambda _: True)  # other connections may have the same directory
+    _recent.forget()  # other connections may have the same directory
     _logger.info(
         "%s: %s of %s batch %s (%s records) of %s, connection %s",
         user.get_name(), action, asked.state, batch.id, f"{batch.records:,}", source, connection_id,

@@ -242,10 +242,10 @@ class RecentContents:
                 kept[:] = [(time.monotonic(), contents_of(connection))]
             return kept[0][1]
 
-    def forget(self, is_old: Callable[[str], bool]) -> None:
-        """Look again at the connections with these ids when they are next asked for."""
+    def forget(self) -> None:
+        """Look again at each connection when it is next asked for."""
         with self._guard:
-            self._kept = {key: kept for key, kept in self._kept.items() if not is_old(key[0])}
+            self._kept = {}
 
 
 def explained(error: Exception) -> str:

@@ -24,7 +24,6 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import inspection
-from qewqew_core.tools.exchange import chunk_records
 from qewqew_core.topic.reader_inspection import effective_state
 from qewqew_core.topic.view import WINDOW, View
 
@@ -45,7 +44,7 @@ def _records(path: str) -> Iterator[bytes]:
     found = inspection.snapshot(path)
     for chunk in found.chunks:
         # Each piece is measured before it is read.
-        for _, some in zip(_small_pieces(chunk), chunk_records(path, found, chunk), strict=False):
+        for _, some in zip(_small_pieces(chunk), inspection.chunk_records(path, found, chunk), strict=False):
             yield from some
 
 
@@ -107,7 +106,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
             raise BadArgument(f"the topic does not have a reader {reader!r}")
         place = view.by_number(start) if start is not None else None
         begin = state.committed_position() if state else place or view.oldest()
-        chosen = Filter(state.filter) if state else None
+        chosen = Filter(state.filter if state else None)
         found: list[dict[str, Any]] = []
         for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
             found += map(described_message, stretch.messages(), (head[zbus.LENGTH] for head in stretch.heads))

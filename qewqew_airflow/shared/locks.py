@@ -12,7 +12,7 @@ from qewqew_core.disk.lock import WAITS
 
 
 @contextmanager
-def lock_wait(**tags: str | None) -> Iterator[None]:
+def lock_wait(**tags: str) -> Iterator[None]:
     """Send how long this process waits for locks meanwhile, and whether it gave up.
 
     ``tags``: connection, and queue or topic (and reader).
@@ -21,7 +21,6 @@ def lock_wait(**tags: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        found = {name: value for name, value in tags.items() if value is not None}
-        stats.timing("qewqew.lock_wait", timedelta(seconds=WAITS.seconds - seconds), tags=found)
+        stats.timing("qewqew.lock_wait", timedelta(seconds=WAITS.seconds - seconds), tags=tags)
         if WAITS.refused > refused:
-            stats.incr("qewqew.refused", WAITS.refused - refused, tags=found)
+            stats.incr("qewqew.refused", WAITS.refused - refused, tags=tags)

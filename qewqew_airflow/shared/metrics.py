@@ -21,17 +21,16 @@ from qewqew_core import Batch, QueueStats
 _logger = logging.getLogger(__name__)
 
 
-def count(what: Literal["staged", "leased", "acknowledged", "nacked", "bad"], records: int, **tags: str | None) -> None:
+def count(what: Literal["staged", "leased", "acknowledged", "nacked", "bad"], records: int, **tags: str) -> None:
     """``tags``: connection, and queue or topic (and reader)."""
-    stats.incr(f"qewqew.{what}", records, tags={name: value for name, value in tags.items() if value is not None})
+    stats.incr(f"qewqew.{what}", records, tags=tags)
 
 
-def ended(batch: Batch, **tags: str | None) -> None:
+def ended(batch: Batch, **tags: str) -> None:
     """A batch was acknowledged or returned. ``tags`` as for `count`."""
     count("acknowledged" if batch.state == "acked" else "nacked", batch.records, **tags)
     if batch.state == "acked":
-        lasted = datetime.now(UTC) - batch.created
-        stats.timing("qewqew.batch_duration", lasted, tags={name: value for name, value in tags.items() if value is not None})
+        stats.timing("qewqew.batch_duration", datetime.now(UTC) - batch.created, tags=tags)
 
 
 def gauge(hook: QewQewHook, source: Source, seen: QueueStats | None = None) -> None:

@@ -1,13 +1,10 @@
-"""A batch at one moment. Also: how the logs of queues and readers write it, and what happens to it, as JSON."""
+"""A batch at one moment, and how the logs of queues and readers write it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
-
-from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 
 if TYPE_CHECKING:
     from qewqew_core.formats.chunk_state import Chunk
@@ -66,49 +63,3 @@ _FIELDS = [attribute.name for attribute in fields(BatchState) if attribute.name 
 def batch_fields(batch: BatchState) -> dict[str, Any]:
     """A batch as logs write it, in JSON. They write its chunks in another way."""
     return {name: getattr(batch, name) for name in _FIELDS}
-
-
-# Operations as JSON. It can say anything, and names of directories are made of ids.
-
-BATCH_OPERATIONS: dict[str, type[BatchOperation]] = {
-    "lease_again": LeaseAgain,
-    "extend": Extend,
-    "release": EndLease,
-    "forget": Forget,
-}
-BATCH_NAMES = {kind: name for name, kind in BATCH_OPERATIONS.items()}
-
-
-def batch_operation(name: str, values: dict[str, Any]) -> BatchOperation:
-    """Raises ValueError and the like for values that QewQew cannot have written."""
-    return BATCH_OPERATIONS[name](**{name: BATCH_CHECKS[name](value) for name, value in values.items()})
-
-
-def _of(is_right: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not is_right(value):
-            raise ValueError(f"QewQew never writes {value!r:.120} here")
-        return value
-
-    return check
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is str and BATCH_ID.fullmatch(value) is not None
-
-
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-BATCH_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "id": _of(_is_id),
-    "ids": _of(lambda value: type(value) is list and all(map(_is_id, value))),
-    "key": _of(_is_text),
-    "reason": _of(_is_text),
-    "state": _of(lambda value: value in STATES),
-    "attempt": _of(lambda value: type(value) is int),
-    "on_disk": _of(lambda value: type(value) is int),
-    "lease_timeout": _of(lambda value: type(value) in (int, type(None))),
-    "keep_manifest": _of(lambda value: type(value) is bool),
-}

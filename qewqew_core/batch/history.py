@@ -78,10 +78,15 @@ class History:
         return (batch_id.decode() for block in self.blocks for batch_id in _ID.findall(block.lines))
 
     def of_id(self, batch_id: str) -> BatchState | None:
-        begin = _begin(batch_id)
-        for block in self.blocks:
+        found = self._find(batch_id)
+        return None if found is None else _unpack(found[2])[0]
+
+    def _find(self, batch_id: str) -> tuple[Block, int, bytes] | None:
+        """The block, where in it the line of the batch begins, and that line."""
+        begin = f'\n["{batch_id}",'.encode()
+        for block in self.blocks:  # the oldest go first
             if (at := block.lines.find(begin)) >= 0:
-                return _unpack(_line(block.lines, at))[0]
+                return block, at, _line(block.lines, at)
         return None
 
     def of_key(self, key: str) -> BatchState | None:
@@ -107,17 +112,15 @@ class History:
 
     def remove(self, batch_id: str) -> BatchState:
         """Remove a batch whose records are no longer kept. Raises KeyError."""
-        begin = _begin(batch_id)
-        for block in self.blocks:  # the oldest go first
-            if (at := block.lines.find(begin)) >= 0:
-                line = _line(block.lines, at)
-                batch, on_disk = _unpack(line)
-                block.lines = block.lines[:at] + block.lines[at + 1 + len(line) :]
-                block.add_up(batch, on_disk, -1)
-                if not block.lines:
-                    self.blocks.remove(block)
-                return batch
-        raise KeyError(batch_id)
+        if (found := self._find(batch_id)) is None:
+            raise KeyError(batch_id)
+        block, at, line = found
+        batch, on_disk = _unpack(line)
+        block.lines = block.lines[:at] + block.lines[at + 1 + len(line) :]
+        block.add_up(batch, on_disk, -1)
+        if not block.lines:
+            self.blocks.remove(block)
+        return batch
 
     def drop_nonsense(self) -> int:
         """Forget blocks with a wrong line or sum; returns how many batches they said to have."""
@@ -134,10 +137,6 @@ def _makes_sense(block: Block) -> bool:
     except Corrupt:
         return False
     return found == block
-
-
-def _begin(batch_id: str) -> bytes:
-    return f'\n["{batch_id}",'.encode()
 
 
 def _line(lines: bytes, at: int) -> bytes:

@@ -61,8 +61,8 @@ class Source(ABC):
         """Put the records of a batch back to the front. The batch is gone after that. Durable when it returns."""
 
     @abstractmethod
-    def commit(self, operation: BatchOperation) -> None:
-        """Commit what happens to a batch. Durable when it returns, because the files follow."""
+    def commit(self, operation: BatchOperation) -> int:
+        """Commit what happens to a batch. Durable when it returns, because the files follow; returns the position in the log."""
 
     @abstractmethod
     def manifest_of(self, batch: BatchState) -> Manifest:
@@ -89,7 +89,7 @@ class Source(ABC):
 
     @abstractmethod
     def keep_room(self, names: int, size: int = 0) -> None:
-        """Make sure that so many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
+        """Make sure that this many files can be moved after the next commit (``size``: the bytes of that, if they may be many).
 
         Raises `DiskFull`; then nothing has changed.
         """
@@ -126,7 +126,7 @@ class Leases:
         arguments.check_key(key)
         most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
         most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
-        lasts = _milliseconds("lease_timeout", lease_timeout)
+        lasts = _lease_time(lease_timeout)
         self.return_expired(except_for=key)
         state = self.of_key(key)
         if state is None:
@@ -201,7 +201,7 @@ class Leases:
             expired = self._state.expired_keys.values()
             if any(places.numbered_id(self._source.name, number) == batch_id for _, number in expired):
                 raise BatchExpired(f"batch {batch_id} was acknowledged, and its records are no longer kept", path=path)
-            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches() lists them", path=path)
+            raise BatchNotFound(f"no batch has the id {batch_id!r:.120}; batches(), or `qewqew batches`, lists them", path=path)
         return state
 
     # What a `Batch` calls
@@ -223,7 +223,7 @@ class Leases:
     def extend(self, batch: Batch, lease_timeout: float | None) -> None:
         with self.engine.exclusive():
             state = self._current(batch, "leased")
-            lasts = _milliseconds("lease_timeout", lease_timeout) or state.lease_timeout
+            lasts = _lease_time(lease_timeout) or state.lease_timeout
             if lasts is None:
                 raise BadArgument(f"batch {state.id} was leased without lease_timeout: its lease never ends")
             self._source.commit(Extend(state.id, lasts))
@@ -388,9 +388,10 @@ def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) 
         raise BadArgument(f"retention must be a timedelta of zero or more, not {retention!r:.60}")
 
 
-def _milliseconds(name: str, seconds: float | None) -> int | None:
+def _lease_time(seconds: float | None) -> int | None:
+    """In milliseconds."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise BadArgument(f"{name} must be a number of seconds above 0, or None, not {seconds!r:.60}")
+        raise BadArgument(f"lease_timeout must be a number of seconds above 0, or None, not {seconds!r:.60}")
     return max(1, int(seconds * 1000))

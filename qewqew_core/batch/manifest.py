@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from qewqew_core import arguments
+from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.store import Store, local_path, store_of
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
@@ -127,6 +129,21 @@ class Manifest:
             "segments": [segment._fields() for segment in self.segments],
         }
         return json.dumps(body).encode()
+
+
+def describing(
+    batch: BatchState,
+    queue: str,
+    segments: Iterable[Segment],
+    layout: str = CHUNK,
+    reader: str | None = None,
+    dialect: str | None = None,
+    filter: str | None = None,
+) -> Manifest:
+    """The manifest of a batch with its present owner and attempt."""
+    created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
+    numbers = batch.attempt, batch.records, batch.bytes
+    return Manifest(batch.id, batch.keys[-1], queue, created, *numbers, tuple(segments), layout, reader, dialect, filter)
 
 
 def manifest_path(path: str | os.PathLike[str]) -> str:

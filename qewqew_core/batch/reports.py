@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from qewqew_core.errors import QewQewError
 
 
 @dataclass
@@ -20,6 +24,14 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """An error is a problem more, and ends the block."""
+        try:
+            yield
+        except (QewQewError, OSError) as error:
+            self.problems.append(str(error))
 
 
 @dataclass

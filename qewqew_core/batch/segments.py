@@ -18,17 +18,15 @@ from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 
+Place = Store | str | os.PathLike[str]  # where the files of a batch are; the path of a directory will do
 _STEP = 1 << 20
 _AT_ONCE = 8 << 20  # what is longer is read once to verify it, and once more to give it out
 
 
-def read_records(
-    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment
-) -> Iterator[list[bytes] | list[zbus.Message]]:
+def read_records(store: Place, manifest: Manifest, segment: Segment) -> Iterator[list[bytes] | list[Message]]:
     """The records of a segment, in order, about 1 MiB at a time: bytes, or the messages of a topic.
 
-    ``store``: where its file is; the path of a directory will do. Raises `Corrupt`, `BadManifest` and `StoreError`, before it
-    gives out any record of a run whose checksum is wrong.
+    Raises `Corrupt`, `BadManifest` and `StoreError`, before it gives out any record of a run whose checksum is wrong.
     """
     if manifest.layout == BLOCK:
         for run in read_messages(store, manifest, segment):
@@ -44,7 +42,7 @@ def read_records(
         yield records
 
 
-def read_segment(store: Store | str | os.PathLike[str], segment: Segment, run_bytes: int = _STEP) -> Iterator[tuple[int, bytes]]:
+def read_segment(store: Place, segment: Segment, run_bytes: int = _STEP) -> Iterator[tuple[int, bytes]]:
     """The segment of a queue as runs of whole frames: (number of records, bytes for `chunk.split`).
 
     Runs end at boundaries, so each has about ``run_bytes``. Each is given out only if its checksum is right. Raises `Corrupt`,
@@ -65,7 +63,7 @@ class RawMessages(NamedTuple):
     data: bytes
     bounds: array[int]  # where in data each message of the batch begins and ends, in turn; what lies between is held back
 
-    def messages(self, manifest: Manifest) -> list[zbus.Message]:
+    def messages(self, manifest: Manifest) -> list[Message]:
         dialect, attempt = str(manifest.dialect), manifest.attempt
         return [zbus.unpack_message(self.data, at, self.offset, dialect, attempt) for at in self.bounds[::2]]
 
@@ -106,9 +104,7 @@ class Walk:
             yield RawMessages(self._base + start, data, bounds)
 
 
-def read_messages(
-    store: Store | str | os.PathLike[str], manifest: Manifest, segment: Segment, run_bytes: int = _STEP
-) -> Iterator[RawMessages]:
+def read_messages(store: Place, manifest: Manifest, segment: Segment, run_bytes: int = _STEP) -> Iterator[RawMessages]:
     """The segment of a topic, in runs of at most ``run_bytes`` or one message. Each has at least one message of the batch.
 
     Checksums are verified as in `read_segment`. Raises `Corrupt` if the bytes are not whole messages whose numbers follow each
@@ -129,14 +125,14 @@ def read_messages(
                     yield run
 
 
-def _wrong_count(store: Store | str | os.PathLike[str], segment: Segment) -> BadManifest:
+def _wrong_count(store: Place, segment: Segment) -> BadManifest:
     return BadManifest(
         f"the boundaries or the number of records of segment {segment.file} do not match its records",
         path=_store(store).locate(MANIFEST),
     )
 
 
-def _store(store: Store | str | os.PathLike[str]) -> Store:
+def _store(store: Place) -> Store:
     return store if isinstance(store, Store) else Local(os.fspath(store))
 
 

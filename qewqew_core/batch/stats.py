@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qewqew_core import arguments
 from qewqew_core.batch.batch_state import BatchState
@@ -40,8 +40,12 @@ def counts(batches: Collection[BatchState]) -> dict[str, int]:
     return {state: states.count(state) for state in STATES}
 
 
-def oldest_lease(batches: Collection[BatchState]) -> pendulum.DateTime | None:
-    """When the oldest of these leases began that has not ended."""
+def of_batches(batches: Collection[BatchState], last_lease: int) -> dict[str, Any]:
+    """What `QueueStats` says of batches. ``last_lease``: see `LeaseState`."""
     now = now_ms()
-    times = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
-    return arguments.moment(min(times)) if times else None
+    leases = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
+    return {
+        **counts(batches),
+        "last_lease": arguments.moment(last_lease) if last_lease else None,
+        "oldest_lease": arguments.moment(min(leases)) if leases else None,
+    }

@@ -12,6 +12,7 @@ import typer
 
 from qewqew_core.batch.batch import Batch
 from qewqew_core.batch.leases import HasBatches
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import (
     MOST,
     BatchId,
@@ -27,20 +28,7 @@ from qewqew_core.cli.targets import (
     existing_queue,
     leasing,
 )
-from qewqew_core.cli.terminal import (
-    answer,
-    answer_list,
-    ask,
-    counted,
-    do_each,
-    iso,
-    print_records,
-    print_table,
-    progress_bar,
-    short,
-    sized,
-    uninterrupted,
-)
+from qewqew_core.cli.texts import counted, iso, short, sized
 from qewqew_core.errors import BatchConflict
 from qewqew_core.tools.replaying import find
 from qewqew_core.tools.replaying import replay as replay_batch
@@ -65,7 +53,7 @@ def batches_command(
     with leasing(path, reader, lock_timeout) as queue:
         found = queue.acknowledged() if acked else queue.batches()
         none = "no acknowledged batch is kept" if acked else "no batch is leased or returned"
-        answer_list(as_json, found, _batch_json, _print_batches, none)
+        terminal.answer_list(as_json, found, _batch_json, _print_batches, none)
 
 
 @app.command(rich_help_panel="Batches")
@@ -98,7 +86,7 @@ def replay(
             return f"{batch.id}: nothing to do, {done} before" if repeated[batch.id] else f"{batch.id}: {done}"
 
         batches = {batch.id: batch for batch in (find(queue, key) for key in keys)}  # all are there, or nothing is done
-        do_each(batches.values(), put_again, as_json, row, line)
+        terminal.do_each(batches.values(), put_again, as_json, row, line)
 
 
 @app.command(rich_help_panel="Batches")
@@ -153,10 +141,10 @@ def publish(
     options = dict(_option(text) for text in option or ())
     with leasing(path, reader, lock_timeout) as queue:
         batch = queue.batch(batch_id)
-    with progress_bar("publishing") as progress:
+    with terminal.progress_bar("publishing") as progress:
         target = batch.publish(url, options=options, progress=progress)
     found = {"id": batch.id, "url": target, "records": batch.records}
-    answer(as_json, found, f"{target} has {counted(batch.records, 'record')}")
+    terminal.answer(as_json, found, f"{target} has {counted(batch.records, 'record')}")
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -168,14 +156,14 @@ def _option(text: str) -> tuple[str, str]:
 
 def _end(queue: HasBatches, batch_ids: list[str], act: Callable[[Batch], None], as_json: bool) -> None:
     found = [queue.batch(batch_id) for batch_id in dict.fromkeys(batch_ids)]  # all are there, or nothing is done
-    do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
+    terminal.do_each(found, act, as_json, _batch_json, lambda batch: f"{batch.id} is {batch.state}")
 
 
 @dead_app.command("list")
 def dead_list(path: Path, reader: ReaderName = None, lock_timeout: LockTimeout = 10.0, as_json: Json = False) -> None:
     """List the dead letters, oldest first."""
     with leasing(path, reader, lock_timeout) as queue:
-        answer_list(as_json, queue.dead(), _batch_json, _print_batches, "no dead letters")
+        terminal.answer_list(as_json, queue.dead(), _batch_json, _print_batches, "no dead letters")
 
 
 @dead_app.command("show")
@@ -191,7 +179,7 @@ def dead_show(
     """Print the first records of a dead batch."""
     with leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
-    print_records(islice(batch, number), null, as_json)
+    terminal.print_records(islice(batch, number), null, as_json)
 
 
 @dead_app.command("return")
@@ -216,13 +204,13 @@ def dead_drop(
     if not yes:
         with leasing(path, reader, lock_timeout) as queue:
             batch = _dead(queue, batch_id)
-        ask(f"Permanently delete {counted(batch.records, 'record')} of batch {batch.id}?")
+        terminal.ask(f"Permanently delete {counted(batch.records, 'record')} of batch {batch.id}?")
     with leasing(path, reader, lock_timeout) as queue:
         batch = _dead(queue, batch_id)
-        with uninterrupted():
+        with terminal.uninterrupted():
             batch.drop()
     found = {"id": batch.id, "records": batch.records}
-    answer(as_json, found, f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
+    terminal.answer(as_json, found, f"{batch.id} is deleted, with {counted(batch.records, 'record')}")
 
 
 def _dead(queue: HasBatches, batch_id: str) -> Batch:
@@ -234,7 +222,7 @@ def _dead(queue: HasBatches, batch_id: str) -> Batch:
 
 def _print_batches(batches: list[Batch]) -> None:
     columns = ["id", "key", "state", "attempt", "records", "bytes", "created", "expires", "reason"]
-    print_table(columns, [_batch_row(batch) for batch in batches], numbers=("attempt", "records", "bytes"))
+    terminal.print_table(columns, [_batch_row(batch) for batch in batches], numbers=("attempt", "records", "bytes"))
 
 
 def _batch_json(batch: Batch) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from qewqew_core import arguments
 from qewqew_core.batch.reports import Damage, Report
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import (
     MOST,
     Dialect,
@@ -32,23 +33,7 @@ from qewqew_core.cli.targets import (
     existing_queue,
     only_for,
 )
-from qewqew_core.cli.terminal import (
-    DAMAGED,
-    answer_list,
-    ask,
-    counted,
-    do_each,
-    iso,
-    print_json,
-    print_line,
-    print_records,
-    print_table,
-    progress_bar,
-    say,
-    sized,
-    visible,
-    write,
-)
+from qewqew_core.cli.texts import counted, iso, sized, visible
 from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
@@ -81,29 +66,29 @@ def verify(path: Path, dialect: WhichDialect = None, lock_timeout: LockTimeout =
     """
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
-    with progress_bar("verifying") as progress:
+    with terminal.progress_bar("verifying") as progress:
         try:
             with _open(path, kind, dialect, lock_timeout) as store:
                 report = store.verify(progress)
         except (Corrupt, BadManifest) as error:  # so bad that it cannot even be opened
             report = Report(problems=[str(error)])
     if as_json:
-        print_json({"path": path, "kind": kind, "ok": report.ok} | dataclasses.asdict(report))
+        terminal.print_json({"path": path, "kind": kind, "ok": report.ok} | dataclasses.asdict(report))
     else:
         for problem in report.problems:
-            print_line(f"damage: {problem}")
+            terminal.print_line(f"damage: {problem}")
         for orphan in report.orphans:
-            print_line(f"nothing refers to it, see `qewqew orphans`: {orphan}")
+            terminal.print_line(f"nothing refers to it, see `qewqew orphans`: {orphan}")
         sums = [counted(report.files, "file"), counted(report.batches, "batch", "batches"), sized(report.bytes)]
         found = "no problems" if report.ok else counted(len(report.problems), "problem")
-        print_line(f"{found}: {counted(report.records, 'record')} are correct ({', '.join(sums)})")
+        terminal.print_line(f"{found}: {counted(report.records, 'record')} are correct ({', '.join(sums)})")
         if report.unchecked:
-            print_line(
+            terminal.print_line(
                 f"{sized(report.unchecked)} have no checksum: a zbus server wrote them, or the log with the checksum was lost"
             )
     if not report.ok:
-        say(f"`qewqew repair {path}` rescues what can be read")
-        raise typer.Exit(DAMAGED)
+        terminal.say(f"`qewqew repair {path}` rescues what can be read")
+        raise typer.Exit(terminal.DAMAGED)
 
 
 def _open(path: str, kind: Kind, dialect: Dialect | None, lock_timeout: float) -> Queue | Topic:
@@ -124,25 +109,25 @@ def repair(
     kind = existing(path)
     only_for(Kind.TOPIC, kind, path, dialect=dialect)
     if not yes:
-        ask(f"Repair {path}? Damaged files are moved aside.")
+        terminal.ask(f"Repair {path}? Damaged files are moved aside.")
     with Console(stderr=True).status("repairing") if sys.stderr.isatty() else contextlib.nullcontext():
         if kind is Kind.QUEUE:
             report = repair_queue(path, lock_timeout=lock_timeout)
         else:
             report = repair_topic(path, dialect=cast(Any, dialect), lock_timeout=lock_timeout)
     if as_json:
-        print_json({"path": path, "kind": kind, "ok": report.ok} | dataclasses.asdict(report))
+        terminal.print_json({"path": path, "kind": kind, "ok": report.ok} | dataclasses.asdict(report))
     else:
         for damage in report.damage:
-            print_line(f"damage: {damage} ({_lost(damage)})")
+            terminal.print_line(f"damage: {damage} ({_lost(damage)})")
         for note in report.notes:
-            print_line(f"note: {note}")
+            terminal.print_line(f"note: {note}")
         if report.set_aside:
-            print_line(f"set aside: {report.set_aside}")
+            terminal.print_line(f"set aside: {report.set_aside}")
         holds = f"the {kind} holds {counted(report.records, 'record')} and {counted(report.batches, 'batch', 'batches')}"
-        print_line(f"{'nothing to repair' if report.ok else 'repaired'}: {holds}")
+        terminal.print_line(f"{'nothing to repair' if report.ok else 'repaired'}: {holds}")
     if not report.ok:
-        raise typer.Exit(DAMAGED)
+        raise typer.Exit(terminal.DAMAGED)
 
 
 def _lost(damage: Damage) -> str:
@@ -158,14 +143,14 @@ def orphans_list(path: QueuePath, lock_timeout: LockTimeout = 10.0, as_json: Jso
     """
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
         found = queue.orphans()
-    answer_list(as_json, found, _orphan_json, _print_orphans, "no orphans")
+    terminal.answer_list(as_json, found, _orphan_json, _print_orphans, "no orphans")
 
 
 def _print_orphans(orphans: list[Orphan]) -> None:
     rows = [
         [os.path.basename(orphan.path), f"{orphan.records:,}", sized(orphan.bytes), orphan.problem or ""] for orphan in orphans
     ]
-    print_table(["file", "records", "bytes", "problem"], rows, numbers=("records", "bytes"))
+    terminal.print_table(["file", "records", "bytes", "problem"], rows, numbers=("records", "bytes"))
 
 
 @orphans_app.command("show")
@@ -180,7 +165,7 @@ def orphans_show(
     """Print the first records of a chunk file that nothing refers to."""
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
         (orphan,) = _orphans(queue, [file])
-    print_records(islice(orphan, number), null, as_json)
+    terminal.print_records(islice(orphan, number), null, as_json)
 
 
 @orphans_app.command("adopt")
@@ -199,7 +184,7 @@ def _end_orphans(
     path: str, names: list[str], lock_timeout: float, as_json: bool, act: Callable[[Queue, Orphan], object], done: str
 ) -> None:
     with existing_queue(path, _NO_ORPHANS, lock_timeout) as queue:
-        do_each(
+        terminal.do_each(
             _orphans(queue, names),
             partial(act, queue),
             as_json,
@@ -242,13 +227,13 @@ def dump(
         what = kind or dumping.kind_by_name(path)
         if what is None:
             raise BadArgument("the name does not say what kind of file this is: use --as (a manifest is plain JSON)", path=path)
-        source = dumping.Source(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
-        if offset and offset >= source.size:
-            raise BadArgument(f"the file has only {source.size:,} bytes", path=path)
-        end = source.size if length is None else offset + length - 1
+        file = dumping.File(path, files.size(fd), lambda at, size: files.read(fd, size, at), number)
+        if offset and offset >= file.size:
+            raise BadArgument(f"the file has only {file.size:,} bytes", path=path)
+        end = file.size if length is None else offset + length - 1
         damaged = 0
         shown: list[str] = []
-        for line in dumping.lines(source, what):
+        for line in dumping.lines(file, what):
             if offset <= line.offset <= end:
                 damaged += line.damage is not None
                 shown += [json.dumps(_line_json(line), ensure_ascii=False)] if as_json else map(visible, _line_text(line))
@@ -256,12 +241,12 @@ def dump(
                     _print_lines(shown)
         _print_lines(shown)
     if damaged:
-        say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what can be read")
-        raise typer.Exit(DAMAGED)
+        terminal.say(f"{counted(damaged, 'damaged place')}; `qewqew repair` rescues what can be read")
+        raise typer.Exit(terminal.DAMAGED)
 
 
 def _print_lines(lines: list[str]) -> None:
-    write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+    terminal.write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
     lines.clear()
 
 

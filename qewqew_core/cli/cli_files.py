@@ -11,8 +11,9 @@ from typing import IO, Annotated
 import typer
 
 from qewqew_core import arguments
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, to_fill
-from qewqew_core.cli.terminal import answer, counted, progress_bar, say, uninterrupted
+from qewqew_core.cli.texts import counted
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
@@ -38,7 +39,7 @@ def export(
         raise typer.BadParameter("--json needs --to: the records go to standard output")
     _no_parquet(to or "", 'spark.read.format("qewqew").load(PATH).write.parquet(FILE)')
     kind = existing(path)
-    with progress_bar("exporting") as progress:
+    with terminal.progress_bar("exporting") as progress:
         rows = exchange.waiting(path, kind, progress)
         if to is None:
             sys.stdout.flush()
@@ -47,7 +48,7 @@ def export(
             return
         count = _new_file(to, lambda file: exchange.write_json_lines(file, rows, kind is Kind.TOPIC))
     found = {"path": path, "kind": kind, "records": count, "file": to}
-    answer(as_json, found, f"{counted(count, 'record')} exported to {to}")
+    terminal.answer(as_json, found, f"{counted(count, 'record')} exported to {to}")
 
 
 def _no_parquet(file: str, instead: str) -> None:
@@ -103,17 +104,17 @@ def import_command(
                 digest.add(message)
                 more = more or message[1:5] != Message(b"")[1:5]
             target.add(group)
-        with uninterrupted():
+        with terminal.uninterrupted():
             stored, repeated = target.commit(key or digest.key)
     if more and kind is Kind.QUEUE:
-        say("a queue stores only records: tags, ids and timestamps are left out")
+        terminal.say("a queue stores only records: tags, ids and timestamps are left out")
     count = counted(stored, "record")
     found = {"path": path, "kind": kind, "records": stored, "repeated": repeated}
-    answer(as_json, found, f"nothing to do: {count} imported before" if repeated else f"{count} imported")
+    terminal.answer(as_json, found, f"nothing to do: {count} imported before" if repeated else f"{count} imported")
 
 
 def _rows(stack: contextlib.ExitStack, source: str) -> Iterator[Message]:
-    progress = stack.enter_context(progress_bar("importing"))
+    progress = stack.enter_context(terminal.progress_bar("importing"))
     if source == "-":
         return exchange.read_json_lines(sys.stdin.buffer, source, progress)
     directory, name = os.path.split(os.path.abspath(source))
@@ -127,6 +128,6 @@ def _rows(stack: contextlib.ExitStack, source: str) -> Iterator[Message]:
         found = diskqueue.find(source)
         if found.torn:
             what = f"{counted(found.torn, 'byte')} of the log"
-            say(f"{source}: the last transaction was not finished and is left out: {what}")
+            terminal.say(f"{source}: the last transaction was not finished and is left out: {what}")
         return map(Message, diskqueue.read(source, found.items, progress))
     return exchange.read_json_lines(stack.enter_context(open(source, "rb")), source, progress)

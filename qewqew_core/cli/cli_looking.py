@@ -15,21 +15,10 @@ import typer
 from rich.live import Live
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import STATES, counts, oldest_lease
+from qewqew_core.batch.stats import STATES, QueueStats, counts, of_batches
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, existing
-from qewqew_core.cli.terminal import (
-    INTERRUPTED,
-    age,
-    answer_list,
-    counted,
-    exit_code,
-    iso,
-    print_json,
-    print_table,
-    say,
-    sized,
-    table_of,
-)
+from qewqew_core.cli.texts import age, counted, iso, sized
 from qewqew_core.disk import lock
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
@@ -37,6 +26,7 @@ from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.monitoring import MOST
+from qewqew_core.topic import topic_paths
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_topic
 
@@ -45,29 +35,20 @@ app = typer.Typer()
 
 def _look(path: str, kind: Kind) -> dict[str, Any]:
     """What a queue or topic holds as of its last commit; nothing is locked."""
+    more: dict[str, Any] = {}
     if kind is Kind.QUEUE:
-        found = dataclasses.asdict(inspect(path))
-        found["files"] = found.pop("chunks")
+        held = inspect(path)
     else:
         stats, readers = inspect_topic(path)
         batches = [batch for state in readers.values() for batch in state.batches.values()]
-        found = {
-            "records": stats.messages,
-            "bytes": stats.bytes,
-            "oldest": stats.oldest,
-            **counts(batches),
-            "on_disk": stats.on_disk,
-            "last_lease": arguments.moment(leased)
-            if (leased := max((state.last_lease for state in readers.values()), default=0))
-            else None,
-            "oldest_lease": oldest_lease(batches),
-            "files": stats.blocks,
-            "newest": stats.newest,
-            "first": stats.first,
-            "next": stats.next,
-            "lag": max(stats.readers.values(), default=None),
-            "readers": readers_json(stats, readers),
-        }
+        last_lease = max((state.last_lease for state in readers.values()), default=0)
+        sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
+        held = QueueStats(*sizes, on_disk=stats.on_disk, **of_batches(batches, last_lease))
+        lag = max(stats.readers.values(), default=None)
+        more = {"newest": stats.newest, "first": stats.first, "next": stats.next, "lag": lag}
+        more["readers"] = readers_json(stats, readers)
+    found = dataclasses.asdict(held)
+    found |= {"files": found.pop("chunks"), **more}
     return {name: iso(value) if isinstance(value, datetime) else value for name, value in found.items()}
 
 
@@ -89,7 +70,7 @@ def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dic
 def print_readers(rows: list[dict[str, Any]]) -> None:
     columns = ["reader", "filter", "lag", "in flight", "lost", *STATES]
     cells = [[row["reader"], row["filter"] or "", *(f"{row[name.replace(' ', '_')]:,}" for name in columns[2:])] for row in rows]
-    print_table(columns, cells, numbers=tuple(columns[2:]))
+    terminal.print_table(columns, cells, numbers=tuple(columns[2:]))
 
 
 def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
@@ -103,7 +84,7 @@ def _rows(found: Iterable[tuple[str, str]]) -> tuple[list[dict[str, Any]], int]:
             row |= _look(path, row["kind"])
         except (QewQewError, OSError) as error:
             row["error"] = f"{type(error).__name__}: {error}"
-            worst = max(worst, exit_code(error))
+            worst = max(worst, terminal.exit_code(error))
         rows.append(row)
     return rows, worst
 
@@ -142,7 +123,7 @@ def ls(
     """
     rows, worst = _rows((path, path) for path in chain.from_iterable(map(_in, paths or ["."])))
     none = "no queues or topics here (an empty closed queue leaves no files)"
-    answer_list(as_json, rows, dict, lambda rows: print_table(*_table(rows)), none)
+    terminal.answer_list(as_json, rows, dict, lambda rows: terminal.print_table(*_table(rows)), none)
     raise typer.Exit(worst)
 
 
@@ -152,7 +133,7 @@ def _in(path: str) -> list[str]:
         return [path]
     found = listing.find(path, MOST)
     if not found.complete:
-        say(f"not everything below {path} is shown")
+        terminal.say(f"not everything below {path} is shown")
     return [name if path == "." else os.path.join(path, name) for name in sorted(found.queues + found.topics)]
 
 
@@ -162,9 +143,9 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     kind = existing(path)
     found = _look(path, kind)
     full = os.path.abspath(path)
-    owner = lock.holder(full if kind is Kind.QUEUE else os.path.join(full, os.path.basename(full) + ".lock"))
+    owner = lock.holder(full if kind is Kind.QUEUE else topic_paths.lock_of(full))
     if as_json:
-        print_json({"path": path, "kind": kind} | found | {"owner": owner})
+        terminal.print_json({"path": path, "kind": kind} | found | {"owner": owner})
         return
     numbers = f" ({found['first']:,} to {found['next'] - 1:,})" if kind is Kind.TOPIC and found["records"] else ""
     rows = {
@@ -178,7 +159,7 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     rows |= {name: counted(found[name], "batch", "batches") for name in STATES}
     rows["on disk"] = f"{found['on_disk']:,} ({sized(found['on_disk'])})"
     rows["locked by"] = f"process {owner}" if owner else "no process that you can see"
-    print_table([], [[name, text] for name, text in rows.items()])
+    terminal.print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
 
@@ -211,15 +192,15 @@ def top(
                         before[row["path"]] = count
                 began = now
                 if as_json:
-                    print_json({"time": iso(arguments.moment(now_ms())), "complete": found.complete, "found": rows})
+                    terminal.print_json({"time": iso(arguments.moment(now_ms())), "complete": found.complete, "found": rows})
                 elif table:
-                    live.update(table_of(*_table(rows, "per second")), refresh=True)
+                    live.update(terminal.table_of(*_table(rows, "per second")), refresh=True)
                 else:
-                    print_table(*_table(rows, "per second"))
+                    terminal.print_table(*_table(rows, "per second"))
                 if once:
                     break
                 time.sleep(max(0.0, interval - (time.monotonic() - now)))
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(terminal.INTERRUPTED) from None
     if not found.complete:
-        say(f"not everything below {directory} is shown")
+        terminal.say(f"not everything below {directory} is shown")

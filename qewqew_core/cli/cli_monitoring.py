@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json
-from qewqew_core.cli.terminal import INTERRUPTED, counted, print_json, print_line
+from qewqew_core.cli.texts import counted
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.tools.monitoring import Watched, age, exposition, watch
 
@@ -61,7 +62,7 @@ def check(
     try:
         found = list(watch(paths or ["."]))
     except BadPath as error:
-        print_line(f"QEWQEW UNKNOWN: {error}")
+        terminal.print_line(f"QEWQEW UNKNOWN: {error}")
         raise typer.Exit(UNKNOWN) from None
     problems: list[tuple[int, str]] = []
 
@@ -91,14 +92,14 @@ def check(
     }
     if as_json:
         told = [{"state": _NAMES[severity], "text": text} for severity, text in problems]
-        print_json({"state": _NAMES[worst], "problems": told, **numbers})
+        terminal.print_json({"state": _NAMES[worst], "problems": told, **numbers})
         raise typer.Exit(worst)
     said = problems[0][1] if problems else f"{counted(len(found), 'queue or reader', 'queues and readers')}, none late"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     figures = f"records={numbers['records']} oldest={numbers['oldest']}s dead={numbers['dead']}"
-    print_line(f"QEWQEW {_NAMES[worst]}: {said}{more} | {figures}")
+    terminal.print_line(f"QEWQEW {_NAMES[worst]}: {said}{more} | {figures}")
     for severity, text in problems[1:]:
-        print_line(f"{_NAMES[severity]}: {text}")
+        terminal.print_line(f"{_NAMES[severity]}: {text}")
     raise typer.Exit(worst)
 
 
@@ -127,7 +128,7 @@ def metrics(
         began = time.monotonic()
         text = exposition(watch(paths or ["."]))
         if output is None:
-            print_line(text.rstrip("\n"))
+            terminal.print_line(text.rstrip("\n"))
         else:
             _replace(output, text.encode())
         if every is None:
@@ -135,7 +136,7 @@ def metrics(
         try:
             time.sleep(max(0.0, max(1.0, every.total_seconds()) - (time.monotonic() - began)))
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(terminal.INTERRUPTED) from None
 
 
 def _replace(path: str, data: bytes) -> None:

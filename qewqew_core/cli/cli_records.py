@@ -13,6 +13,7 @@ from typing import IO, Annotated
 import typer
 
 from qewqew_core import arguments
+from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import (
     MOST,
     AsTopic,
@@ -30,17 +31,7 @@ from qewqew_core.cli.targets import (
     only_for,
     to_fill,
 )
-from qewqew_core.cli.terminal import (
-    INTERRUPTED,
-    answer,
-    counted,
-    print_messages,
-    print_records,
-    progress_bar,
-    say,
-    sync_output,
-    uninterrupted,
-)
+from qewqew_core.cli.texts import counted
 from qewqew_core.errors import Empty
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -107,16 +98,16 @@ def put(
             for commit in _commits(bodies, sys.maxsize if key is not None else batch_size):
                 for group in few(Message(body, tag, message_id) for body in commit):
                     target.add(group)
-                with uninterrupted():
+                with terminal.uninterrupted():
                     committed = target.commit(key)
                 stored, repeated = stored + committed.records, committed.repeated
         except BaseException:
             if stored:
-                say(f"{counted(stored, 'record')} put before that; they stay")
+                terminal.say(f"{counted(stored, 'record')} put before that; they stay")
             raise
     put_before = f"nothing to do: {counted(stored, 'record')} put under this key before"
     done = put_before if repeated else f"{counted(stored, 'record')} put"
-    answer(as_json, {"path": path, "kind": kind, "records": stored, "repeated": repeated}, done)
+    terminal.answer(as_json, {"path": path, "kind": kind, "records": stored, "repeated": repeated}, done)
 
 
 def _commits(bodies: Iterator[bytes], size: int) -> Iterator[Iterator[bytes]]:
@@ -133,7 +124,7 @@ def _bodies(
     if records:
         return map(os.fsencode, records)
     opened = sys.stdin.buffer if file in (None, "-") else stack.enter_context(open(str(file), "rb"))  # noqa: SIM115
-    progress = stack.enter_context(progress_bar("putting"))
+    progress = stack.enter_context(terminal.progress_bar("putting"))
     return iter([opened.read()]) if whole else _split(opened, b"\0" if null else b"\n", progress, largest)
 
 
@@ -186,9 +177,9 @@ def get(
             time.sleep(tailing.POLL_SECONDS)
         with Queue(path, lock_timeout=lock_timeout) as queue, queue.session() as session:
             while taken < most and (records := session.get_many(min(most - taken, GROUP_RECORDS), GROUP_BYTES)):
-                print_records(records, null, as_json)
-                sync_output()
-                with uninterrupted():
+                terminal.print_records(records, null, as_json)
+                terminal.sync_output()
+                with terminal.uninterrupted():
                     session.commit()
                 taken += len(records)
 
@@ -219,7 +210,7 @@ def peek(
     first, others = steady(path, begin)
     if first is None:
         raise Empty("no message matches", path=path) if chosen else _empty(path)
-    print_messages(chain([first], islice(others, number - 1)), null, as_json, kind is Kind.TOPIC)
+    terminal.print_messages(chain([first], islice(others, number - 1)), null, as_json, kind is Kind.TOPIC)
 
 
 @app.command(rich_help_panel="Records")
@@ -240,7 +231,7 @@ def tail(
     only_for(Kind.TOPIC, kind, path, filter=text)
 
     def lost(number: int) -> None:
-        say(f"the messages from {number:,} on were removed from the topic before they could be read")
+        terminal.say(f"the messages from {number:,} on were removed from the topic before they could be read")
 
     try:
         if kind is Kind.QUEUE:
@@ -248,6 +239,6 @@ def tail(
         else:
             found = tailing.messages(path, number, Filter(text), follow, lost)
         for messages in found:
-            print_messages(messages, null, as_json, kind is Kind.TOPIC)
+            terminal.print_messages(messages, null, as_json, kind is Kind.TOPIC)
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(terminal.INTERRUPTED) from None

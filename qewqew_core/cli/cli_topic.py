@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from qewqew_core.cli import terminal
 from qewqew_core.cli.cli_looking import print_readers, readers_json
 from qewqew_core.cli.targets import (
     MOST,
@@ -27,7 +28,7 @@ from qewqew_core.cli.targets import (
     existing_topic,
     to_fill,
 )
-from qewqew_core.cli.terminal import answer, answer_list, ask, counted, print_messages, sync_output, uninterrupted
+from qewqew_core.cli.texts import counted
 from qewqew_core.errors import Empty
 from qewqew_core.tools.exchange import GROUP_BYTES, GROUP_RECORDS
 from qewqew_core.tools.listing import Kind
@@ -84,10 +85,10 @@ def read(
             messages = reader.read_many(min(most - taken, GROUP_RECORDS), GROUP_BYTES, timeout=0 if taken else timeout)
             if not messages:
                 break
-            print_messages(messages, null, as_json, topic=True)
-            sync_output()
+            terminal.print_messages(messages, null, as_json, topic=True)
+            terminal.sync_output()
             if commit:
-                with uninterrupted():
+                with terminal.uninterrupted():
                     reader.commit()
             taken += len(messages)
     if not taken:
@@ -139,10 +140,11 @@ def trim(
         slow_readers=slow_readers.value,
         lock_timeout=lock_timeout,
     ) as topic:
-        with uninterrupted():
+        with terminal.uninterrupted():
             removed = topic.trim()
         left = len(topic)
-    answer(as_json, {"path": path, "removed": removed, "records": left}, f"{counted(removed, 'record')} removed, {left:,} left")
+    done = f"{counted(removed, 'record')} removed, {left:,} left"
+    terminal.answer(as_json, {"path": path, "removed": removed, "records": left}, done)
 
 
 # Readers
@@ -152,7 +154,7 @@ def trim(
 def readers_list(path: TopicPath, as_json: Json = False) -> None:
     """List the readers of a topic, and how many messages each has not committed."""
     existing(path, Kind.TOPIC, NO_READERS)
-    answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
+    terminal.answer_list(as_json, readers_json(*inspect_topic(path)), dict, print_readers, "the topic has no readers")
 
 
 @readers_app.command("add")
@@ -176,7 +178,7 @@ def readers_add(
 
 def _print_place(reader: Reader, verb: str, as_json: bool) -> None:
     number = reader.position().number
-    answer(as_json, {"reader": reader.name, "number": number}, f"{reader.name} {verb} at message {number:,}")
+    terminal.answer(as_json, {"reader": reader.name, "number": number}, f"{reader.name} {verb} at message {number:,}")
 
 
 @readers_app.command("copy")
@@ -202,13 +204,13 @@ def readers_seek(
 ) -> None:
     """Move a reader. Deliveries that are not committed are forgotten."""
     if (number is not None) + (offset is not None) + (time is not None) + oldest + latest != 1:
-        raise typer.BadParameter("say where to: one of --number, --offset, --time, --oldest and --latest")
+        raise typer.BadParameter("say where to move the reader: one of --number, --offset, --time, --oldest and --latest")
     since = None if time is None else time_of(time, "--time must be a time (2025-01-31T12:00:00)")
     with existing_topic(path) as topic, existing_reader(topic, name) as reader:
         if oldest or latest:
             stats = topic.stats()
             number = stats.first if oldest else stats.next
-        with uninterrupted():
+        with terminal.uninterrupted():
             reader.seek(number=number, offset=offset, time=since)
         _print_place(reader, "stands", as_json)
 
@@ -224,7 +226,7 @@ def readers_filter(
     with existing_topic(path) as topic, existing_reader(topic, name) as reader:
         reader.set_filter(text)
         chosen = f"messages that match {reader.filter}" if reader.filter else "all messages"
-        answer(as_json, {"reader": name, "filter": reader.filter}, f"{name} delivers {chosen}")
+        terminal.answer(as_json, {"reader": name, "filter": reader.filter}, f"{name} delivers {chosen}")
 
 
 @readers_app.command("delete")
@@ -235,7 +237,7 @@ def readers_delete(path: TopicPath, name: Name, yes: Yes = False, as_json: Json 
             stats = None if yes else reader.stats()
         if stats is not None:
             batches = counted(stats.leased + stats.returned + stats.dead, "batch", "batches")
-            ask(f"Delete reader {name}, with {counted(stats.records, 'waiting message')} and {batches}?")
-        with uninterrupted():
+            terminal.ask(f"Delete reader {name}, with {counted(stats.records, 'waiting message')} and {batches}?")
+        with terminal.uninterrupted():
             topic.delete_reader(name)
-    answer(as_json, {"reader": name}, f"{name} is deleted")
+    terminal.answer(as_json, {"reader": name}, f"{name} is deleted")

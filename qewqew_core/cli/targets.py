@@ -78,16 +78,16 @@ def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
     """
     found = kind_of(path)
     if found is None and os.path.isdir(path):
-        os.listdir(path)  # if one may not, that is what is wrong
+        os.listdir(path)  # without the right to, that is the error
         name = os.path.basename(os.path.abspath(path))
         example = os.path.join(path, "orders.qew")
-        what = f"is a directory but not a topic: it has no {name}.idx. A queue is a file in a directory, such as {example}"
+        what = f"this is a directory but not a topic: it has no {name}.idx. A queue is a file in a directory, such as {example}"
         raise BadPath(what, path=path)
     if found is None:
         paths.check_path(path)
         raise nothing(path, wanted)
     if wanted not in (None, found):
-        raise BadPath(f"is a {_called(found, path)}, but this command needs a {wanted}: {instead}", path=path)
+        raise BadPath(f"this is a {_called(found, path)}, but the command needs a {wanted}: {instead}", path=path)
     return found
 
 
@@ -100,9 +100,11 @@ def to_fill(path: str, as_topic: bool) -> Kind:
     """What is at a path or, if nothing is, what to make there. Raises `BadPath` if that is impossible."""
     found = kind_of(path)
     if found is Kind.QUEUE and as_topic:
-        raise BadPath(f"is a {_called(found, path)}, so no topic can be made here: give another path", path=path)
+        raise BadPath(f"this is a {_called(found, path)}, so no topic can be made here: give another path", path=path)
     if found is None and not as_topic and os.path.isdir(path):
-        raise BadPath("is a directory but not a topic: give the path of a queue in it, or add --topic to make it one", path=path)
+        raise BadPath(
+            "this is a directory but not a topic: give the path of a queue in it, or add --topic to make one", path=path
+        )
     kind = found or (Kind.TOPIC if as_topic else Kind.QUEUE)
     (paths.check_path if kind is Kind.QUEUE else topic_paths.check_topic_path)(path)
     return kind
@@ -111,7 +113,7 @@ def to_fill(path: str, as_topic: bool) -> Kind:
 def only_for(kind: Kind, found: Kind, path: str, **options: object) -> None:
     """Raise `BadArgument` for options that only the other kind has."""
     if found is not kind and (given := [name for name, value in options.items() if value is not None]):
-        raise BadArgument(f"is a {found}, and --{given[0].replace('_', '-')} is for a {kind}: leave it out", path=path)
+        raise BadArgument(f"this is a {found}, and --{given[0].replace('_', '-')} is only for a {kind}", path=path)
 
 
 # Opening it: what is not there is not made
@@ -130,7 +132,7 @@ def existing_topic(path: str, **settings: Any) -> Topic:
 def existing_reader(topic: Topic, name: str, **settings: Any) -> Reader:
     topic_paths.check_reader_name(name)
     if name not in (names := topic.readers()):
-        raise Empty(f"the topic has no reader {name!r}; it has {', '.join(names) or 'none'}", path=topic.path)
+        raise Empty(f"the topic has no reader {name!r}; it has {', '.join(names) or 'no readers'}", path=topic.path)
     return topic.reader(name, **settings)
 
 
@@ -145,7 +147,7 @@ def leasing(path: str, reader: str | None, lock_timeout: float, **settings: Any)
         return
     with Topic(path, lock_timeout=lock_timeout, **settings) as topic:
         if reader is None:
-            names = ", ".join(topic.readers()) or "none"
-            raise BadArgument(f"is a topic: choose one of its readers with --reader; it has {names}", path=path)
+            names = ", ".join(topic.readers()) or "no readers yet"
+            raise BadArgument(f"this is a topic: choose one of its readers with --reader. It has {names}", path=path)
         with existing_reader(topic, reader) as opened:
             yield opened

@@ -9,7 +9,6 @@ import signal
 import stat as modes
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import typer
@@ -19,33 +18,23 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from qewqew_core.errors import (
-    BadArgument,
-    BadManifest,
-    BatchExpired,
-    BatchNotFound,
-    Corrupt,
-    DiskFull,
-    Empty,
-    Full,
-    Locked,
-    QewQewError,
-)
+from qewqew_core import errors
+from qewqew_core.cli.texts import visible
 from qewqew_core.formats.zbus import Message
 from qewqew_core.tools.exchange import few, json_line
 
 T = TypeVar("T")
 FAILED, USAGE, NOTHING, LOCKED, DAMAGED, FULL, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 4, 5, 6, 130, 141
-EXIT_CODES: list[tuple[type[QewQewError], int]] = [
-    (BadArgument, USAGE),
-    (Empty, NOTHING),
-    (BatchNotFound, NOTHING),
-    (BatchExpired, NOTHING),
-    (Locked, LOCKED),
-    (Corrupt, DAMAGED),
-    (BadManifest, DAMAGED),
-    (Full, FULL),
-    (DiskFull, FULL),
+EXIT_CODES: list[tuple[type[errors.QewQewError], int]] = [
+    (errors.BadArgument, USAGE),
+    (errors.Empty, NOTHING),
+    (errors.BatchNotFound, NOTHING),
+    (errors.BatchExpired, NOTHING),
+    (errors.Locked, LOCKED),
+    (errors.Corrupt, DAMAGED),
+    (errors.BadManifest, DAMAGED),
+    (errors.Full, FULL),
+    (errors.DiskFull, FULL),
 ]
 EPILOG = (
     "Exit codes: 0 done; 1 another error; 2 wrong usage; 3 nothing there (empty, or no such batch); 4 somebody else has the "
@@ -66,9 +55,9 @@ class Commands(typer.core.TyperGroup):
         except KeyboardInterrupt:
             say("interrupted; what was not committed has no effect")
             raise typer.Exit(INTERRUPTED) from None
-        except QewQewError as error:
+        except errors.QewQewError as error:
             say(visible(f"{type(error).__name__}: {error}"))
-            if isinstance(error, (Corrupt, BadManifest)) and "qewqew repair" not in str(error):
+            if isinstance(error, (errors.Corrupt, errors.BadManifest)) and "qewqew repair" not in str(error):
                 say("`qewqew verify` lists all damage, `qewqew repair` rescues what can be read")
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
@@ -239,36 +228,3 @@ def print_table(columns: list[str], rows: list[list[str]], numbers: tuple[str, .
     with console.capture() as capture:
         console.print(table_of(columns, rows, numbers))
     print_line("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def visible(text: str) -> str:
-    """The text without control characters, which a reason or a path may contain."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
-def counted(number: int, what: str, plural: str | None = None) -> str:
-    return f"{number:,} {what if number == 1 else plural or what + 's'}"
-
-
-def sized(number: float) -> str:
-    if number < 1024:
-        return f"{number:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        number /= 1024
-        if number < 1024:
-            return f"{number:.1f} {unit}"
-    return f"{number / 1024:,.1f} TiB"
-
-
-def age(moment: datetime) -> str:
-    import pendulum
-
-    return pendulum.instance(moment).diff_for_humans(absolute=True)
-
-
-def short(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def iso(moment: datetime | None) -> str | None:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else None

@@ -109,7 +109,7 @@ class Engine(Generic[S]):
     """A store at ``path``, which messages call a ``what``: a queue, a topic, a reader. Closed until `open`.
 
     ``sync``: a commit is durable when the call returns that made it. ``log_bytes``: the log is cut back to a snapshot
-    when it has grown by so many bytes, or has doubled if that is more. ``locks_log``: nobody else may have it open;
+    when it has grown by this many bytes, or has doubled if that is more. ``locks_log``: nobody else may have it open;
     ``shares_log``: other processes append to it, so that what could not be made durable cannot be cut off.
     """
 

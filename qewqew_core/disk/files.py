@@ -12,6 +12,7 @@ import glob
 import os
 import shutil
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import MutableSequence
 from functools import cache
 from pathlib import Path
@@ -235,7 +236,21 @@ def close_each(descriptors: dict[int, int], *which: int) -> None:
     any(map(os.close, map(descriptors.pop, which or tuple(descriptors))))
 
 
-class Descriptors(list[int]):
+class Closes(ABC):
+    """Closes itself at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """You may call it twice; a second call finishes an interrupted first one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Descriptors(list[int], Closes):
     """Open descriptors that are closed with the list: wherever an interrupt comes, none of them stays open."""
 
     def close(self) -> None:
@@ -245,12 +260,6 @@ class Descriptors(list[int]):
     def hand_over(self, fds: list[int]) -> None:
         """Move the last one to the other list."""
         fds.extend(map(self.pop, (-1,)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self:  # when the interpreter ends there is nothing left to call

@@ -79,9 +79,9 @@ def checked(records: Iterable[Record], chunk_size: int) -> list[bytes]:
                 )
             result[number] = record = bytes(record)
         if len(record) > limit:
+            place = "record of a queue" if limit == MAX_RECORD else f"record of a queue with chunks of {chunk_size:,} bytes"
             raise RecordTooLarge(
-                f"record {number} has {len(record):,} bytes, the largest that fits is {limit:,} (chunk size "
-                f"{chunk_size:,}, and at most {MAX_RECORD:,} in this format). Nothing was stored; split it, "
+                f"record {number} has {len(record):,} bytes; a {place} has at most {limit:,}. Nothing was stored; split it, "
                 "store it in a file and queue its path, or use a topic, which takes bodies up to 2 GiB"
             )
     return cast(list[bytes], result)

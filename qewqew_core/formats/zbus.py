@@ -92,7 +92,7 @@ class Message(NamedTuple):
 
 
 class Index(NamedTuple):
-    """What the index says of the whole topic; so many `blocks` are there, from block `start` on."""
+    """What the index says of the whole topic; this many `blocks` are there, from block `start` on."""
 
     version: int
     blocks: int

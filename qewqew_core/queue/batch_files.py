@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 
-from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest, Segment
@@ -33,16 +32,7 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
         )
         name = segment_file(path, chunk_state.id)
         segments.append(Segment(name, chunk_state.head, chunk_state.tail, chunk_state.records, whole, boundaries, tuple(inside)))
-    return Manifest(
-        batch.id,
-        batch.keys[-1],
-        places.queue_name(path),
-        arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z"),
-        batch.attempt,
-        batch.records,
-        batch.bytes,
-        tuple(segments),
-    )
+    return manifest.describing(batch, places.queue_name(path), segments)
 
 
 def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:

@@ -99,7 +99,7 @@ class Chain:
                 self.rotate()
 
     def expect_changes(self) -> None:
-        """Count the changes of batches from now on: after so many the log is cut back."""
+        """Count the changes of batches from now on: after this many the log is cut back."""
         self._rotate_at_changes = self._engine.state.changes + LIMITS.log_changes
 
     def rotate(self) -> None:
@@ -309,10 +309,6 @@ class Chain:
         """A piece of the chunk's file, verified; see `read_piece`."""
         path = self.path_of(chunk_state.id)
         return read_piece(self.files, self.descriptor(chunk_state.id), path, chunk_state, index, after)
-
-    def forget_piece(self) -> None:
-        """The first chunk is another one."""
-        self._piece = None
 
     # Copies of what can be taken from a chunk
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files, close_each
+from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.errors import DiskFull, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
@@ -62,13 +62,10 @@ def store_header(files: Files, header_fd: int, first: int, sure: bool = True) ->
 def restore_header(files: Files, path: str, first: int) -> None:
     """Make the header again if it is gone: a Java program may have removed it. Durable but for its name."""
     if first and not files.exists(path):
-        with contextlib.suppress(FileExistsError):  # another one has begun a queue of its own: the next opening sees to that
-            fd = files.open(path, new=True)
-            try:
-                files.write(fd, chunk.FIRST.pack(first), 0)
-                files.sync(fd)
-            finally:
-                files.close(fd)
+        # If it exists after all, another one has begun a queue of its own: the next opening sees to that.
+        with contextlib.suppress(FileExistsError), Descriptors([files.open(path, new=True)]) as (fd,):
+            files.write(fd, chunk.FIRST.pack(first), 0)
+            files.sync(fd)
 
 
 def sync_moved(files: Files, path: str) -> None:

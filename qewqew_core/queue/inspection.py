@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
-from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
+from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
@@ -18,6 +18,7 @@ from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import java, paths
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import chain_of, look
+from qewqew_core.queue.reading import unread
 from qewqew_core.queue.state import State
 
 _T = TypeVar("_T")
@@ -30,19 +31,18 @@ def inspect(path: str | os.PathLike[str]) -> QueueStats:
     transaction log and, if the queue is closed, the pointers of the chunks. Only after a Java program has used the queue must
     it count the records. Raises `BadPath`, `Corrupt`.
     """
-    full = paths.check_path(path)
-    return steady(full, lambda: stats_of(DISK, full, _look(full)[0]))
+    return inspect_state(path)[0]
 
 
 def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
     """The same, and the state: the batches, acknowledged ones too, and the keys. Do not change it."""
     full = paths.check_path(path)
-    return steady(full, lambda: _with_state(full))
 
+    def with_stats() -> tuple[QueueStats, State]:
+        state, _ = _look(full)
+        return stats_of(DISK, full, state), state
 
-def _with_state(path: str) -> tuple[QueueStats, State]:
-    state, _ = _look(path)
-    return stats_of(DISK, path, state), state
+    return steady(full, with_stats)
 
 
 class Snapshot(NamedTuple):
@@ -107,6 +107,37 @@ def _missing(path: str, runs: list[tuple[int, Body]]) -> list[tuple[int, bytes]]
     return copies
 
 
+def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
+    """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
+    files = WithPending(found.pending.get(chunk_state.id, []))
+    file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
+    try:
+        fd = files.open_to_read(file)
+    except FileNotFoundError:
+        raise _taken(file) from None
+    try:
+        with Descriptors([fd]):
+            for piece, data in unread(files, fd, file, chunk_state):
+                yield chunk.split(_without(chunk_state, data, piece.offset))[0]
+    except Corrupt:
+        now = {other.id: other for other in snapshot(path).chunks}.get(chunk_state.id)
+        if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
+            raise  # the chunk still is what it was
+        raise _taken(file) from None
+
+
+def _without(chunk_state: Chunk, data: bytes, start: int) -> bytes:
+    """What of these records, which begin at ``start``, was not taken behind the head."""
+    for span in reversed(chunk_state.consumed):
+        if start <= span.start < start + len(data) or start < span.end <= start + len(data):
+            data = data[: max(0, span.start - start)] + data[max(0, span.end - start) :]
+    return data
+
+
+def _taken(path: str) -> RecordsTaken:
+    return RecordsTaken("records were taken from the queue while they were read, and are gone; try again", path=path)
+
+
 def steady(path: str, look: Callable[[], _T]) -> _T:
     """What ``look`` finds in a queue. It looks again if the queue changed meanwhile. Raises `BadPath`, `Corrupt`."""
     try:
@@ -154,9 +185,7 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
         chunks=len(chunks),
         oldest=arguments.moment(chunks[0].time()) if chunks else None,
         on_disk=_on_disk(files, path, state),
-        last_lease=arguments.moment(state.last_lease) if state.last_lease else None,
-        oldest_lease=oldest_lease(state.batches.values()),
-        **counts(state.batches.values()),
+        **of_batches(state.batches.values(), state.last_lease),
     )
 
 

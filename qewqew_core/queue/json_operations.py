@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from qewqew_core.batch.batch_state import BATCH_CHECKS, BATCH_NAMES, BATCH_OPERATIONS, batch_operation
+from qewqew_core.batch.batch_operations import BATCH_CHECKS, BATCH_NAMES, BATCH_OPERATIONS, batch_operation
 from qewqew_core.disk.journal import Body
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut, Span

@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Iterable
 
+from qewqew_core import arguments
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
@@ -37,16 +38,10 @@ def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
 
 def check_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
-    try:
-        given = os.fspath(path)
-        os.fsencode(given)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a queue's path is a str or a Path, not {path!r:.100}") from error
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise BadPath(f"a queue's path is a non-empty str without NUL, not {given!r:.100}")
+    given = arguments.check_path_text("queue", path)
     if given.endswith("/") or DISK.is_directory(given, follow=True):
         raise BadPath(
-            "is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
+            "this is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
         )
     full = os.path.join(os.path.abspath(os.path.dirname(given)), os.path.basename(given))
     parent = os.path.dirname(full)

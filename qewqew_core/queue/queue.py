@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import count
-from typing import Literal, Self
+from typing import Literal
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
@@ -31,7 +31,7 @@ from qewqew_core.batch.reports import Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Closes, Files
 from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -55,7 +55,7 @@ _logger = logging.getLogger(__name__)
 _open_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
 
 
-class Queue(HasBatches):
+class Queue(HasBatches, Closes):
     """A queue at ``path``, opened for exclusive use; made if it is missing. Threads may share it.
 
     ``chunk_size``: bytes of a new chunk file, 12 to 2**31 - 1, allocated on disk; the first ones are smaller, from 256 KiB on.
@@ -249,12 +249,6 @@ class Queue(HasBatches):
             self._chain.header.release()
         _open_queues.discard(self)
         self._released = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._released:

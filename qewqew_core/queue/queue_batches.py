@@ -12,7 +12,6 @@ from functools import partial
 from typing import TypeVar
 
 from qewqew_core.batch import places
-from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
@@ -43,10 +42,7 @@ class QueueBatches(Source):
         self._chain = chain
         self._holds = holds
 
-    def commit(self, operation: BatchOperation) -> None:
-        self._commit(operation)
-
-    def _commit(self, operation: JsonOperation, now: int | None = None) -> int:
+    def commit(self, operation: JsonOperation, now: int | None = None) -> int:
         position = self._chain.commit([operation], now)
         self.engine.durable(position, always=True)
         stamp.write(self.files, self.stem, self.engine.state.changes)
@@ -92,37 +88,12 @@ class QueueBatches(Source):
         self._chain.flush()
         batch = self.new_batch(key)
         making = self.stem + paths.LEASE
-        parts: list[tuple[int, Cut | None]] = []
-        segment_paths: list[str] = []
         try:
             places.remove_tree(self.files, making)
             places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             self.files.make_directory(making)
             places.make_home(self.files, self.stem, places.BATCHES)
-            for source in self.engine.state.chain.values():
-                if max_records <= 0 or max_bytes <= 0:
-                    break
-                path, cut, available = self._chain.path_of(source.id), None, source
-                if source.unavailable or source.records > max_records or source.bytes > max_bytes:
-                    if source.free(source.head) is None:
-                        continue
-                    path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
-                    cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
-                    if not cut.spans:
-                        self.files.unlink(path)
-                        break
-                    available = cut.chunk(source.id)
-                elif not source.records:
-                    continue
-                else:
-                    self._chain.sync_chunk(source.id)
-                parts.append((source.id, cut))
-                segment_paths.append(path)
-                batch.chunks.append(available)
-                max_records -= available.records
-                max_bytes -= available.bytes
-                if cut and source.free(cut.spans[-1].end) is not None:
-                    break
+            parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes)
             batch.records = sum(part.records for part in batch.chunks)
             batch.bytes = sum(part.bytes for part in batch.chunks)
             places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
@@ -134,18 +105,52 @@ class QueueBatches(Source):
                 raise
             raise self.engine.full(error) or self.engine.poison(error) from error
 
+    def _take_chunks(
+        self, batch: BatchState, making: str, max_records: int, max_bytes: int
+    ) -> tuple[list[tuple[int, Cut | None]], list[str]]:
+        """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``.
+
+        Returns them as `Lease` has them, and where the file of each is now.
+        """
+        parts: list[tuple[int, Cut | None]] = []
+        segment_paths: list[str] = []
+        for source in self.engine.state.chain.values():
+            if max_records <= 0 or max_bytes <= 0:
+                break
+            path, cut, available = self._chain.path_of(source.id), None, source
+            if source.unavailable or source.records > max_records or source.bytes > max_bytes:
+                if source.free(source.head) is None:
+                    continue
+                path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
+                cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
+                if not cut.spans:
+                    self.files.unlink(path)
+                    break
+                available = cut.chunk(source.id)
+            elif not source.records:
+                continue
+            else:
+                self._chain.sync_chunk(source.id)
+            parts.append((source.id, cut))
+            segment_paths.append(path)
+            batch.chunks.append(available)
+            max_records -= available.records
+            max_bytes -= available.bytes
+            if cut and source.free(cut.spans[-1].end) is not None:
+                break
+        return parts, segment_paths
+
     def _commit_batch(self, lease: Lease, made: int) -> BatchState:
         whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]
         try:
             self.keep_room(len(whole) + 1, len(logs.pack(lease)))
-            position = self._commit(lease, made)
+            position = self.commit(lease, made)
         except DiskFull:
             places.remove_tree(self.files, self.stem + paths.LEASE)
             raise
         self._holds.disturbed += 1
         for chunk_id in whole:
             self._chain.forget(chunk_id)
-        self._chain.forget_piece()
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
         self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
@@ -163,10 +168,9 @@ class QueueBatches(Source):
         # Files that bore these ids must be gone for good: after a power cut they would be taken for those that come.
         self._chain.sync_names()
         self.keep_room(len(ids))
-        self._commit(PutBack(batch.id, ids, names))
+        self.commit(PutBack(batch.id, ids, names))
         self._chain.taken.update(ids)
         self._holds.disturbed += 1
-        self._chain.forget_piece()
         moves = list(zip(names, ids, strict=True))
         self.move(partial(batch_files.roll_forward_put_back, self.files, self.stem, batch.id, moves))
         self._chain.own_ends()

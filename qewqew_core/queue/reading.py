@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.checksum import crcs_of_rest
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -116,8 +116,7 @@ def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[
 
     Raises `Corrupt` with the offset of the first record that does not fit.
     """
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         rest, at = b"", start
         while at < tail:
             block = files.read(fd, min(BLOCK, tail - at), at)
@@ -140,17 +139,12 @@ def step_over(files: Files, path: str, start: int, tail: int) -> Iterator[tuple[
                 path=path,
                 offset=at - len(rest),
             )
-    finally:
-        files.close(fd)
 
 
 def records_before(files: Files, path: str, chunk_state: Chunk, offset: int) -> int:
     """How many records lie between the base of a chunk and ``offset``. Raises `Corrupt` if no record begins there."""
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         piece = read_piece(files, fd, path, chunk_state, chunk_state.piece_of(offset))
-    finally:
-        files.close(fd)
     at, count = 0, piece.records_before
     while piece.start + at < offset:
         at, count = chunk.record_end(piece.data, at), count + 1

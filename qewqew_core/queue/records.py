@@ -339,7 +339,7 @@ class Records:
     def _wait_for_room(
         self, records: int, payload: int, timeout: float | None, leaving: int = 0, leaving_payload: int = 0
     ) -> None:
-        """Wait until so many records fit, in the place of others that leave with the same commit."""
+        """Wait until this many records fit, in the place of others that leave with the same commit."""
         if not self._is_bounded:
             return
         state, path = self._engine.state, self._engine.path

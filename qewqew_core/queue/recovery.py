@@ -95,7 +95,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only
                 finish_moves(files, path, state, replayed.last_json_operation)  # step 6
                 sync_moved(files, path)
-                redo(files, path, state, replayed.redo)  # step 7
+                redo(files, path, replayed.redo)  # step 7
                 store_pointers(files, path, state, unsure=replayed.made | replayed.handed.keys())  # step 8
                 store_header(files, header_fd, state.first, sure=False)
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
@@ -333,7 +333,7 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
 # Step 7
 
 
-def redo(files: Files, path: str, state: State, redo: dict[int, list[tuple[int, Body]]]) -> None:
+def redo(files: Files, path: str, redo: dict[int, list[tuple[int, Body]]]) -> None:
     """Write frames that the log carries into their chunk files, durably."""
     for chunk_id, runs in redo.items():
         with Descriptors([files.open(chunk.chunk_path(path, chunk_id))]) as (fd,):

@@ -17,7 +17,7 @@ from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
 from qewqew_core.limits import now_ms
-from qewqew_core.queue import batch_files, chunk_files, java, orphans, paths, recovery
+from qewqew_core.queue import batch_files, chunk_files, java, orphans, recovery
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import Found
 from qewqew_core.queue.log import Replayed
@@ -35,23 +35,24 @@ class Decision:
 
     def __init__(self, plan: Plan, pieces: Pieces) -> None:
         self._plan = plan
+        self._files, self._path = plan.files, plan.path
         self._pieces = pieces
 
     def decide(self) -> State:
-        header = self._plan.files.read(self._plan.header_fd, 64, 0)
+        header = self._files.read(self._plan.header_fd, 64, 0)
         self._plan.look_again()
         first = chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0
-        found = Found(self._plan.files, self._plan.path, first, None, self._plan.files.boot())
-        log_path = self._plan.path + paths.LOG
-        if not self._plan.files.exists(log_path):
+        found = Found(self._files, self._path, first, None, self._files.boot())
+        log_path = self._plan.log_path
+        if not self._files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
-        data = read_whole(self._plan.files, log_path)
+        data = read_whole(self._files, log_path)
         try:
             found.log = logs.replay(data, log_path)
             self._plan.payload = logs.replay(data, log_path, keep_redo=True).redo
         except Corrupt as error:
             left = logs.salvage(data, log_path, keep_redo=True)
-            what = f"the log is damaged ({error.args[0].partition(': ')[2]}); the commits before it hold"
+            what = f"the log is damaged ({error.what}); the commits before it hold"
             self._plan.damaged(log_path, left.damaged, left.end - left.damaged, None, what)
             self._plan.copies.append(log_path)
             if left.prefix is None or left.frames:
@@ -71,7 +72,7 @@ class Decision:
                 state = self._as_opened(found) or state
         refused = self._plan.refused
         if refused and not self._plan.found_damage:
-            self._plan.damaged(refused.path or self._plan.path, refused.offset or 0, 0, None, str(refused))
+            self._plan.damaged(refused.path or self._path, refused.offset or 0, 0, None, str(refused))
         return state
 
     def _is_wrong_in_the_middle(self, found: Found) -> bool:
@@ -79,23 +80,21 @@ class Decision:
         assert found.log is not None
         return (
             found.is_closed
-            and java.is_as_closed(self._plan.files, found)
-            and not java.is_as_closed(self._plan.files, found, all_chunks=True)
+            and java.is_as_closed(self._files, found)
+            and not java.is_as_closed(self._files, found, all_chunks=True)
         )
 
     def _as_opened(self, found: Found) -> State | None:
         """What opening believes; None if it gives up."""
         self._plan.refused = None
         owned: dict[int, int] = {}
-        before = (
-            found.log.state.records if found.log and found.is_closed and not java.is_as_closed(self._plan.files, found) else None
-        )
+        before = found.log.state.records if found.log and found.is_closed and not java.is_as_closed(self._files, found) else None
         try:
-            opened = recovery.recover(self._plan.files, self._plan.path, self._plan.header_fd, owned)
+            opened = recovery.recover(self._files, self._path, self._plan.header_fd, owned)
             opened.log.close()
-            chunk_files.store_header(self._plan.files, self._plan.header_fd, opened.state.first)
+            chunk_files.store_header(self._files, self._plan.header_fd, opened.state.first)
         except _UNFIT as error:
-            self._plan.refused = error if isinstance(error, QewQewError) else Corrupt(str(error), path=self._plan.path)
+            self._plan.refused = error if isinstance(error, QewQewError) else Corrupt(str(error), path=self._path)
             return None
         finally:
             close_each(owned)
@@ -103,7 +102,7 @@ class Decision:
         self._plan.report.notes += opened.notes
         if before is not None:
             self._plan.report.notes.append(
-                f"{self._plan.path}: another program has used the queue since it was closed. It holds {opened.state.records} "
+                f"{self._path}: another program has used the queue since it was closed. It holds {opened.state.records} "
                 f"records; it held {before}"
             )
         for chunk_id in sorted(self._plan.ids - opened.state.chain.keys()):
@@ -112,21 +111,21 @@ class Decision:
 
     def _from_log(self, found: Found, header: bytes) -> State:
         """Believe the log: header or pointers are wrong, or something is missing."""
-        replayed, files = found.log, self._plan.files
+        replayed, files = found.log, self._files
         assert replayed is not None
         state = replayed.state
         if not replayed.clean:
             # After a kill its end may be in the page cache only: files follow the log.
-            with Descriptors([files.open(self._plan.path + paths.LOG)]) as (fd,):
+            with Descriptors([files.open(self._plan.log_path)]) as (fd,):
                 files.sync(fd)
         self._stand_in(replayed)
         with contextlib.suppress(*_UNFIT):
-            recovery.finish_moves(files, self._plan.path, state, replayed.last_json_operation)
+            recovery.finish_moves(files, self._path, state, replayed.last_json_operation)
         self._plan.look_again()
         self._fetch_from_lease(state)
         if len(header) not in (0, chunk.FIRST.size) or found.header not in replayed.firsts | {state.first}:
             what = f"the header was {header.hex() or 'empty'}; it says chunk {state.first} again"
-            self._plan.damaged(self._plan.path, 0, chunk.FIRST.size, 0, what)
+            self._plan.damaged(self._path, 0, chunk.FIRST.size, 0, what)
         ours = set(self._plan.ids)
         for chunk_state, pointers in state.pointers():
             if chunk_state.id in self._plan.ids:
@@ -135,9 +134,7 @@ class Decision:
                     what = f"head, tail, next were {on_disk}; they are {pointers} again"
                     self._plan.damaged(self._plan.chunk_path(chunk_state.id), 0, chunk.BEGIN, 0, what)
                     ours.remove(chunk_state.id)  # somebody else may have written there: what only the log has goes to a new file
-        recovery.redo(
-            files, self._plan.path, state, {chunk_id: runs for chunk_id, runs in replayed.redo.items() if chunk_id in ours}
-        )
+        recovery.redo(files, self._path, {chunk_id: runs for chunk_id, runs in replayed.redo.items() if chunk_id in ours})
         emptied = (replayed.dropped & self._plan.ids) - state.chain.keys()
         self._plan.moves += [self._plan.chunk_path(chunk_id) for chunk_id in sorted(emptied)]
         header_is_ours = found.header in replayed.firsts
@@ -149,20 +146,20 @@ class Decision:
         last, current, seen = state.last, header, {*state.chain, *dropped}
         if last is not None and last.id in self._plan.ids:
             path = self._plan.chunk_path(last.id)
-            disk = read_pointers(self._plan.files, path)
+            disk = read_pointers(self._files, path)
             stored = last.stored or disk[1:]
             for start in dict.fromkeys((last.tail, stored[1])):  # another program does not know what only the log had
                 if start < disk.tail <= disk.size and disk.tail not in (last.tail, stored[1]):
                     with contextlib.suppress(Corrupt):
-                        self._keep(scan(self._plan.files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
+                        self._keep(scan(self._files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
                         break
             current = disk.next if disk.next != stored[2] else chunk.NONE
         while current in self._plan.ids and current not in seen:
             seen.add(current)
             path = self._plan.chunk_path(current)
-            self._keep(orphans.readable(self._plan.files, path, current)[0], path)
+            self._keep(orphans.readable(self._files, path, current)[0], path)
             self._plan.moves.append(path)
-            current = read_pointers(self._plan.files, path).next
+            current = read_pointers(self._files, path).next
 
     def _keep(self, chunk_state: Chunk, path: str) -> None:
         runs = list(self._pieces.good_runs(chunk_state, path))
@@ -179,27 +176,27 @@ class Decision:
 
     def _stand_in(self, replayed: Replayed) -> None:
         """Put zeros in place of missing chunks, so that a lease can be finished. They are found damaged later."""
-        files, last, making = self._plan.files, replayed.last_json_operation, self._plan.path + paths.LEASE
+        files, last, making = self._files, replayed.last_json_operation, self._plan.lease_path
         batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
-        if batch is None or files.is_directory(os.path.join(self._plan.path + places.BATCHES, batch.id)):
+        if batch is None or files.is_directory(os.path.join(self._path + places.BATCHES, batch.id)):
             return
         if not files.is_directory(making):
             files.make_directory(making)
         for chunk_state in batch.chunks:
-            target = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
+            target = os.path.join(making, batch_files.segment_file(self._path, chunk_state.id))
             if not files.exists(target) and not files.exists(self._plan.chunk_path(chunk_state.id)):
                 with Descriptors([files.open(target, new=True)]) as (fd,):
                     files.truncate(fd, chunk_state.tail)
 
     def _fetch_from_lease(self, state: State) -> None:
         """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them."""
-        making = self._plan.path + paths.LEASE
+        making = self._plan.lease_path
         for chunk_state in state.chain.values():
-            source = os.path.join(making, batch_files.segment_file(self._plan.path, chunk_state.id))
-            if chunk_state.id not in self._plan.ids and self._plan.files.exists(source):
-                self._plan.files.rename(source, self._plan.chunk_path(chunk_state.id))
-                self._plan.files.sync_directory(self._plan.parent)
-                self._plan.files.sync_directory(making)
+            source = os.path.join(making, batch_files.segment_file(self._path, chunk_state.id))
+            if chunk_state.id not in self._plan.ids and self._files.exists(source):
+                self._files.rename(source, self._plan.chunk_path(chunk_state.id))
+                self._files.sync_directory(self._plan.parent)
+                self._files.sync_directory(making)
                 self._plan.look_again()
 
     def _without_log(self, found: Found) -> State:
@@ -207,7 +204,7 @@ class Decision:
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"
-        self._plan.damaged(self._plan.path + paths.LOG, 0, 0, None, what + "; the records are those of the chunk files")
+        self._plan.damaged(self._plan.log_path, 0, 0, None, what + "; the records are those of the chunk files")
         return State(chain=self._chain_of_files(found))
 
     def _chain_of_files(self, found: Found) -> dict[int, Chunk]:
@@ -219,12 +216,12 @@ class Decision:
             if chunk.successor(current) in found.ids:  # the original unlinks a read chunk before it moves the header on
                 current = chunk.successor(current)
             else:
-                self._plan.damaged(self._plan.path, 0, 2, None, f"refers to chunk {current}, which has no file")
+                self._plan.damaged(self._path, 0, 2, None, f"refers to chunk {current}, which has no file")
         while current in found.ids and current not in seen:
             seen.add(current)
             path = self._plan.chunk_path(current)
-            chunk_state, problem = orphans.readable(self._plan.files, path, current)
-            following = read_pointers(self._plan.files, path).next
+            chunk_state, problem = orphans.readable(self._files, path, current)
+            following = read_pointers(self._files, path).next
             if problem:
                 self._plan.rewrite.add(current)
                 what = f"{problem}; {chunk_state.records} records before that are kept"
@@ -240,7 +237,7 @@ class Decision:
         """Commits are missing from the log, in its middle, or its snapshot is not whole."""
         kinds = [frame.kind for frame in left.frames]
         last_checkpoint = max((number for number, kind in enumerate(kinds) if kind == logs.CHECKPOINT), default=-1)
-        state = _Behind(self, self._plan.path, left.prefix.state if left.prefix else State())
+        state = _Behind(self, self._path, left.prefix.state if left.prefix else State())
         if left.prefix is None or last_checkpoint >= 0:  # the files are as they were at that checkpoint, or at the snapshot
             state.real = self._chain_of_files(found)
             self._plan.payload = {}
@@ -267,7 +264,7 @@ class Decision:
             wanted = {commit.crc: commit for commit in mine if not commit.frames and commit.size}
             runs: dict[int, bytes] = {}
             if wanted and chunk_id in self._plan.ids:
-                data = read_whole(self._plan.files, self._plan.chunk_path(chunk_id))
+                data = read_whole(self._files, self._plan.chunk_path(chunk_id))
                 for base in {chunk.BEGIN, known.base if known else chunk.BEGIN}:
                     runs |= _find_extents(data, base, wanted)
             for commit in mine:
@@ -293,29 +290,29 @@ class Decision:
 
     def _batch_directories(self) -> Iterator[str]:
         """Those with records; of an acknowledged batch the manifest alone may be kept, for people."""
-        prefix = places.numbered_id(self._plan.path, 0)[:-16]
-        for home in (self._plan.path + places.BATCHES, self._plan.path + places.DEAD):
-            if self._plan.files.is_directory(home):
-                for name in sorted(self._plan.files.list(home)):
+        prefix = places.numbered_id(self._path, 0)[:-16]
+        for home in (self._path + places.BATCHES, self._path + places.DEAD):
+            if self._files.is_directory(home):
+                for name in sorted(self._files.list(home)):
                     directory = os.path.join(home, name)
-                    if not name.startswith(prefix) or not self._plan.files.is_directory(directory):
+                    if not name.startswith(prefix) or not self._files.is_directory(directory):
                         continue
-                    if any(not name.startswith(manifest.MANIFEST) for name in self._plan.files.list(directory)):
+                    if any(not name.startswith(manifest.MANIFEST) for name in self._files.list(directory)):
                         yield directory
 
     def look_into_batches(self, state: State) -> None:
         """Batches that the log does not know become dead letters: nobody can say whether they were acknowledged."""
         if lost := state.history.drop_nonsense():
-            self._plan.damaged(self._plan.path + paths.LOG, 0, 0, 0, f"{lost} acknowledged batches in the log are invalid")
+            self._plan.damaged(self._plan.log_path, 0, 0, 0, f"{lost} acknowledged batches in the log are invalid")
         known = {*state.batches, *state.history.ids()}
-        known |= {places.numbered_id(self._plan.path, number) for _, number in state.expired_keys.values()}
+        known |= {places.numbered_id(self._path, number) for _, number in state.expired_keys.values()}
         for directory in list(self._batch_directories()):
             name = os.path.basename(directory)
             if name in known:
                 continue
             unknown = BatchState(name, [], "dead", 0, 0, 0, 0, 0)
-            places.roll_forward_place(self._plan.files, self._plan.path, unknown)
-            directory = places.directory_of(self._plan.path, unknown)
+            places.roll_forward_place(self._files, self._path, unknown)
+            directory = places.directory_of(self._path, unknown)
             batch = self.batch_of(directory, "dead")
             if batch is None:
                 self._plan.moves.append(directory)
@@ -343,11 +340,11 @@ class Decision:
         batch = BatchState(body.id, [body.key], state, body.attempt, 0, 0, created, now_ms())
         for segment in body.segments:
             path, number = os.path.join(directory, segment.file), segment.file.rpartition(".")[2]
-            if not number.isdecimal() or segment.file != batch_files.segment_file(self._plan.path, int(number)):
+            if not number.isdecimal() or segment.file != batch_files.segment_file(self._path, int(number)):
                 return None
             content = None
             with contextlib.suppress(Corrupt):
-                content = scan(self._plan.files, path, int(number), OnDisk(segment.end, segment.start, segment.end, chunk.NONE))
+                content = scan(self._files, path, int(number), OnDisk(segment.end, segment.start, segment.end, chunk.NONE))
             if content is None or f"{content.crc:08x}" != segment.crc32 or content.total != segment.records:
                 self._plan.moves.append(path)
                 self._plan.damaged(

@@ -27,6 +27,7 @@ class Pieces:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._files, self._path = plan.files, plan.path
 
     def read_chain(self, state: State) -> list[Chunk]:
         """The new chain. Chunks with damage are written again; nothing refers to the new files yet."""
@@ -64,7 +65,7 @@ class Pieces:
 
     def _free_id(self, start: int, step: Callable[[int], int]) -> int:
         if len(self._plan.taken) == chunk.MAX_ID:
-            raise Full("all chunk ids are in use; move chunk files that nothing refers to away", path=self._plan.path)
+            raise Full("all chunk ids are in use; move chunk files that nothing refers to away", path=self._path)
         start = step(start)
         while start in self._plan.taken:
             start = step(start)
@@ -73,13 +74,13 @@ class Pieces:
 
     def _check(self, chunk_state: Chunk, path: str) -> bool:
         """Whether the file has everything that was committed; notes what it lacks."""
-        there = self._plan.files.exists(path)
+        there = self._files.exists(path)
         good, left = True, 0
         ranges: list[tuple[int, int, bool]] = []  # first piece, piece behind, whether the log has them
         with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, from_log = self._piece(chunk_state, fd, index)
-                left += sum(records for _, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""))
+                left += sum(records for _, records in _untaken(chunk_state, chunk_state.pieces[index].offset, data or b""))
                 if from_log is False:
                     continue
                 good, from_log = False, bool(from_log)
@@ -87,7 +88,7 @@ class Pieces:
                     ranges[-1] = (ranges[-1][0], index + 1, from_log)
                 else:
                     ranges.append((index, index + 1, from_log))
-            size = self._plan.files.size(fd) if fd is not None else 0
+            size = self._files.size(fd) if fd is not None else 0
         if good and (not there or size < chunk_state.tail):
             good = False
             self._plan.damaged(path, size, chunk_state.tail - size, 0, "the file is missing or ends too early; it has no records")
@@ -105,7 +106,7 @@ class Pieces:
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[int | None]:
         """A descriptor of the file; None if it is not there."""
-        with Descriptors([self._plan.files.open_to_read(path)] if self._plan.files.exists(path) else []) as fds:
+        with Descriptors([self._files.open_to_read(path)] if self._files.exists(path) else []) as fds:
             yield next(iter(fds), None)
 
     def _piece(self, chunk_state: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
@@ -115,7 +116,7 @@ class Pieces:
         data = b""
         if fd is not None:
             try:
-                data = self._plan.files.read(fd, end - start, start)
+                data = self._files.read(fd, end - start, start)
             except OSError as error:
                 if error.errno != errno.EIO:  # a bad sector
                     raise
@@ -131,12 +132,12 @@ class Pieces:
         with self._reading(path) as fd:
             for index in range(chunk_state.piece_of(chunk_state.head) if chunk_state.records else 0, len(chunk_state.pieces)):
                 data, _ = self._piece(chunk_state, fd, index)
-                for frames, records in _there(chunk_state, chunk_state.pieces[index].offset, data or b""):
+                for frames, records in _untaken(chunk_state, chunk_state.pieces[index].offset, data or b""):
                     yield frames, records, chunk_state.pieces[index].time
 
     def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
         """A new durable chunk file, empty by its pointers unless it is a segment; None if there is nothing to write."""
-        files, chunk_state = self._plan.files, Chunk(chunk_id, chunk.BEGIN)
+        files, chunk_state = self._files, Chunk(chunk_id, chunk.BEGIN)
         with Descriptors() as fds:
             for frames, records, when in runs:
                 if not fds:
@@ -156,18 +157,18 @@ class Pieces:
 
     def read_batch(self, batch: BatchState, state: State) -> None:
         """Check a batch; segments with damage are written again, without what is wrong."""
-        files, directory = self._plan.files, places.directory_of(self._plan.path, batch)
+        files, directory = self._files, places.directory_of(self._path, batch)
         if batch.state == "acked":
             self._read_acked(batch, directory, state)
             return
         if not files.is_directory(directory):
-            places.roll_forward_place(files, self._plan.path, batch)
+            places.roll_forward_place(files, self._path, batch)
         if not files.is_directory(directory):
             self._plan.damaged(directory, 0, 0, 0, "the directory of the batch is missing; it was made again")
-            places.make_home(files, self._plan.path, places.DEAD if batch.state == "dead" else places.BATCHES)
+            places.make_home(files, self._path, places.DEAD if batch.state == "dead" else places.BATCHES)
             files.make_directory(directory)
             files.sync_directory(os.path.dirname(directory))
-        old, segment_paths = batch.chunks, batch_files.segment_paths(self._plan.path, batch)
+        old, segment_paths = batch.chunks, batch_files.segment_paths(self._path, batch)
         good = [self._check(chunk_state, path) for chunk_state, path in zip(old, segment_paths, strict=True)]
         if all(good):
             if not self.has_manifest(batch):
@@ -177,14 +178,14 @@ class Pieces:
             return
         self._plan.copies.append(os.path.join(directory, manifest.MANIFEST))
         batch.chunks = []
-        taken = {chunk_state.id for chunk_state in old} | paths.chunk_ids(self._plan.path, files.list(directory))
+        taken = {chunk_state.id for chunk_state in old} | paths.chunk_ids(self._path, files.list(directory))
         new = 0
         for chunk_state, path, whole in zip(old, segment_paths, good, strict=True):
             if whole:
                 batch.chunks.append(chunk_state)
                 continue
             new = next(number for number in range(new + 1, chunk.MAX_ID) if number not in taken)
-            target = os.path.join(directory, batch_files.segment_file(self._plan.path, new))
+            target = os.path.join(directory, batch_files.segment_file(self._path, new))
             copy = self._write(target, new, self.good_runs(chunk_state, path), segment=True)
             if copy is not None:
                 batch.chunks.append(copy)
@@ -196,10 +197,10 @@ class Pieces:
     def has_manifest(self, batch: BatchState) -> bool:
         """Whether its manifest is that of the batch."""
         try:
-            found = manifest.load(places.directory_of(self._plan.path, batch))
+            found = manifest.load(places.directory_of(self._path, batch))
         except BadManifest:
             return False
-        return found == batch_files.manifest_in_place(self._plan.files, self._plan.path, batch)
+        return found == batch_files.manifest_in_place(self._files, self._path, batch)
 
     def _read_acked(self, batch: BatchState, directory: str, state: State) -> None:
         """Check an acknowledged batch. Its records were processed, and are only kept for a while: all of them, or none."""
@@ -214,7 +215,7 @@ class Pieces:
             what = f"{error}. The batch was acknowledged; its {batch.records} records are no longer kept"
             self._plan.damaged(directory, 0, 0, 0, what)
             state.forget([batch.id])
-            if self._plan.files.is_directory(directory):
+            if self._files.is_directory(directory):
                 self._plan.moves.append(directory)
 
 
@@ -235,7 +236,7 @@ def _records(frames: bytes) -> int:
         return -1
 
 
-def _there(chunk_state: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
+def _untaken(chunk_state: Chunk, start: int, data: bytes) -> Iterator[tuple[bytes, int]]:
     """The runs in a piece that nobody has taken, and how many records each has."""
     at, end = max(start, chunk_state.head), start + len(data)
     for span in (*((span.start, span.end) for span in chunk_state.consumed), (end, end)):

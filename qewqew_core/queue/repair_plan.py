@@ -11,7 +11,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.disk.journal import Body
 from qewqew_core.errors import QewQewError
 from qewqew_core.formats import chunk
-from qewqew_core.queue import orphans
+from qewqew_core.queue import orphans, paths
 from qewqew_core.queue.found import chunk_files
 
 
@@ -34,6 +34,8 @@ class Plan:
         self.files = files
         self.path = path
         self.parent = os.path.dirname(path)
+        self.log_path = path + paths.LOG
+        self.lease_path = path + paths.LEASE
         self.header_fd = header_fd
         self.report = RepairReport()
         self.ids: set[int] = set()  # of chunk files beside the queue …

@@ -75,13 +75,14 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
 
 class _Repair:
     def __init__(self, files: Files, path: str, header_fd: int) -> None:
+        self._files, self._path = files, path
         self._plan = Plan(files, path, header_fd)
         self._pieces = Pieces(self._plan)
         self._decision = Decision(self._plan, self._pieces)
 
     def run(self) -> RepairReport:
         with contextlib.suppress(FileNotFoundError, Corrupt):
-            replayed = logs.replay(read_whole(self._plan.files, self._plan.path + paths.LOG), self._plan.path + paths.LOG)
+            replayed = logs.replay(read_whole(self._files, self._plan.log_path), self._plan.log_path)
             if isinstance(replayed.last_json_operation, Repair):
                 self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
@@ -97,74 +98,84 @@ class _Repair:
         except BaseException:
             for path in self._plan.made:
                 with contextlib.suppress(OSError):
-                    self._plan.files.unlink(path)
+                    self._files.unlink(path)
             raise
         self._finish(replayed, repair)
-        recovery.remove_leftovers(self._plan.files, self._plan.path, replayed.state, self._plan.ids)
+        recovery.remove_leftovers(self._files, self._path, replayed.state, self._plan.ids)
         return self._plan.report
 
     def _commit(self, chain: list[Chunk], state: State) -> tuple[Replayed, Repair]:
-        files, log_path = self._plan.files, self._plan.path + paths.LOG
-        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
-        new.with_batches_of(state)
-        new.changes = max(new.changes, stamp.read(files, self._plan.path))
-        for chunk_state in chain:
-            chunk_state.size = max(
-                chunk_state.tail, min(chunk_state.size, read_pointers(files, self._plan.chunk_path(chunk_state.id)).size)
-            )
-        if files.is_directory(self._plan.path + paths.LEASE):
-            self._plan.moves.append(self._plan.path + paths.LEASE)
-        for chunk_id in sorted(self._plan.ids - new.chain.keys()):
-            path = self._plan.chunk_path(chunk_id)
-            if path in self._plan.moves or self._plan.is_orphan(chunk_id):
-                continue
-            with contextlib.suppress(OSError):  # no file at all: it is not ours
-                if any(read_whole(files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
-                    self._plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
-                    self._plan.moves.append(path)
-        directory = orphans.make_aside(files, self._plan.path)
-        for path in self._plan.copies:
-            if files.exists(path):
-                target = os.path.join(directory, os.path.relpath(path, self._plan.parent).replace(os.sep, "_"))
-                write_new(files, target, read_whole(files, path))
-        files.sync_directory(directory)
-        targets: set[str] = set()
-        moves = []
-        for path in self._plan.moves:
-            name = os.path.relpath(path, self._plan.parent).replace(os.sep, "_")
-            target = orphans.place_in(files, directory, name)
-            if files.exists(path) and target not in targets:
-                targets.add(target)
-                moves.append([os.path.relpath(path, self._plan.parent), os.path.relpath(target, self._plan.parent)])
-        self._plan.report.set_aside = directory
-        self._plan.report.records, self._plan.report.batches = new.records, new.kept
-        body = asdict(self._plan.report) | {"set_aside": os.path.relpath(directory, self._plan.parent)}
-        body["damage"] = [entry | {"path": os.path.relpath(entry["path"], self._plan.parent)} for entry in body["damage"]]
+        """Step 3: the new log. What it says is not changed before it is there."""
+        files, plan = self._files, self._plan
+        new = self._new_state(chain, state)
+        self._look_at_the_rest(new)
+        directory = orphans.make_aside(files, self._path)
+        moves = self._set_aside(directory)
+        plan.report.set_aside = directory
+        plan.report.records, plan.report.batches = new.records, new.kept
+        body = asdict(plan.report) | {"set_aside": self._relative(directory)}
+        body["damage"] = [entry | {"path": self._relative(entry["path"])} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
         data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
-        write_new(files, log_path + ".tmp", data)
-        files.sync_directory(self._plan.parent)
-        self._plan.made.clear()
-        files.rename(log_path + ".tmp", log_path)
-        files.sync_directory(self._plan.parent)
-        replayed = logs.replay(data, log_path)
+        write_new(files, plan.log_path + ".tmp", data)
+        files.sync_directory(plan.parent)
+        plan.made.clear()
+        files.rename(plan.log_path + ".tmp", plan.log_path)
+        files.sync_directory(plan.parent)
+        replayed = logs.replay(data, plan.log_path)
         assert isinstance(replayed.last_json_operation, Repair)
         return replayed, replayed.last_json_operation
 
+    def _new_state(self, chain: list[Chunk], state: State) -> State:
+        new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
+        new.with_batches_of(state)
+        new.changes = max(new.changes, stamp.read(self._files, self._path))
+        for chunk_state in chain:
+            size = read_pointers(self._files, self._plan.chunk_path(chunk_state.id)).size
+            chunk_state.size = max(chunk_state.tail, min(chunk_state.size, size))
+        return new
+
+    def _look_at_the_rest(self, new: State) -> None:
+        """What lies beside the queue and is not part of it: orphans stay, what may hold other records is set aside."""
+        plan = self._plan
+        if self._files.is_directory(plan.lease_path):
+            plan.moves.append(plan.lease_path)
+        for chunk_id in sorted(plan.ids - new.chain.keys()):
+            path = plan.chunk_path(chunk_id)
+            if path in plan.moves or plan.is_orphan(chunk_id):
+                continue
+            with contextlib.suppress(OSError):  # no file at all: it is not ours
+                if any(read_whole(self._files, path)[chunk.BEGIN :]):  # else opening may remove it as a leftover
+                    plan.report.notes.append(f"{path}: it is unknown whether its records were committed; set aside")
+                    plan.moves.append(path)
+
+    def _set_aside(self, directory: str) -> list[list[str]]:
+        """Copy into the directory what will be replaced. Returns what is to be moved there after the commit: from, to."""
+        files = self._files
+        for path in filter(files.exists, self._plan.copies):
+            target = os.path.join(directory, self._relative(path).replace(os.sep, "_"))
+            write_new(files, target, read_whole(files, path))
+        files.sync_directory(directory)
+        moves: dict[str, str] = {}  # by their target
+        for path in filter(files.exists, self._plan.moves):
+            target = orphans.place_in(files, directory, self._relative(path).replace(os.sep, "_"))
+            moves.setdefault(target, path)
+        return [[self._relative(path), self._relative(target)] for target, path in moves.items()]
+
     def _finish(self, replayed: Replayed, repair: Repair) -> None:
         """Make the files what the new log says. After an interruption it is done again from the beginning."""
-        files, state = self._plan.files, replayed.state
+        files, state = self._files, replayed.state
         moves, body = repair
         try:
             aside = [(self._beside(source), self._beside(target)) for source, target in moves]
             self._plan.report = self._absolute(body)
         except journal.NONSENSE as error:
-            raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.path + paths.LOG) from error
+            raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.log_path) from error
         for chunk_state, pointers in state.pointers():
             on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
             chunk_state.stored = on_disk if on_disk == pointers else None
-        chunk_files.store_pointers(files, self._plan.path, state)
+        chunk_files.store_pointers(files, self._path, state)
         chunk_files.store_header(files, self._plan.header_fd, state.first)
         parents = set()
         for source, target in aside:
@@ -175,21 +186,23 @@ class _Repair:
             if files.is_directory(parent):
                 files.sync_directory(parent)
         for batch in state.batches.values():
-            if not files.is_directory(places.directory_of(self._plan.path, batch)):
-                places.roll_forward_place(files, self._plan.path, batch)
+            if not files.is_directory(places.directory_of(self._path, batch)):
+                places.roll_forward_place(files, self._path, batch)
             if not self._pieces.has_manifest(batch):
-                batch_files.roll_forward_manifest(files, self._plan.path, batch)
+                batch_files.roll_forward_manifest(files, self._path, batch)
         assert self._plan.report.set_aside is not None
-        orphans.write_report(
-            files, self._plan.report.set_aside, {"queue": os.path.basename(self._plan.path), "moved": moves} | body
-        )
+        orphans.write_report(files, self._plan.report.set_aside, {"queue": os.path.basename(self._path), "moved": moves} | body)
         log_fd: list[int] = []
-        recovery.own_log(files, self._plan.path, log_fd)
-        log = recovery.open_log(files, replayed, self._plan.path, log_fd)
+        recovery.own_log(files, self._path, log_fd)
+        log = recovery.open_log(files, replayed, self._path, log_fd)
         try:
-            log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._plan.path)), refuse=False)
+            log.sync(log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self._path)), refuse=False)
         finally:
             log.close()
+
+    def _relative(self, path: str) -> str:
+        """As the log names it."""
+        return os.path.relpath(path, self._plan.parent)
 
     def _absolute(self, body: dict[str, Any]) -> RepairReport:
         damage = [Damage(**entry | {"path": self._beside(entry["path"])}) for entry in body["damage"]]
@@ -198,9 +211,9 @@ class _Repair:
     def _beside(self, name: str) -> str:
         """The path of a file that the log names; raises ValueError if it is not of the queue, or lies elsewhere."""
         path = os.path.normpath(os.path.join(self._plan.parent, name))
-        inside = self._plan.files.resolved(os.path.dirname(path)) + "/"
-        first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._plan.path)
+        inside = self._files.resolved(os.path.dirname(path)) + "/"
+        first, base = os.path.relpath(path, self._plan.parent).split("/")[0], os.path.basename(self._path)
         ours = first == base or first.startswith(base + ".")  # and not those of another queue beside it
-        if not ours or not inside.startswith(self._plan.files.resolved(self._plan.parent) + "/"):
+        if not ours or not inside.startswith(self._files.resolved(self._plan.parent) + "/"):
             raise ValueError(f"{name!r:.120} is not a file of this queue")
         return path

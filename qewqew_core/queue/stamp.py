@@ -27,13 +27,9 @@ BODY = struct.Struct(">8sQ")
 CRC = struct.Struct(">I")
 
 
-def path_of(queue: str) -> str:
-    return queue + paths.STAMP
-
-
 def write(files: Files, queue: str, changes: int) -> None:
     """Write the count. If there is no room for it, nothing is written."""
-    path, body = path_of(queue), BODY.pack(_MAGIC, changes)
+    path, body = queue + paths.STAMP, BODY.pack(_MAGIC, changes)
     with contextlib.suppress(OSError):
         fd = files.open(path, new=not files.exists(path))
         try:
@@ -45,7 +41,7 @@ def write(files: Files, queue: str, changes: int) -> None:
 def read(files: Files, queue: str) -> int:
     """The count; 0 if there is none, or none that can be read."""
     with contextlib.suppress(OSError):
-        fd = files.open_to_read(path_of(queue))
+        fd = files.open_to_read(queue + paths.STAMP)
         try:
             return unpack(files.read(fd, BODY.size + CRC.size, 0))
         finally:
@@ -75,5 +71,5 @@ def check(files: Files, queue: str, changes: int) -> None:
 def remove(files: Files, queue: str) -> None:
     """Remove the stamp, because the log starts to count from zero. Durable."""
     with contextlib.suppress(FileNotFoundError):
-        files.unlink(path_of(queue))
+        files.unlink(queue + paths.STAMP)
         files.sync_directory(os.path.dirname(queue))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Report
 from qewqew_core.batch.segments import read_batch
 from qewqew_core.disk.files import Descriptors, Files, read_whole
-from qewqew_core.errors import Corrupt, QewQewError
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
@@ -27,7 +26,7 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     report = Report()
     total = sum(chunk_state.tail - chunk_state.head for chunk_state in state.chain.values())
     batches = list(state.batches.values())
-    with _noting(report):
+    with report.noting():
         batches = state.with_history()
     total += sum(batch.bytes + 2 * batch.records for batch in batches)
 
@@ -36,16 +35,16 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
             progress(report.bytes + 2 * report.records, total)
 
     log_path = path + paths.LOG
-    with _noting(report):
+    with report.noting():
         logs.replay(read_whole(files, log_path), log_path)
     for chunk_state in state.chain.values():
         if chunk_state.records:
             report.files += 1
-            with _noting(report):
+            with report.noting():
                 _verify_chunk(files, chunk.chunk_path(path, chunk_state.id), chunk_state, report, read)
     for batch in batches:
         report.batches += 1
-        with _noting(report):
+        with report.noting():
             for records in read_batch(places.directory_of(path, batch), batch):
                 report.records += len(records)
                 report.bytes += sum(map(len, records))
@@ -53,14 +52,6 @@ def verify(files: Files, path: str, state: State, progress: Callable[[int, int],
     for chunk_id in sorted(paths.chunk_ids(path, files.list(os.path.dirname(path))) - state.chain.keys()):
         report.orphans.append(chunk.chunk_path(path, chunk_id))
     return report
-
-
-@contextlib.contextmanager
-def _noting(report: Report) -> Iterator[None]:
-    try:
-        yield
-    except (QewQewError, OSError) as error:
-        report.problems.append(str(error))
 
 
 def _verify_chunk(files: Files, path: str, chunk_state: Chunk, report: Report, read: Callable[[], None]) -> None:

@@ -119,7 +119,7 @@ class Spill:
 
     def __init__(self, files: Files, directory: str, prefix: str, chunk_size: int, check_free: Callable[[int], None]) -> None:
         self._files = files
-        self._check_free = check_free  # raises if so many more bytes of disk are too many
+        self._check_free = check_free  # raises if this many more bytes of disk are too many
         self._directory = directory
         self._prefix = prefix
         self._chunk_size = chunk_size

@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class File:
     """The file, for reading."""
 
     path: str
@@ -69,16 +69,7 @@ class Source:
 def kind_by_name(path: str) -> FileKind | None:
     """What kind of file this is, by its name; None if the name does not say."""
     name = os.path.basename(path)
-    for kind, pattern in (
-        (FileKind.LOG, r".+\.log(\.tmp)?"),
-        (FileKind.BLOCK, r"\d{20}\.zbus"),
-        (FileKind.SUMS, r"\d{20}\.sums"),
-        (FileKind.STAMP, r".+\.stamp"),
-        (FileKind.INDEX, r".+\.idx"),
-        (FileKind.READER, r".+\.rdx"),
-        (FileKind.NAK, r".+\.nak"),
-        (FileKind.CHUNK, r".+\.[1-9]\d{0,4}"),
-    ):
+    for kind, (pattern, _) in _FORMATS.items():
         if re.fullmatch(pattern, name):
             return kind
     if os.path.exists(path + paths.LOG) or (os.path.isfile(path) and os.path.getsize(path) == chunk.FIRST.size):
@@ -86,44 +77,40 @@ def kind_by_name(path: str) -> FileKind | None:
     return None
 
 
-def lines(source: Source, kind: FileKind) -> Iterator[Line]:
+def lines(file: File, kind: FileKind) -> Iterator[Line]:
     """What the file says, in order. The last line marks damage if nothing after it can be read."""
     try:
-        yield from _FORMATS[kind](source)
+        _, decode = _FORMATS[kind]
+        yield from decode(file)
     except Corrupt as error:
-        yield Line(error.offset or 0, kind, {}, _what(error, source))
+        yield Line(error.offset or 0, kind, {}, error.what)
     except journal.NONSENSE:
-        yield Line(source.size, kind, {}, "the file ends too early")
-
-
-def _what(error: Corrupt, source: Source) -> str:
-    """What the error says, without the place."""
-    return str(error).removeprefix(f"{source.path}, offset {error.offset}: ")
+        yield Line(file.size, kind, {}, "the file ends too early")
 
 
 # Queues
 
 
-def _header(source: Source) -> Iterator[Line]:
-    (first,) = chunk.FIRST.unpack_from(source.whole())
+def _header(file: File) -> Iterator[Line]:
+    (first,) = chunk.FIRST.unpack_from(file.whole())
     yield Line(0, "header", {"first": first})
 
 
-def _chunk(source: Source) -> Iterator[Line]:
-    head, tail, following = chunk.POINTERS.unpack_from(source.read(0, chunk.BEGIN))
-    right = (head, tail) == (0, 0) or chunk.BEGIN <= head <= tail <= source.size
-    what = None if right else f"no records lie from {head} to {tail} in a file of {source.size} bytes"
+def _chunk(file: File) -> Iterator[Line]:
+    head, tail, following = chunk.POINTERS.unpack_from(file.read(0, chunk.BEGIN))
+    right = (head, tail) == (0, 0) or chunk.BEGIN <= head <= tail <= file.size
+    what = None if right else f"no records lie from {head} to {tail} in a file of {file.size} bytes"
     yield Line(0, "pointers", {"head": head, "tail": tail, "next": following}, what)
     if not right:
         return
     number, at = 0, head
     while at < tail:
-        end = at + 2 + int.from_bytes(source.read(at, chunk.LENGTH.size))
+        end = at + 2 + int.from_bytes(file.read(at, chunk.LENGTH.size))
         if end > tail:
             yield Line(at, "record", {"number": number}, f"no record begins here: it would run past {tail}")
             return
         size = end - at - chunk.LENGTH.size
-        shown = source.read(at + chunk.LENGTH.size, min(size, source.most))
+        shown = file.read(at + chunk.LENGTH.size, min(size, file.most))
         yield Line(at, "record", {"number": number, "bytes": size, "data": shown})
         number, at = number + 1, end
 
@@ -142,16 +129,16 @@ class _Log:
     decode: Callable[[journal.Frame], dict[str, Any]]
 
 
-def _log(source: Source) -> Iterator[Line]:
-    data = source.whole()
+def _log(file: File) -> Iterator[Line]:
+    data = file.whole()
     form = next((form for form in _LOGS if form.magic == data[:8]), _LOGS[0])
     wrong: Corrupt | None = None
     try:
-        form.replay(data, source.path)
+        form.replay(data, file.path)
     except Corrupt as error:
         wrong = error
     generation = journal.find_generation(data, form.magic, form.snapshot)
-    what = _what(wrong, source) if wrong and (wrong.offset or 0) < journal.BEGIN else None
+    what = wrong.what if wrong and (wrong.offset or 0) < journal.BEGIN else None
     yield Line(0, "head", {"magic": data[:8].decode(errors="replace"), "generation": generation}, what)
     if generation is None:
         return
@@ -161,7 +148,7 @@ def _log(source: Source) -> Iterator[Line]:
     for frame in chain(whole, behind):
         if frame.start > at:
             yield Line(at, "frame", {"bytes": frame.start - at}, "a frame of the log is damaged")
-        what = _what(wrong, source) if wrong and wrong.offset == frame.start else None
+        what = wrong.what if wrong and wrong.offset == frame.start else None
         try:
             fields = form.decode(frame)
         except journal.NONSENSE as error:
@@ -169,7 +156,7 @@ def _log(source: Source) -> Iterator[Line]:
         yield Line(frame.start, form.names.get(frame.kind, f"kind {frame.kind}"), fields, what)
         at = frame.end
     if wrong is not None and (wrong.offset or 0) >= at:
-        yield Line(at, "frame", {}, _what(wrong, source))
+        yield Line(at, "frame", {}, wrong.what)
     elif (torn := len(data.rstrip(b"\0")) - at) > 0:  # a whole frame may end in zeros
         yield Line(at, "torn", {"bytes": torn})  # the end of a commit that has not happened
 
@@ -239,82 +226,83 @@ _LOGS = (
 # Topics
 
 
-def _block(source: Source) -> Iterator[Line]:
-    end, dialect = _of_topic(source)
+def _block(file: File) -> Iterator[Line]:
+    end, dialect = _of_topic(file)
     at, number = 0, None
-    while at < min(end, source.size):
-        head = source.read(at, zbus.HEAD)
+    while at < min(end, file.size):
+        head = file.read(at, zbus.HEAD)
         if not any(head):
             return  # nobody says where the messages end, and here they do
         try:
-            after, number = zbus.check_head(head, at, at, min(end, source.size), number, dialect, source.path)
+            after, number = zbus.check_head(head, at, at, min(end, file.size), number, dialect, file.path)
         except Corrupt as error:
-            yield Line(at, "message", {}, _what(error, source))
+            yield Line(at, "message", {}, error.what)
             return
         size = after - at - zbus.HEAD
-        shown = source.read(at + zbus.HEAD, min(size, source.most))
+        shown = file.read(at + zbus.HEAD, min(size, file.most))
         (message,) = zbus.messages_of(dialect, [zbus.unpack_head(dialect)(head, 0)], [shown], [at])
         fields = {name: getattr(message, name) for name in ("number", "tag", "id", "timestamp", "corr_offset")}
         yield Line(at, "message", {**fields, "bytes": size, "data": shown})
         at, number = after, number + 1
-    if end > source.size:
-        yield Line(source.size, "message", {}, f"the file ends before the messages do, which end at {end}")
+    if end > file.size:
+        yield Line(file.size, "message", {}, f"the file ends before the messages do, which end at {end}")
 
 
-def _of_topic(source: Source) -> tuple[int, str]:
+def _of_topic(file: File) -> tuple[int, str]:
     """Where the messages of the block end, and in which dialect they are, as far as the topic says it."""
-    base = int(os.path.basename(source.path)[:20])
+    base = int(os.path.basename(file.path)[:20])
     try:
-        with closing(View.of(Files(), os.path.dirname(os.path.dirname(source.path)))) as view:
+        with closing(View.of(Files(), os.path.dirname(os.path.dirname(file.path)))) as view:
             entry = next((entry for entry in view.entries(view.index()) if entry.base == base), None)
-            return entry.end if entry else source.size, view.dialect
+            return entry.end if entry else file.size, view.dialect
     except (QewQewError, OSError):
-        return source.size, "C" if zbus.crc_is_right(source.read(0, zbus.HEAD).ljust(zbus.HEAD), 0) else "B"
+        return file.size, "C" if zbus.crc_is_right(file.read(0, zbus.HEAD).ljust(zbus.HEAD), 0) else "B"
 
 
-def _index(source: Source) -> Iterator[Line]:
-    data = source.whole()
-    index = zbus.unpack_index(data, source.path)
+def _index(file: File) -> Iterator[Line]:
+    data = file.whole()
+    index = zbus.unpack_index(data, file.path)
     yield Line(0, "index", {**index._asdict(), **zbus.unpack_common(data)._asdict()})
     for block in range(index.start, index.start + index.blocks):
         at = zbus.entry_at(block)
         yield Line(at, "block", {"block": block, **zbus.unpack_entry(data, at)._asdict()})
 
 
-def _reader(source: Source) -> Iterator[Line]:
-    data = source.whole()
+def _reader(file: File) -> Iterator[Line]:
+    data = file.whole()
     block, offset = zbus.unpack_position(data)
     said = {"block": block, "offset": offset, "filter": zbus.unpack_filter(data)}
     yield Line(0, "reader", {**said, **zbus.unpack_common(data)._asdict()})
 
 
-def _nak(source: Source) -> Iterator[Line]:
-    data = source.whole()
+def _nak(file: File) -> Iterator[Line]:
+    data = file.whole()
     window, timeout = zbus.unpack_nak_head(data)
     yield Line(0, "nak", {"window": window, "timeout": timeout, **zbus.unpack_common(data)._asdict()})
-    dialect = "C" if source.size == zbus.nak_size("C") else "B"
+    dialect = "C" if file.size == zbus.nak_size("C") else "B"
     for number, entry in zbus.unpack_naks(data, dialect).items():
         yield Line(zbus.nak_entry_at(number, dialect), "message", entry._asdict())
 
 
-def _sums(source: Source) -> Iterator[Line]:
-    for number, piece in enumerate(topic_log.unpack_sums(source.whole(), source.path)):
+def _sums(file: File) -> Iterator[Line]:
+    for number, piece in enumerate(topic_log.unpack_sums(file.whole(), file.path)):
         yield Line(topic_log.sums_at(number), "piece", piece._asdict())
 
 
-def _stamp(source: Source) -> Iterator[Line]:
-    changes = stamp.unpack(source.whole())
+def _stamp(file: File) -> Iterator[Line]:
+    changes = stamp.unpack(file.whole())
     yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read")
 
 
-_FORMATS: dict[FileKind, Callable[[Source], Iterable[Line]]] = {
-    FileKind.HEADER: _header,
-    FileKind.CHUNK: _chunk,
-    FileKind.LOG: _log,
-    FileKind.BLOCK: _block,
-    FileKind.INDEX: _index,
-    FileKind.READER: _reader,
-    FileKind.NAK: _nak,
-    FileKind.SUMS: _sums,
-    FileKind.STAMP: _stamp,
+# What the names of these files are, and what decodes them. A header has the name of its queue, which may be any.
+_FORMATS: dict[FileKind, tuple[str, Callable[[File], Iterable[Line]]]] = {
+    FileKind.LOG: (r".+\.log(\.tmp)?", _log),
+    FileKind.BLOCK: (r"\d{20}\.zbus", _block),
+    FileKind.SUMS: (r"\d{20}\.sums", _sums),
+    FileKind.STAMP: (r".+\.stamp", _stamp),
+    FileKind.INDEX: (r".+\.idx", _index),
+    FileKind.READER: (r".+\.rdx", _reader),
+    FileKind.NAK: (r".+\.nak", _nak),
+    FileKind.CHUNK: (r".+\.[1-9]\d{0,4}", _chunk),
+    FileKind.HEADER: ("", _header),
 }

@@ -16,16 +16,13 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
-from qewqew_core.disk.files import Descriptors, Files
-from qewqew_core.errors import BadArgument, Corrupt, MessagesLost, RecordsTaken
-from qewqew_core.formats import chunk
-from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.disk.files import Files
+from qewqew_core.errors import BadArgument, MessagesLost
 from qewqew_core.formats.zbus import HEAD, Message
-from qewqew_core.queue import inspection, paths
-from qewqew_core.queue.reading import unread
+from qewqew_core.queue import inspection
 from qewqew_core.tools.listing import Kind
 from qewqew_core.topic import topic_paths
-from qewqew_core.topic.view import SCAN, Found, View
+from qewqew_core.topic.view import SCAN, View
 
 GROUP_RECORDS, GROUP_BYTES = 1000, 1 << 20  # that are held in memory, or taken in one commit
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,41 +49,10 @@ def records(path: str, progress: Progress) -> Iterator[Message]:
     found = inspection.snapshot(path)
     total, done = sum(chunk_state.tail - chunk_state.head for chunk_state in found.chunks), 0
     for chunk_state in found.chunks:
-        for some in chunk_records(path, found, chunk_state):
+        for some in inspection.chunk_records(path, found, chunk_state):
             yield from map(Message, some)
             done += sum(map(len, some)) + 2 * len(some)
             progress(done, total)
-
-
-def chunk_records(path: str, found: inspection.Snapshot, chunk_state: Chunk) -> Iterator[list[bytes]]:
-    """The records of a chunk of this snapshot. Raises `Corrupt`, `RecordsTaken`."""
-    files = inspection.WithPending(found.pending.get(chunk_state.id, []))
-    file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
-    try:
-        fd = files.open_to_read(file)
-    except FileNotFoundError:
-        raise _taken(file) from None
-    try:
-        with Descriptors([fd]):
-            for piece, data in unread(files, fd, file, chunk_state):
-                yield chunk.split(_without(chunk_state, data, piece.offset))[0]
-    except Corrupt:
-        now = {other.id: other for other in inspection.snapshot(path).chunks}.get(chunk_state.id)
-        if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
-            raise  # the chunk still is what it was
-        raise _taken(file) from None
-
-
-def _without(chunk_state: Chunk, data: bytes, start: int) -> bytes:
-    """What of these records, which begin at ``start``, was not taken behind the head."""
-    for span in reversed(chunk_state.consumed):
-        if start <= span.start < start + len(data) or start < span.end <= start + len(data):
-            data = data[: max(0, span.start - start)] + data[max(0, span.end - start) :]
-    return data
-
-
-def _taken(path: str) -> RecordsTaken:
-    return RecordsTaken("records were taken from the queue while they were read, and are gone; try again", path=path)
 
 
 def messages(path: str, progress: Progress) -> Iterator[Message]:
@@ -98,7 +64,6 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0
         for found in view.messages(at, stop, window=SCAN):
-            assert isinstance(found, Found)  # there is no filter
             yield found.message
             at = found.after
             done += HEAD + len(found.message.body)
@@ -173,7 +138,10 @@ def read_json_lines(file: IO[bytes], path: str, progress: Progress) -> Iterator[
 
 
 def _of_json(line: bytes) -> Message:
-    found = json.loads(line)
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"this is not JSON ({error}); use `qewqew put -f` for plain lines") from error
     if not isinstance(found, dict) or ("record" in found) == ("base64" in found):
         raise ValueError('this is not a JSON object with "record" or "base64"; use `qewqew put -f` for plain lines')
     body: Any = found.pop("record", None)

@@ -54,7 +54,7 @@ class Listing:
 def find(directory: str, most: int = 1000) -> Listing:
     """The queues and topics in a directory and below, those in the directory itself first. Links are not followed.
 
-    Finds at most so many, and looks into at most so many directories. It leaves out what it cannot read below the directory,
+    Finds at most this many, and looks into at most this many directories. It leaves out what it cannot read below the directory,
     and raises OSError if it cannot read the directory itself.
     """
     found = Listing()

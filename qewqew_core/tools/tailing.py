@@ -19,9 +19,9 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue import inspection, paths
-from qewqew_core.tools.exchange import chunk_records, few
+from qewqew_core.tools.exchange import few
 from qewqew_core.topic import topic_paths
-from qewqew_core.topic.view import Found, Position, View
+from qewqew_core.topic.view import Position, View
 
 POLL_SECONDS = 0.1
 
@@ -34,14 +34,12 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
     """
     with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
         place = _newest(view, number, chosen)
-        filter = chosen if chosen else None
 
         def come() -> Iterator[Message]:
             nonlocal place
-            for found in view.messages(place, filter=filter):
-                place = found.after if isinstance(found, Found) else found
-                if isinstance(found, Found):
-                    yield found.message
+            for stretch in view.stretches(place, filter=chosen):
+                place = stretch.reached
+                yield from stretch.messages()
 
         yield from few(come())
         while follow:
@@ -53,7 +51,7 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
 
 
 def _newest(view: View, number: int, chosen: Filter) -> Position:
-    """Where the last so many messages that match begin."""
+    """Where the newest messages that match begin, this many of them."""
     oldest, latest = view.oldest(), view.latest()
     back = number
     while number:
@@ -61,8 +59,7 @@ def _newest(view: View, number: int, chosen: Filter) -> Position:
         begin = view.by_number(first) or oldest
         if not chosen:
             return begin
-        messages = view.messages(begin, latest, chosen)
-        places = deque((found.at for found in messages if isinstance(found, Found)), maxlen=number)
+        places = deque((found.at for found in view.messages(begin, latest, chosen)), maxlen=number)
         if len(places) == number or begin.number <= oldest.number:
             return places[0] if places else latest
         back *= 8  # so all that is read costs little more than the last time
@@ -99,7 +96,7 @@ def records(path: str, number: int, follow: bool) -> Iterator[list[Message]]:
 
 def _of_chunk(path: str, found: inspection.Snapshot, chunk_state: Chunk) -> Iterator[Message]:
     with suppress(RecordsTaken):  # they are no longer the newest
-        for records in chunk_records(path, found, chunk_state):
+        for records in inspection.chunk_records(path, found, chunk_state):
             yield from map(Message, records)
 
 

@@ -14,6 +14,7 @@ from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic import topic_log
+from qewqew_core.topic.topic_paths import data_of, log_of
 from qewqew_core.topic.view import SCAN, View
 
 
@@ -23,8 +24,7 @@ def pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
 
 
 def _pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
-    log = os.path.join(directory, os.path.basename(directory) + ".log")
-    sums = os.path.join(directory, "data", topic_log.sums_name(base))
+    log, sums = log_of(directory), os.path.join(data_of(directory), topic_log.sums_name(base))
     for _ in range(2):  # they may be stored between the look at the one file and that at the other
         with contextlib.suppress(FileNotFoundError):
             return topic_log.unpack_sums(read_whole(files, sums), sums)

@@ -14,6 +14,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.outgoing import joined
+from qewqew_core.topic.topic_paths import block_of, data_of, index_of, log_of
 from qewqew_core.topic.topic_state import Block, TopicState
 
 
@@ -24,8 +25,9 @@ class Blocks:
         self.files = files
         self._engine = engine
         self.directory = directory
-        self.index_path = os.path.join(directory, os.path.basename(directory) + ".idx")
-        self.data = os.path.join(directory, "data")
+        self.index_path = index_of(directory)
+        self.log_path = log_of(directory)
+        self.data = data_of(directory)
         self.unsynced: set[int] = set()  # blocks, by their base, with messages that may not be on disk, but in the log
         self._descriptors: dict[int, int] = {}  # base offset: descriptor; of the last block
         self._index = Descriptors()  # at most one
@@ -33,7 +35,7 @@ class Blocks:
     # Blocks
 
     def path_of(self, base: int) -> str:
-        return os.path.join(self.data, zbus.block_name(base))
+        return block_of(self.directory, base)
 
     def exists(self, base: int) -> bool:
         return self.files.exists(self.path_of(base))

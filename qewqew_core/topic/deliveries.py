@@ -17,8 +17,9 @@ from qewqew_core.errors import BadArgument, CommitConflict, Full
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
+from qewqew_core.topic.flights import Delivered, evenly
 from qewqew_core.topic.reader_inspection import lost_of
-from qewqew_core.topic.reader_state import Commit, Deliver, Delivered, Lose, Range, ReaderState, Requeue, evenly
+from qewqew_core.topic.reader_state import Commit, Deliver, Lose, Range, ReaderState, Requeue
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
 
@@ -58,9 +59,8 @@ class Deliveries:
         blocks = self.drop_lost()
         for message, _ in self.again(1):
             return [message]
-        chosen = self._consumer.filter or None
         for start, stop in self._engine.state.pending:
-            for stretch in self._view.stretches(start, stop, chosen, most=1, blocks=blocks):
+            for stretch in self._view.stretches(start, stop, self._consumer.filter, most=1, blocks=blocks):
                 if stretch.places:
                     return stretch.messages()
         return []

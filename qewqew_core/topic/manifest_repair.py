@@ -7,13 +7,13 @@ import sys
 
 from qewqew_core.batch import places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import MANIFEST, Manifest, Segment
+from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment, describing
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.batch.segments import read_batch, read_records
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
 from qewqew_core.formats.tags import Filter
-from qewqew_core.topic import reader_files, topic_paths
+from qewqew_core.topic import topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.reader_state import Range, ReaderState
@@ -40,7 +40,7 @@ def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, 
                 files.sync_directory(home)
             for name in body.files():
                 if not files.exists(os.path.join(directory, name)):
-                    files.link(os.path.join(view.directory, "data", name), os.path.join(directory, name))
+                    files.link(os.path.join(topic_paths.data_of(view.directory), name), os.path.join(directory, name))
             for segment in body.segments:
                 for _ in read_records(directory, body, segment):
                     pass
@@ -60,7 +60,7 @@ def _made_anew(files: Files, view: View, reader: str, state: ReaderState, batch:
     for chosen in dict.fromkeys((state.filter, None)):
         segments, size = _segments(files, view, Filter(chosen), state.ranges.get(batch.id, []))
         if (sum(segment.records for segment in segments), size) == (batch.records, batch.bytes):
-            return reader_files.new_manifest(topic, reader, view.dialect, chosen, batch, segments)
+            return describing(batch, topic, segments, BLOCK, reader, view.dialect, chosen)
     raise Corrupt(
         f"its {batch.records} messages cannot be found in the topic: they were removed, or the reader had another filter",
         path=view.directory,

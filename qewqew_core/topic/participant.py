@@ -36,7 +36,7 @@ class Participant:
     def unprepare(self, session: str) -> None:
         """The session was not committed, and goes on."""
         with self.engine.exclusive():
-            if self._has(session):
+            if self.engine.state.of_session(session):
                 self._shared.commit(Unprepare(session))
                 self._consumer.due = 0
 
@@ -49,9 +49,8 @@ class Participant:
     def leave_open(self, session: str) -> None:
         """It is unknown whether the session was committed: nothing that it read may be given back or committed."""
         with self.engine.lock:
-            for offset, flight in self.engine.state.in_flight.items():
-                if flight.session == session:
-                    self._consumer.mine.pop(offset, None)
+            for offset in self.engine.state.of_session(session):
+                self._consumer.mine.pop(offset, None)
 
     def requeue(self, messages: list[Message]) -> None:
         """The session was rolled back: what this consumer still has is delivered again."""
@@ -74,6 +73,3 @@ class Participant:
             flights = self.engine.state.in_flight.values()
             owners = {flight.owner for flight in flights if flight.session is not None} - {self._consumer.owner}
             return not all(map(self._shared.lives, owners))
-
-    def _has(self, session: str) -> bool:
-        return any(flight.session == session for flight in self.engine.state.in_flight.values())

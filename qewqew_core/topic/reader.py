@@ -16,12 +16,11 @@ import time as clock
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Self
 
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there
+from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
 from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -29,6 +28,7 @@ from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_files, reader_log, topic_paths
 from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.participant import Participant
 from qewqew_core.topic.reader_batches import ReaderBatches
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 _open_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
-class Reader(HasBatches):
+class Reader(HasBatches, HasHeader, Closes):
     """A reader of a topic; from `Topic.reader`. Threads may share it; processes share it by opening it in each.
 
     `read` and `read_many` deliver each message to one consumer, in order; `commit` ends its delivery, durably. A message that
@@ -77,21 +77,11 @@ class Reader(HasBatches):
         self._stem = topic_paths.stem_of(topic.path, name)
         self._consumer = Consumer()
         self._view = View(self._files, topic.path, topic.dialect)
-        self._shared = SharedLog(
-            self._files,
-            self.path,
-            self._stem,
-            f"{topic.name}-{name}",
-            self._consumer,
-            topic.sync == "commit",
-            topic.lock_timeout,
-        )
+        self._shared = SharedLog(topic, name, self._consumer)
         self._engine = self._shared.engine
         self._deliveries = Deliveries(name, self._shared, self._consumer, self._view, window, redeliver_after, auto_commit)
         self.participant = Participant(self._shared, self._consumer, self._deliveries)
-        source = ReaderBatches(
-            self._files, topic.path, topic.dialect, name, self._shared, self._consumer, self._deliveries, self._view
-        )
+        source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view)
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
         try:
@@ -344,27 +334,11 @@ class Reader(HasBatches):
     def _is_temporary(self) -> bool:
         return bool(self._shared.common().mask & zbus.DELETE_ON_EXIT)
 
-    def header(self) -> Common:
-        """Mask, times (milliseconds since the epoch), creator and the four extension texts; see `Topic.header`."""
+    def _common(self) -> Common:
         with self._engine.exclusive():
             return self._shared.common()
 
-    def set_mask(self, mask: int) -> None:
-        """The 32 bits that zbus servers keep there: see `zbus`. Durable, like the other fields of the header.
-
-        `zbus.DELETE_ON_EXIT` makes the reader temporary: it is deleted with its last consumer.
-        """
-        self._set(*zbus.mask_patch(mask))
-
-    def set_creator(self, text: str | None) -> None:
-        """At most 127 bytes of UTF-8, or `BadArgument`."""
-        self._set(*zbus.creator_patch(text))
-
-    def set_extension(self, number: int, text: str | None) -> None:
-        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
-        self._set(*zbus.ext_patch(number, text))
-
-    def _set(self, at: int, data: bytes) -> None:
+    def _patch(self, at: int, data: bytes) -> None:
         with self._engine.exclusive():
             self._shared.patch_rdx(at, data)
 
@@ -435,12 +409,6 @@ class Reader(HasBatches):
         self._shared.release()
         self._view.close()
         self._released = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._released:

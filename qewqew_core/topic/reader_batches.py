@@ -15,7 +15,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
@@ -25,34 +25,26 @@ from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
+from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_state import Change, Commit, Lease, PutBack, Range, ReaderState
 from qewqew_core.topic.shared_log import Consumer, SharedLog
-from qewqew_core.topic.view import Found, Position, View, behind
+from qewqew_core.topic.view import Position, View, behind
 
 Cut = tuple[list[tuple[Segment, int]], list[Range], list[int], list[Range]]
 
 
 class ReaderBatches(Source):
-    """The messages of the topic in ``directory`` that the reader ``name`` has not delivered yet."""
+    """The messages of the topic that the reader ``name`` has not delivered yet."""
 
     engine: Engine[ReaderState]
 
     def __init__(
-        self,
-        files: Files,
-        directory: str,
-        dialect: str,
-        name: str,
-        shared: SharedLog,
-        consumer: Consumer,
-        deliveries: Deliveries,
-        view: View,
+        self, topic: OpenTopic, name: str, shared: SharedLog, consumer: Consumer, deliveries: Deliveries, view: View
     ) -> None:
-        topic = os.path.basename(directory)
-        super().__init__(files, topic_paths.stem_of(directory, name), f"{topic}-{name}", shared.engine)
-        self._directory = directory
+        stem = topic_paths.stem_of(topic.path, name)
+        super().__init__(topic.files, stem, topic_paths.batch_name(topic.path, name), shared.engine)
+        self._directory = topic.path
         self._topic = topic
-        self._dialect = dialect
         self._reader = name
         self._shared = shared
         self._consumer = consumer
@@ -60,8 +52,10 @@ class ReaderBatches(Source):
         self._view = view
         self._pieces_of: dict[int, list[IndexEntry]] = {}  # base offset: checksums of a full block, once read
 
-    def commit(self, operation: BatchOperation) -> None:
-        self._shared.durable(self._shared.commit(Change(operation, now_ms())), always=True)
+    def commit(self, operation: BatchOperation) -> int:
+        position = self._shared.commit(Change(operation, now_ms()))
+        self._shared.durable(position, always=True)
+        return position
 
     def occupied(self, records: int, size: int) -> int:
         return size + HEAD * records
@@ -125,10 +119,12 @@ class ReaderBatches(Source):
         places.make_home(files, self.stem, places.BATCHES)
         files.make_directory(directory)
         for name in names:
-            files.link(os.path.join(self._directory, "data", name), os.path.join(directory, name))
+            files.link(os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name))
         if not self.engine.sync:  # the batch is durable, so its messages must be
             self._sync_topic([os.path.join(directory, name) for name in names])
-        body = reader_files.new_manifest(self._topic, self._reader, self._dialect, self.engine.state.filter, batch, segments)
+        body = manifest.describing(
+            batch, self._topic.name, segments, manifest.BLOCK, self._reader, self._topic.dialect, self.engine.state.filter
+        )
         places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
 
@@ -138,10 +134,10 @@ class ReaderBatches(Source):
 
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""
-        for path in (*blocks, os.path.join(self._directory, self._topic + ".log")):
+        for path in (*blocks, topic_paths.log_of(self._directory)):
             with Descriptors([self.files.open_to_read(path)]) as (fd,):
                 self.files.sync(fd)
-        self.files.sync_directory(os.path.join(self._directory, "data"))
+        self.files.sync_directory(topic_paths.data_of(self._directory))
         self.files.sync_directory(self._directory)
 
     def _cut(self, max_records: int, max_bytes: int) -> Cut:
@@ -223,7 +219,7 @@ class ReaderBatches(Source):
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
         found = self._view.messages(*whole, chosen)
-        return _merged([Range(message.at, message.after) for message in found if isinstance(message, Found)])
+        return _merged([Range(message.at, message.after) for message in found])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""

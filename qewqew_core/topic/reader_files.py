@@ -11,12 +11,10 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterable
 
-from qewqew_core import arguments
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import Manifest, Segment
+from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
 from qewqew_core.formats import zbus
@@ -109,26 +107,6 @@ def remove_leftovers(files: Files, directory: str) -> None:
 
 
 # Batches: a manifest, and hard links to blocks
-
-
-def new_manifest(
-    topic: str, reader: str, dialect: str, chosen: str | None, batch: BatchState, segments: Iterable[Segment]
-) -> Manifest:
-    created = arguments.moment(batch.created).to_rfc3339_string().replace("+00:00", "Z")
-    return Manifest(
-        batch.id,
-        batch.keys[-1],
-        topic,
-        created,
-        batch.attempt,
-        batch.records,
-        batch.bytes,
-        tuple(segments),
-        manifest.BLOCK,
-        reader,
-        dialect,
-        chosen,
-    )
 
 
 def manifest_of(stem: str, batch: BatchState) -> Manifest:

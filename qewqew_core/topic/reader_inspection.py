@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from qewqew_core import arguments
-from qewqew_core.batch.stats import QueueStats, counts, oldest_lease
+from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, read_whole
 from qewqew_core.errors import Corrupt
@@ -14,8 +14,9 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_log
+from qewqew_core.topic.flights import Delivered
 from qewqew_core.topic.reader_log import Seal
-from qewqew_core.topic.reader_state import Deliver, Delivered, Lose, Move, Range, ReaderState
+from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
 from qewqew_core.topic.topic_paths import rdx_of, stem_of
 from qewqew_core.topic.view import SCAN, Position, View
 
@@ -195,9 +196,7 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
     places = [Range(flight.at, None) for flight in state.in_flight.values()] + state.pending
     for start, stop in sorted(places, key=lambda part: part.start):
         if oldest is None:
-            first = next(
-                (stretch for stretch in view.stretches(start, stop, chosen or None, most=1, cut=0) if stretch.places), None
-            )
+            first = next((stretch for stretch in view.stretches(start, stop, chosen, most=1, cut=0) if stretch.places), None)
             oldest = first.messages()[0].timestamp if first else None
     for flight in state.in_flight.values():
         for stretch in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
@@ -218,7 +217,5 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
-        last_lease=arguments.moment(state.last_lease) if state.last_lease else None,
-        oldest_lease=oldest_lease(state.batches.values()),
-        **counts(state.batches.values()),
+        **of_batches(state.batches.values(), state.last_lease),
     )

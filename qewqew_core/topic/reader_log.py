@@ -22,19 +22,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
-from qewqew_core.batch.batch_state import BATCH_NAMES, BatchState, batch_fields, batch_operation, checked
+from qewqew_core.batch.batch_operations import BATCH_NAMES, batch_operation
+from qewqew_core.batch.batch_state import BatchState, batch_fields, checked
 from qewqew_core.batch.history import Block
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
+from qewqew_core.topic.flights import LONGEST_RANGE, Delivered, Flight, Flights
 from qewqew_core.topic.reader_state import (
-    LONGEST_RANGE,
     Change,
     Commit,
     Deliver,
-    Delivered,
-    Flight,
-    Flights,
     Lease,
     Lose,
     Move,
@@ -78,10 +76,6 @@ def _delivered(body: Any) -> list[Delivered]:
     return [(base, block, attempt, number, places) for base, block, attempt, number, places in body]
 
 
-def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda body: None if body is None else read(body)
-
-
 def _as_it_is(body: Any) -> Any:
     return body
 
@@ -107,7 +101,7 @@ _NAMES: dict[type[Operation], str] = {
 _BY_NAME = {name: kind for kind, name in _NAMES.items()}
 # What JSON has otherwise than the operations.
 _FIELDS: dict[str, Callable[[Any], Any]] = {
-    "pending": _or_none(_ranges),
+    "pending": lambda body: None if body is None else _ranges(body),
     "ranges": _ranges,
     "delivered": _delivered,
 }

@@ -16,15 +16,17 @@ from typing import Any
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, Gate
-from qewqew_core.disk.files import Descriptors, Files, close_first, read_all
+from qewqew_core.disk.files import Descriptors, close_first, read_all
 from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import reader_files, reader_log
+from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve
+from qewqew_core.topic.topic_paths import batch_name, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
@@ -54,20 +56,25 @@ class Consumer:
 
 
 class SharedLog(Gate):
-    """The log of the reader with this .rdx and this stem. Call it with the engine's lock, except `durable`."""
+    """The log of the reader ``name``. Call it with the engine's lock, except `durable`."""
 
-    def __init__(self, files: Files, rdx: str, stem: str, name: str, consumer: Consumer, sync: bool, lock_timeout: float) -> None:
+    def __init__(self, topic: OpenTopic, name: str, consumer: Consumer) -> None:
+        self._files = topic.files
+        self._rdx, self._stem = rdx_of(topic.path, name), stem_of(topic.path, name)
+        self._name = batch_name(topic.path, name)
+        self._consumer = consumer
+        self._lock_timeout = topic.lock_timeout
         self.engine: Engine[ReaderState] = Engine(
-            rdx, "reader", reader_log, sync=sync, log_bytes=LIMITS.reader_log_bytes, gate=self, shares_log=True
+            self._rdx,
+            "reader",
+            reader_log,
+            sync=topic.sync == "commit",
+            log_bytes=LIMITS.reader_log_bytes,
+            gate=self,
+            shares_log=True,
         )
         self.files_are_behind = False  # whether files of batches may not be where the log says
         self.decided: list[str] = []  # sessions that were committed, when there was no room to note it
-        self._files = files
-        self._rdx = rdx
-        self._stem = stem
-        self._name = name
-        self._consumer = consumer
-        self._lock_timeout = lock_timeout
         self._depth = 0
         self._calls = 0
         self._untold: list[tuple[int, Position]] = []  # (position in the log, what was committed there) that the .rdx is to say …
@@ -188,7 +195,7 @@ class SharedLog(Gate):
 
     def note(self, session: str) -> None:
         """The session was committed."""
-        if any(flight.session == session for flight in self.engine.state.in_flight.values()):
+        if self.engine.state.of_session(session):
             self.commit(Resolve(session, True, now_ms()))
             self._consumer.due = 0
             self._consumer.refresh(self.engine.state)

@@ -15,25 +15,26 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Literal, Self
+from typing import Literal
 
 from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import Closes, Files, read_whole
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
 from qewqew_core.topic import outgoing, reader_files, reader_inspection, retention, topic_log, topic_paths, topic_verification
+from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.outgoing import Outgoing, size_of
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic.topic_session import TopicSession
 from qewqew_core.topic.topic_state import PutKey
-from qewqew_core.topic.view import Found, Position, View
+from qewqew_core.topic.view import Position, View
 from qewqew_core.topic.writer import RECOVERED, Writer
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
-class Topic:
+class Topic(HasHeader, Closes):
     """The topic in the directory ``path``; made if it is missing. Threads may share it.
 
     Opening it waits for nobody. The first append takes the lock of the topic's one writer and keeps it until `close`; readers
@@ -147,17 +148,17 @@ class Topic:
         )
 
     def _recovered_dialect(self) -> str:
-        """Make sure that what a crash has left was put right, by us or by the writer that lives; the topic's dialect."""
+        """Make sure that what a crash has left was repaired, by us or by the writer that lives; the dialect."""
         until = arguments.deadline(self.lock_timeout)
-        path = os.path.join(self.path, self.name)
+        lock_path, log_path = topic_paths.lock_of(self.path), topic_paths.log_of(self.path)
         while True:
             try:
                 with contextlib.closing(self._open_writer(0)) as writer:
                     return writer.engine.state.dialect
             except Locked:
                 with contextlib.suppress(FileNotFoundError, Corrupt):  # while the writer begins a new log
-                    if read_whole(self.files, path + ".lock") == RECOVERED:
-                        return topic_log.replay(read_whole(self.files, path + ".log"), path + ".log").state.dialect
+                    if read_whole(self.files, lock_path) == RECOVERED:
+                        return topic_log.replay(read_whole(self.files, log_path), log_path).state.dialect
                 if until is not None and clock.monotonic() >= until:
                     raise
                 clock.sleep(0.002)
@@ -315,8 +316,7 @@ class Topic:
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
-        if source not in self.readers():
-            raise BadArgument(f"the topic {self.path} has no reader {source!r}; it has {', '.join(self.readers()) or 'none'}")
+        self._check_exists(source)
         with self.reader(source) as reader:
             place = reader.position()
         with self.reader(target, start=place) as other:
@@ -324,14 +324,17 @@ class Topic:
 
     def delete_reader(self, name: str) -> None:
         """Delete a reader with its batches and dead letters. Processes that have it open get `Closed`. Raises `BadArgument`."""
-        if name not in self.readers():
-            raise BadArgument(f"the topic {self.path} has no reader {name!r}; it has {', '.join(self.readers()) or 'none'}")
+        self._check_exists(name)
         if name in reader_inspection.without_rdx(self.files, self.path):
             reader_files.break_seal(self.files, topic_paths.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
         with self.reader(name) as reader:
             reader.delete()
+
+    def _check_exists(self, reader: str) -> None:
+        if reader not in (readers := self.readers()):
+            raise BadArgument(f"the topic {self.path} has no reader {reader!r}; it has {', '.join(readers) or 'none'}")
 
     # What the topic says of itself
 
@@ -344,22 +347,12 @@ class Topic:
         self._usable()
         return contextlib.closing(View(self.files, self.path, self.dialect))
 
-    def header(self) -> Common:
-        """Mask, times (milliseconds since the epoch), creator and the four extension texts."""
+    def _common(self) -> Common:
         with self._look() as view:
             return view.common()
 
-    def set_mask(self, mask: int) -> None:
-        """The 32 bits that zbus servers keep there: see `zbus`. Durable, like the other fields of the header."""
-        self.writer().patch(*zbus.mask_patch(mask))
-
-    def set_creator(self, text: str | None) -> None:
-        """At most 127 bytes of UTF-8, or `BadArgument`."""
-        self.writer().patch(*zbus.creator_patch(text))
-
-    def set_extension(self, number: int, text: str | None) -> None:
-        """One of four texts (``number`` 0 to 3) for the application; at most 127 bytes of UTF-8, or `BadArgument`."""
-        self.writer().patch(*zbus.ext_patch(number, text))
+    def _patch(self, at: int, data: bytes) -> None:
+        self.writer().patch(at, data)
 
     def __len__(self) -> int:
         """How many messages the topic holds."""
@@ -376,9 +369,8 @@ class Topic:
             place = view.oldest()
             while True:
                 for found in view.messages(place):
-                    if isinstance(found, Found):
-                        yield found.message
-                        place = found.after
+                    yield found.message
+                    place = found.after
                 if place.block >= view.index().start:
                     return
                 place = view.oldest()  # what came next was removed meanwhile
@@ -447,12 +439,6 @@ class Topic:
                 if self._writer is not None:
                     self._writer.close()
                 _open_topics.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not self._closed:

@@ -113,7 +113,7 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
 
 def _inspect_reader(directory: str, name: str) -> QueueStats:
     files = Files()
-    if not files.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
+    if not files.exists(topic_paths.index_of(directory)):
         return QueueStats(0, 0, 0, None, 0, 0, 0, 0)
     with closing(View.of(files, directory)) as view:
         state = reader_inspection.effective_state(files, view, name)

@@ -1,22 +1,27 @@
-"""Which paths can be a topic, and which names a reader. `docs/format/topics.md` has the files in it."""
+"""Where the files of a topic lie, which paths can be a topic, and which names a reader.
+
+::
+
+    NAME/NAME.idx   index                  NAME/reader/R.rdx   makes the reader R exist
+    NAME/NAME.log   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
+    NAME/NAME.lock  lock of the writer     NAME/state/R.log, R.lock, R.batches/ID/, R.dead/ID/
+    NAME/data/      blocks, BASE.zbus,     NAME/state/topic.damaged/N/   set aside by a repair
+                    and their BASE.sums
+"""
 
 from __future__ import annotations
 
 import os
 
+from qewqew_core import arguments
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
+from qewqew_core.formats import zbus
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic's directory; raises `BadPath` for an impossible one before anything is touched."""
-    try:
-        given = os.fspath(path)
-        os.fsencode(given)
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPath(f"a topic's path is a str or a Path, not {path!r:.100}") from error
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise BadPath(f"a topic's path is a non-empty str without NUL, not {given!r:.100}")
+    given = arguments.check_path_text("topic", path)
     full = os.path.abspath(given)
     parent, name = os.path.split(full)
     if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
@@ -27,9 +32,34 @@ def check_topic_path(path: str | os.PathLike[str]) -> str:
         return full
     if not DISK.is_directory(full, follow=True):
         raise BadPath("is not a directory, but a topic is one", path=full)
-    if not DISK.exists(os.path.join(full, name + ".idx")) and _others(full):
-        raise BadPath(f"is a directory with other files, not a topic: it has no {name}.idx", path=full)
+    if not DISK.exists(index_of(full)) and _others(full):
+        raise BadPath(f"this is a directory with other files, not a topic: it has no {name}.idx", path=full)
     return full
+
+
+def index_of(directory: str) -> str:
+    return _own(directory, ".idx")
+
+
+def log_of(directory: str) -> str:
+    return _own(directory, ".log")
+
+
+def lock_of(directory: str) -> str:
+    return _own(directory, ".lock")
+
+
+def _own(directory: str, suffix: str) -> str:
+    return os.path.join(directory, os.path.basename(directory) + suffix)
+
+
+def data_of(directory: str) -> str:
+    """The directory of the blocks."""
+    return os.path.join(directory, "data")
+
+
+def block_of(directory: str, base: int) -> str:
+    return os.path.join(data_of(directory), zbus.block_name(base))
 
 
 def rdx_of(directory: str, reader: str) -> str:
@@ -42,12 +72,17 @@ def stem_of(directory: str, reader: str) -> str:
     return os.path.join(directory, "state", reader)
 
 
+def batch_name(directory: str, reader: str) -> str:
+    """What ids of a reader's batches are made of; see `places.batch_id`."""
+    return f"{os.path.basename(directory)}-{reader}"
+
+
 def is_topic(directory: str) -> bool:
     """Whether a directory is a topic: it has an index or, if that was lost, blocks and no other files."""
-    if DISK.exists(os.path.join(directory, os.path.basename(directory) + ".idx")):
+    if DISK.exists(index_of(directory)):
         return True
     try:
-        blocks = any(name.endswith(".zbus") for name in DISK.list(os.path.join(directory, "data")))
+        blocks = any(name.endswith(".zbus") for name in DISK.list(data_of(directory)))
         return blocks and not _others(directory)
     except OSError:
         return False
@@ -68,5 +103,7 @@ def check_reader_name(name: object) -> str:
     except UnicodeEncodeError as error:
         raise BadPath(f"the reader's name {name!r:.100} is not valid text: {error.reason}") from error
     if not 0 < size <= 100 or not name.isprintable() or "/" in name or name.startswith("."):
-        raise BadPath(f"{name!r:.120} cannot be a reader's name: printable, no slash, no dot in front, at most 100 bytes")
+        raise BadPath(
+            f"{name!r:.120} cannot be a reader's name: at most 100 bytes, printable, without a slash, and no dot at the start"
+        )
     return name

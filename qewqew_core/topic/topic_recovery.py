@@ -30,6 +30,7 @@ from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
+from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.blocks import Blocks
@@ -63,10 +64,6 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     return _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state), state
 
 
-def log_path_of(blocks: Blocks) -> str:
-    return os.path.join(blocks.directory, os.path.basename(blocks.directory) + ".log")
-
-
 # Step 1
 
 
@@ -85,10 +82,10 @@ def _look(blocks: Blocks) -> tuple[Replayed | None, Index]:
 
 def _replayed(blocks: Blocks) -> Replayed | None:
     try:
-        data = read_whole(blocks.files, log_path_of(blocks))
+        data = read_whole(blocks.files, blocks.log_path)
     except FileNotFoundError:
         return None
-    found = topic_log.replay(data, log_path_of(blocks))
+    found = topic_log.replay(data, blocks.log_path)
     if found.end < len(data.rstrip(b"\0")):
         found.clean = False  # a torn frame is to be cut off
     return found
@@ -216,7 +213,7 @@ def _count(blocks: Blocks, state: TopicState) -> None:
         entry = Entry(last.created, last.base, last.end, last.updated)
         if entry.end:
             first = view.number_of(entry)
-            _check_dialect(blocks, view, entry, state.dialect)
+            _check_dialect(view, entry)
             for _, number in view.heads(entry, first):
                 last.messages, state.number = last.messages + 1, number + 1
         while not entry.end and block > state.start:  # empty blocks: the number is that after the last message
@@ -229,15 +226,14 @@ def _count(blocks: Blocks, state: TopicState) -> None:
                     offset=zbus.entry_at(block + 1),
                 )
             if entry.end:
-                _check_dialect(blocks, view, entry, state.dialect)
+                _check_dialect(view, entry)
                 for _, number in view.heads(entry, view.number_of(entry)):
                     state.number = number + 1
 
 
-def _check_dialect(blocks: Blocks, view: View, entry: Entry, dialect: str) -> None:
-    is_c = zbus.crc_is_right(view.read(entry.base, 0, HEAD), 0)
-    if is_c and dialect != "C":
-        raise BadArgument(f'the topic {blocks.directory} was written in dialect C; open it with dialect="C". Nothing was changed')
+def _check_dialect(view: View, entry: Entry) -> None:
+    if view.dialect != "C" and zbus.crc_is_right(view.read(entry.base, 0, HEAD), 0):
+        raise BadArgument(f'the topic {view.directory} was written in dialect C; open it with dialect="C". Nothing was changed')
 
 
 def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) -> Replayed:
@@ -246,7 +242,7 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
     lost = next((frame for frame, redo in here if not is_there(redo)), None)
     if lost is None:
         return found
-    return topic_log.replay(read_whole(blocks.files, log_path_of(blocks))[:lost], log_path_of(blocks))
+    return topic_log.replay(read_whole(blocks.files, blocks.log_path)[:lost], blocks.log_path)
 
 
 # Step 4
@@ -255,7 +251,7 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
     files = blocks.files
-    with Descriptors([files.open(log_path_of(blocks))]) as (fd,):
+    with Descriptors([files.open(blocks.log_path)]) as (fd,):
         files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
     while True:
         for block in (*found.state.full, found.state.last):
@@ -314,7 +310,7 @@ def _remove_strays(blocks: Blocks, state: TopicState, ours: bool) -> None:
     """
     files = blocks.files
     blocks.cut(state.last)  # first: it may refuse
-    for path in (log_path_of(blocks), blocks.index_path):
+    for path in (blocks.log_path, blocks.index_path):
         remove_if_there(files, path + ".tmp")
     first = next((block.base for block in (*state.full, state.last) if block.block == state.start), None)
     if first is None:
@@ -353,9 +349,9 @@ def _first_base(blocks: Blocks, state: TopicState) -> int:
 
 def _open_log(blocks: Blocks, found: Replayed) -> Journal:
     """The log of a topic that was closed goes on."""
-    fds, path = Descriptors(), log_path_of(blocks)
-    fds.append(blocks.files.open(path))
-    return Journal(blocks.files, path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
+    fds = Descriptors()
+    fds.append(blocks.files.open(blocks.log_path))
+    return Journal(blocks.files, blocks.log_path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
 
 
 def _new_log(blocks: Blocks, state: TopicState) -> Journal:
@@ -364,9 +360,9 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them
     # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
     forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
-    state.prune_keys(now_ms())
+    prune(state.idempotency_keys, now_ms())
     state.full.clear()
-    return journal.create(blocks.files, log_path_of(blocks), lambda generation: topic_log.snapshot(state, generation), "topic")
+    return journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
 
 
 def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[str]) -> None:

@@ -32,6 +32,7 @@ from qewqew_core.topic import reader_log, topic_log, topic_paths
 from qewqew_core.topic.manifest_repair import repair_manifests
 from qewqew_core.topic.reader_files import break_seal, make_rdx
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
+from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
@@ -59,7 +60,7 @@ def log_set_aside(files: Files, path: str) -> str | None:
     home = os.path.join(path, "state", "topic") + places.DAMAGED
     made = files.list(home) if files.is_directory(home) else []
     logs = (
-        os.path.join(home, str(number), os.path.basename(path) + ".log")
+        os.path.join(home, str(number), os.path.basename(topic_paths.log_of(path)))
         for number in sorted((int(name) for name in made if name.isdecimal()), reverse=True)
     )
     return next(filter(files.exists, logs), None)
@@ -69,9 +70,11 @@ class _Repair:
     def __init__(self, files: Files, path: str, dialect: str | None) -> None:
         self.files = files
         self.path = path
-        self.name = os.path.basename(path)
+        self.log_path, self.index_path = topic_paths.log_of(path), topic_paths.index_of(path)
         self.report = RepairReport()
         self.log = self._read_log()
+        self.image = self.read(self.index_path)  # of the index
+        self.bases = sorted(int(name[:20]) for name in files.list(topic_paths.data_of(path)) if name.endswith(".zbus"))
         self.dialect = dialect or (self.log.state.dialect if self.log else "B")
 
     def damaged(self, error: Corrupt, records: int | None) -> None:
@@ -99,16 +102,15 @@ class _Repair:
             return None
 
     def _read_log(self) -> Replayed | None:
-        path = os.path.join(self.path, self.name + ".log")
-        data = self.read(path)
+        data = self.read(self.log_path)
         if data is None:
             return None
         try:
-            return topic_log.replay(data, path)
+            return topic_log.replay(data, self.log_path)
         except Corrupt as error:
             self.damaged(error, None)
-            self.set_aside(path)
-            return _beginning(data, path)
+            self.set_aside(self.log_path)
+            return _beginning(data, self.log_path)
 
     def _keys(self) -> dict[bytes, tuple[int, int]]:
         """Of the log, or of the one that a repair has set aside which was stopped before it made another."""
@@ -118,39 +120,33 @@ class _Repair:
         return {} if found is None else found.state.idempotency_keys
 
     def blocks(self) -> None:
-        """Index and blocks."""
-        index_path = os.path.join(self.path, self.name + ".idx")
-        image = self.read(index_path)
-        bases = self._bases()
-        if not bases:
-            raise Corrupt("there are no blocks: nothing can be repaired", path=os.path.join(self.path, "data"))
-        index, entries = self._index(image, index_path, bases)
-        place = len(entries) - 1
-        last = entries[place]
-        state = self.log.state if self.log else None
-        if self.log is not None and state is not None and state.last.base == last.base:
-            last = last._replace(end=max(last.end, state.last.end))  # both say what was committed, one may be behind
+        """Steps 2 to 4: index and blocks."""
+        if not self.bases:
+            raise Corrupt("there are no blocks: nothing can be repaired", path=topic_paths.data_of(self.path))
+        index, entries = self._index()
+        last = entries[-1]
+        if self.log is not None and self.log.state.last.base == last.base:
+            last = last._replace(end=max(last.end, self.log.state.last.end))  # both say what was committed, one may be behind
             self._write_again(self.log, last.base)
         end, number = self._last(last, index.number)
         if end < last.end:
-            where = os.path.join(self.path, "data", zbus.block_name(last.base))
+            where = topic_paths.block_of(self.path, last.base)
             self.report.damage.append(Damage(where, end, last.end - end, None, "there are no whole messages here"))
             self._cut(where, end)
-        entries[place] = last._replace(end=end)
-        new = bytearray(image if image is not None else zbus.new_index(now_ms()))
-        new.extend(bytes(max(0, zbus.INDEX_SIZE - len(new))))
+        entries[-1] = last._replace(end=end)
+        new = bytearray(zbus.new_index(now_ms()) if self.image is None else self.image.ljust(zbus.INDEX_SIZE, b"\0"))
         new[: zbus.INDEX_HEAD] = zbus.pack_index(Index(zbus.VERSION, len(entries), index.start, number))
         for block, entry in enumerate(entries, index.start):
             new[zbus.entry_at(block) : zbus.entry_at(block) + zbus.ENTRY] = zbus.pack_entry(entry)
-        write_new(self.files, index_path + ".tmp", bytes(new))
-        if self.files.exists(log := os.path.join(self.path, self.name + ".log")):
-            self.set_aside(log)
-        self.files.rename(index_path + ".tmp", index_path)
+        write_new(self.files, self.index_path + ".tmp", bytes(new))
+        if self.files.exists(self.log_path):
+            self.set_aside(self.log_path)
+        self.files.rename(self.index_path + ".tmp", self.index_path)
         self.files.sync_directory(self.path)
 
     def _write_again(self, log: Replayed, base: int) -> None:
         """What the log carries of the last block."""
-        with Descriptors([self.files.open(os.path.join(self.path, "data", zbus.block_name(base)))]) as (fd,):
+        with Descriptors([self.files.open(topic_paths.block_of(self.path, base))]) as (fd,):
             for _, redo in log.redo:
                 if redo.block.base == base and redo.data is not None:
                     self.files.write(fd, redo.data, redo.offset)
@@ -158,55 +154,51 @@ class _Repair:
 
     def index_problem(self) -> Damage | None:
         """What is wrong with the index of a topic that opens, since opening looks only at the last block."""
-        path = os.path.join(self.path, self.name + ".idx")
         try:
-            image = self.read(path)
-            self._entries(self._head(image, path), image, path, self._bases())
+            self._entries(self._head())
         except Corrupt as error:
             return _damage(error, None)
         return None
 
-    def _bases(self) -> list[int]:
-        return sorted(int(name[:20]) for name in self.files.list(os.path.join(self.path, "data")) if name.endswith(".zbus"))
-
-    def _head(self, image: bytes | None, path: str) -> Index:
+    def _head(self) -> Index:
         """The head of the index, if it agrees with the log. Raises `Corrupt`."""
-        if image is None:
-            raise Corrupt("the index is missing", path=path)
-        index = zbus.unpack_index(image, path)
+        if self.image is None:
+            raise Corrupt("the index is missing", path=self.index_path)
+        index = zbus.unpack_index(self.image, self.index_path)
         start = self.log.state.start if self.log else 0
         if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
-            raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=path)
+            raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=self.index_path)
         return index
 
-    def _entries(self, index: Index, image: bytes | None, path: str, bases: list[int]) -> list[Entry]:
+    def _entries(self, index: Index) -> list[Entry]:
         """The entries of the index, if they are those of the block files. Raises `Corrupt`."""
-        padded = (image or b"").ljust(zbus.INDEX_SIZE, b"\0")
+        padded = (self.image or b"").ljust(zbus.INDEX_SIZE, b"\0")
         entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(index.start, index.start + index.blocks)]
         # The last block may have been made by a commit that did not happen, or before its entry was written.
+        known = [entry.base for entry in entries] in (self.bases, self.bases[:-1])
         follows = all(entry.base + entry.end == following.base for entry, following in pairwise(entries))
-        if [entry.base for entry in entries] in (bases, bases[:-1]) and follows and all(entry.end >= 0 for entry in entries):
+        if known and follows and all(entry.end >= 0 for entry in entries):
             return entries
-        raise Corrupt("the entries of the index are not those of the blocks that are there", path=path)
+        raise Corrupt("the entries of the index are not those of the blocks that are there", path=self.index_path)
 
-    def _index(self, image: bytes | None, path: str, bases: list[int]) -> tuple[Index, list[Entry]]:
+    def _index(self) -> tuple[Index, list[Entry]]:
         """The index as it is, if its entries are those of the block files; else as these say."""
-        start = self.log.state.start if self.log else 0
+        bases, start = self.bases, self.log.state.start if self.log else 0
         try:
-            index = self._head(image, path)
+            index = self._head()
             start = index.start
-            return index, self._entries(index, image, path, bases)
+            return index, self._entries(index)
         except Corrupt as error:
             self.damaged(error, 0)
         if bases[0] != 0 and not self.log and start == 0:
             raise Corrupt(
                 f"the first block begins at {bases[0]}, but neither index nor log says with which message number; restore the "
                 "index. Nothing was changed",
-                path=path,
+                path=self.index_path,
             )
         entries = []
         for place, base in enumerate(bases):
-            block_path = os.path.join(self.path, "data", zbus.block_name(base))
+            block_path = topic_paths.block_of(self.path, base)
             with Descriptors([self.files.open_to_read(block_path)]) as (fd,):
                 size = self.files.size(fd)
             time = self.files.modified(block_path)
@@ -219,7 +211,7 @@ class _Repair:
         if not entry.end:
             return 0, number
         at, following = 0, None
-        path = os.path.join(self.path, "data", zbus.block_name(entry.base))
+        path = topic_paths.block_of(self.path, entry.base)
         with Descriptors([self.files.open_to_read(path)]) as (fd,):
             size = min(self.files.size(fd), entry.end)
             with contextlib.suppress(Corrupt):  # here no whole message begins
@@ -243,6 +235,7 @@ class _Repair:
             self.files.sync(fd)
 
     def readers(self) -> None:
+        """Step 1 for readers, and step 5."""
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
             for name in all_readers(self.files, self.path):
                 self._reader(view, name)
@@ -250,21 +243,26 @@ class _Repair:
 
     def _reader(self, view: View, name: str) -> None:
         stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
-        log, seal, rdx = self.read(stem + ".log"), seal_of(self.files, stem), self.read(path)
+        rdx = self.read(path)
         whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
-        stands: tuple[int, int] | None = None  # by the log
+        state = self._reader_log(stem, rdx if whole else None)
+        if state is None:
+            self._check_position(view, path, rdx, None)
+        elif not whole:
+            self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
+            make_rdx(self.files, path, state.committed_position(), state.filter)
+        elif state.clean:  # a server may have moved the reader since
+            self._check_position(view, path, rdx, state.committed_position()[:2])
+
+    def _reader_log(self, stem: str, rdx: bytes | None) -> ReaderState | None:
+        """What the log says; None if there is none. A damaged one is set aside, with the batches. ``rdx``: a whole one."""
+        log, seal = self.read(stem + ".log"), seal_of(self.files, stem)
         try:
             if log is not None:
                 found = reader_log.replay(log, stem + ".log")
-                place = zbus.unpack_position(rdx) if rdx is not None and whole else None
-                reader_log.check_whole(found, seal, place, stem + ".log")
-                if rdx is None or not whole:
-                    self.damaged(missing_rdx(path) if rdx is None else short_rdx(path), 0)
-                    make_rdx(self.files, path, found.state.committed_position(), found.state.filter)
-                if rdx is None or not whole or not found.state.clean:  # else a server may have moved the reader
-                    return
-                stands = found.state.committed_position()[:2]
-            elif seal is not None:
+                reader_log.check_whole(found, seal, None if rdx is None else zbus.unpack_position(rdx), stem + ".log")
+                return found.state
+            if seal is not None:
                 raise reader_log.missing(stem + ".log")
         except Corrupt as error:
             self.damaged(error, 0)
@@ -274,8 +272,11 @@ class _Repair:
                 if self.files.is_directory(stem + home):
                     self.set_aside(stem + home)
             break_seal(self.files, stem)  # at last: until then the next repair finds the same
-        position = (rdx or b"").ljust(zbus.READER_SIZE, b"\0")
-        block, offset = zbus.unpack_position(position)
+        return None
+
+    def _check_position(self, view: View, path: str, rdx: bytes | None, stands: tuple[int, int] | None) -> None:
+        """Let the .rdx name a place at which a message begins. ``stands``: the place by the log, if that says one."""
+        block, offset = zbus.unpack_position((rdx or b"").ljust(zbus.READER_SIZE, b"\0"))
         try:
             place_of_rdx(view, block, offset, path)
             return
@@ -299,7 +300,7 @@ class _Repair:
             self.files.sync(fd)
 
     def _batches(self, view: View, name: str) -> None:
-        """Those that the reader's log knows."""
+        """Step 5, for the batches that the reader's log knows."""
         log_path = topic_paths.stem_of(self.path, name) + ".log"
         if (log := self.read(log_path)) is not None:
             repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
@@ -327,7 +328,7 @@ def repair_topic(
     """
     files = _files or Files()
     full = topic_paths.check_topic_path(path)
-    if not files.is_directory(os.path.join(full, "data")):
+    if not files.is_directory(topic_paths.data_of(full)):
         raise BadArgument(f"there is no topic in {full}: it has no directory data")
     lock.check_system(full)
     state = os.path.join(full, "state")
@@ -336,14 +337,14 @@ def repair_topic(
         files.sync_directory(full)
     timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     problem: Damage | None = None
-    log_path = os.path.join(full, os.path.basename(full) + ".log")
+    log_path = topic_paths.log_of(full)
     try:
         if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
             raise Corrupt("an earlier repair was stopped after it set the log aside and before it wrote a new one", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
-    held, _ = lock.acquire(files, os.path.join(full, os.path.basename(full) + ".lock"), timeout)
+    held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout)
     try:
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
         problem = problem or repair.index_problem()

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.formats.sparse_index import IndexEntry
-from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS
 
 
@@ -141,9 +140,6 @@ class TopicState:
         last.append(messages, size, crc, time)
         self.number += messages
         return redo
-
-    def prune_keys(self, now: int) -> None:
-        prune(self.idempotency_keys, now)
 
     def check(self) -> None:
         """Raises `ValueError` for a state that index, blocks and .sums cannot have and QewQew never writes."""

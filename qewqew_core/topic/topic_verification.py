@@ -87,16 +87,10 @@ def _verify_block(
 
 
 def _verify_reader(files: Files, view: View, name: str, report: Report) -> None:
-    try:
+    with report.noting():
         state = reader_inspection.effective_state(files, view, name)
-        batches = state.with_history() if state is not None else []
-    except Corrupt as error:
-        report.problems.append(str(error))
-        return
-    for batch in batches:
-        report.batches += 1
-        try:
-            for _ in read_batch(places.directory_of(stem_of(view.directory, name), batch), batch):
-                pass
-        except (QewQewError, OSError) as error:
-            report.problems.append(str(error))
+        for batch in state.with_history() if state is not None else []:
+            report.batches += 1
+            with report.noting():
+                for _ in read_batch(places.directory_of(stem_of(view.directory, name), batch), batch):
+                    pass

@@ -7,7 +7,6 @@ written to that block before the next one began.
 
 from __future__ import annotations
 
-import os
 import sys
 import time as clock
 from bisect import bisect_left, bisect_right
@@ -24,6 +23,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
 from qewqew_core.topic import topic_log
+from qewqew_core.topic.topic_paths import block_of, index_of, log_of
 
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
@@ -70,12 +70,12 @@ class Stretch(NamedTuple):
         return sum(map(_length_of, self.heads))
 
     def messages(self, count: int | None = None) -> list[Message]:
-        """All of them, or so many."""
+        """All of them, or this many."""
         offsets = [self.base + place for place in self.places]
         return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
 
     def first(self, count: int) -> Stretch:
-        """Only so many of them, at least one."""
+        """Only this many of them, at least one."""
         if count == len(self.places):
             return self
         at, head = self.places[count - 1], self.heads[count - 1]
@@ -92,9 +92,8 @@ class View:
     @classmethod
     def of(cls, files: Files, directory: str) -> Self:
         """The topic there. Its log says the dialect; without a log a zbus server made the topic, and B is assumed."""
-        log = os.path.join(directory, os.path.basename(directory) + ".log")
         try:
-            dialect = journal.replay_live(files, log, topic_log.replay).state.dialect
+            dialect = journal.replay_live(files, log_of(directory), topic_log.replay).state.dialect
         except FileNotFoundError:
             dialect = "B"
         return cls(files, directory, dialect)
@@ -103,7 +102,7 @@ class View:
         self._files = files
         self.directory = directory
         self.dialect = dialect
-        self.path = os.path.join(directory, os.path.basename(directory) + ".idx")
+        self.path = index_of(directory)
         self._blocks = OrderedDict[int, int]()  # base offset: descriptor
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
@@ -258,9 +257,9 @@ class View:
 
     # Messages
 
-    def heads(self, entry: Entry, number: int, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+    def heads(self, entry: Entry, number: int, at: int = 0) -> Iterator[tuple[int, int]]:
         """(place, number) of each message of a block from ``at`` on, whose number is ``number``; each head is checked."""
-        for place, found, _, _ in self.record_heads(entry, number, at, end):
+        for place, found, _, _ in self.record_heads(entry, number, at):
             yield place, found
 
     def record_heads(
@@ -305,17 +304,12 @@ class View:
 
     def messages(
         self, position: Position, stop: Position | None = None, filter: Filter | None = None, window: int = WINDOW
-    ) -> Iterator[Found | Position]:
-        """The messages from a position on that match, up to ``stop`` or to the end of the topic.
-
-        With a filter, a bare position after each window says how far it came.
-        """
+    ) -> Iterator[Found]:
+        """The messages from a position on that match, up to ``stop`` or to the end of the topic."""
         for stretch in self.stretches(position, stop, filter, window):
             for message, place in zip(stretch.messages(), stretch.places, strict=True):
                 at = Position(stretch.block, place, message.number)
                 yield Found(message, at, behind(message, at))
-            if filter is not None:
-                yield stretch.reached
 
     def message(self, position: Position, cut: int = sys.maxsize) -> Message | None:
         """The message at a position, its body cut as by `stretches`; None if there is none, or it was removed."""
@@ -332,7 +326,7 @@ class View:
         cut: int = sys.maxsize,
         blocks: range | None = None,
     ) -> Iterator[Stretch]:
-        """The same in stretches, at most ``most`` messages in all. With a filter a stretch may be empty.
+        """The same in stretches, at most ``most`` messages in all. With a filter a stretch may be empty: it says how far it came.
 
         Of a body of 64 KiB or more, only ``cut`` bytes are read, unless they were read already. ``blocks``: the existing
         blocks, if the caller has just looked.
@@ -340,7 +334,7 @@ class View:
         block, at, number = position
         begins = True
         unpack = zbus.unpack_head(self.dialect)
-        matches = None if filter is None else filter.matches_slot
+        matches = filter.matches_slot if filter else None
         careful = self.dialect == "C"
         while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
             there, blocks = blocks or self.blocks(), None  # before the end of the block: see the module
@@ -392,7 +386,7 @@ class View:
                     heads.append(head)
                 at, number = after, number + 1
             most -= len(places)
-            if places or filter is not None:
+            if places or matches is not None:
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
@@ -421,7 +415,7 @@ class View:
     # Block files
 
     def block_path(self, base: int) -> str:
-        return os.path.join(self.directory, "data", zbus.block_name(base))
+        return block_of(self.directory, base)
 
     def read(self, base: int, at: int, size: int) -> bytes:
         """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""

@@ -18,10 +18,12 @@ from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
+from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.topic import topic_log, topic_recovery
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.outgoing import Body, Outgoing, portions
+from qewqew_core.topic.topic_paths import lock_of
 from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
 
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
@@ -58,8 +60,7 @@ class Writer:
         self._process = os.getpid()
         self._released = False
         try:
-            path = os.path.join(directory, os.path.basename(directory) + ".lock")
-            self._lock_file, _ = lock.acquire(files, path, lock_timeout, follow=False)
+            self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
             files.truncate(self._lock_file.fd, 0)
             self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
             self._noted |= self.engine.state.sessions.keys()
@@ -242,7 +243,7 @@ class Writer:
         engine, state = self.engine, self.engine.state
         topic_recovery.forget_sessions(self._blocks.files, engine.path, state, self._noted)
         self._noted.clear()
-        state.prune_keys(now_ms())
+        prune(state.idempotency_keys, now_ms())
         state.full.clear()
 
     def noted(self, session: str) -> None:

@@ -18,7 +18,7 @@ from qewqew_spark.codecs.moments import Mask, dates, timestamps
 FEW = 64  # records that are not worth another call of Arrow's reader
 STOPS = 8  # of Arrow's reader, at the first records, before these are left alone
 TRIES = 4  # times as many records as there are go into calls that fail
-PART = 4096  # records; of more, all are read in parts of about so many if it fails
+PART = 4096  # records; of more, all are read in parts of about this many if it fails
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
 DECIMAL_DIGITS = 28  # with a scale of 38 and an exponent of 9, one less than Arrow's decimals of 76 digits have room for
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
@@ -193,7 +193,7 @@ _EXPONENT = re.compile(rb"[eE][+-]?[0-9]{2}")
 _DIGITS = re.compile(rb"[0-9]{%d}" % DECIMAL_DIGITS)
 _IS_DIGIT = np.zeros(256, bool)
 _IS_DIGIT[list(b"0123456789")] = True
-_DIGIT_SAMPLES = 4  # that are taken of so many digits
+_DIGIT_SAMPLES = 4  # that are taken of this many digits
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 _SAMPLES = 16  # that are taken of the digits of a long number
@@ -239,7 +239,7 @@ def odd(values: pa.Array) -> Mask:
 def large_numbers(values: pa.Array) -> Mask:
     """Records with numbers that are too large for Arrow's decimals, which then wrap around, or read wild memory.
 
-    These are exponents of two digits or more, and so many digits that they have no room once they are multiplied.
+    These are exponents of two digits or more, and numbers of more digits than have room once they are multiplied.
     """
     found = np.zeros(len(values), bool)
     if not len(values) or not values.buffers()[2]:

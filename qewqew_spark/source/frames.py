@@ -22,7 +22,7 @@ from qewqew_core.formats.chunk import LENGTH, MAX_RECORD
 
 BATCH_BYTES = 4 << 20  # of frames in one array, unless a single record is larger
 BATCH_RECORDS = 32_768
-WORTH_IT = 48  # one step of numpy's costs as much as so many of the plain walk
+WORTH_IT = 48  # one step of numpy's costs as much as this many of the plain walk
 
 Places = NDArray[np.int32]
 

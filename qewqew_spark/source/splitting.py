@@ -51,7 +51,7 @@ class Split:
     def __call__(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """The pieces, or parts of them, that each task reads, in their order.
 
-        There are fewer tasks than asked for only if there are not so many cuts; none is without a piece.
+        There are fewer tasks than asked for only if there are not that many cuts; none is without a piece.
         """
         total = sum(piece.end - piece.start for piece in pieces)
         places, at = [], 0  # where the whole can be cut, counted over all pieces

@@ -26,7 +26,7 @@ from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic.block_sums import damaged, pieces_of
-from qewqew_core.topic.view import SCAN, Found, Position, View
+from qewqew_core.topic.view import SCAN, Position, View
 from qewqew_spark.options import ROW_OPTIONS
 from qewqew_spark.source.rows import TOPIC_SCHEMA, Rows
 from qewqew_spark.source.splitting import SPLIT_OPTIONS, Piece, Split
@@ -317,8 +317,7 @@ class TopicReader(DataSourceReader):
         if not chosen:
             found = view.by_number(start.number + most, partial(marks, view))
             return stop if found is None else min(found, stop)
-        matching = (found for found in view.messages(start, stop, chosen, SCAN) if isinstance(found, Found))
-        last = next(islice(matching, most - 1, None), None)
+        last = next(islice(view.messages(start, stop, chosen, SCAN), most - 1, None), None)
         return stop if last is None else last.after
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

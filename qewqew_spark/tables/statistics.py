@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def statistics(footer: pq.FileMetaData, columns: StructType, most: int) -> dict[str, Any]:
-    """As the ``stats`` of an `add` of the log. ``most``: of so many columns, in the order of the table; negative: of all."""
+    """As the ``stats`` of an `add` of the log. ``most``: of this many columns, in the order of the table; negative: of all."""
     paths = list(_leaves(columns))[: None if most < 0 else most]
     count = Counter(".".join(path) for path in paths)
     known = {name: path for path in paths if count[name := ".".join(path)] == 1}  # names may have dots

@@ -23,7 +23,8 @@ from typing import Any
 
 from qewqew_core import BadManifest, BadPath, Batch, Corrupt, Empty, QewQewError, Queue, Topic
 from qewqew_core.batch import manifest, segments
-from qewqew_core.batch.batch_state import BATCH_OPERATIONS, BatchState
+from qewqew_core.batch.batch_operations import BATCH_OPERATIONS
+from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
@@ -36,7 +37,8 @@ from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
 from qewqew_core.queue.state import State
 from qewqew_core.topic import reader_log as readers
 from qewqew_core.topic import topic_log as topics
-from qewqew_core.topic.reader_state import Flight, Flights, Range, ReaderState
+from qewqew_core.topic.flights import Flight, Flights
+from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.topic_state import Append as TopicAppend
 from qewqew_core.topic.topic_state import Block, NewBlock, TopicState, Trim
 from qewqew_core.topic.topic_state import Extent as TopicExtent

@@ -247,10 +247,7 @@ def test_the_table_has_medians_of_ratios_with_the_best_and_what_it_is_worth_mark
     ]
 
 
-def test_the_report_says_where_others_are_faster_and_what_was_left_out_or_failed() -> None:
-    assert report.behind(report.Figures(RESULTS)).splitlines()[2:] == [
-        "| put one by one, 100 B | queuelib | 1.5 | 3.5 | a killed process loses all |"
-    ]
+def test_the_report_says_what_was_left_out_or_failed() -> None:
     told = report.machine(RESULTS)
     assert "Left out: Redis list, redis-server is not installed." in told
     assert "Failed: lmdb, get: WrongRecords: none." in told

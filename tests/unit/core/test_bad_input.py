@@ -61,7 +61,7 @@ ALL = pytest.mark.parametrize("opening", [Queue, inspect, *TOPICS])
 @pytest.mark.parametrize("suffix", ["", "/", "/."])
 def test_a_directory_is_no_queue(tmp_path, opening, suffix):
     (tmp_path / "d").mkdir()
-    with refused(tmp_path, BadPath, "is a directory; a queue is a file in a directory, for example .*orders.qew"):
+    with refused(tmp_path, BadPath, "this is a directory; a queue is a file in a directory, for example .*orders.qew"):
         opening(f"{tmp_path}/d{suffix}")
 
 

@@ -496,7 +496,7 @@ def test_where_there_is_no_queue_none_is_made(path, command):
 def test_a_path_that_cannot_be_a_queue_is_named(tmp_path, command):
     more = ["id"] if command in WITH_BATCH else []
     refused(1, *command, tmp_path / "no" / "q", *more, match=f"BadPath: {tmp_path / 'no' / 'q'}: there is no directory")
-    refused(1, *command, tmp_path, *more, match="is a directory")
+    refused(1, *command, tmp_path, *more, match="this is a directory")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_the_same_records_are_imported_once_unless_another_key_is_given(tmp_path
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        (b"no json", "line 2001: Expecting value"),
+        (b"no json", "line 2001: this is not JSON"),
         (b'{"record": 1}', "line 2001: the record is not text"),
         (b'{"base64": "&"}', "line 2001: this is not base64"),
         (b'{"record": "a", "base64": ""}', 'line 2001: this is not a JSON object with "record" or "base64"'),

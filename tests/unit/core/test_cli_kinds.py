@@ -163,8 +163,8 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
 def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
     (tmp_path / "mine").mkdir()
     for command in ("stat", "verify", "peek", "tail", "export", "batches"):
-        refused(1, command, tmp_path / "mine", match=f"BadPath: {tmp_path / 'mine'}: is a directory but not a topic")
-    refused(1, "put", tmp_path / "mine", "x", match="--topic to make it one")
+        refused(1, command, tmp_path / "mine", match=f"BadPath: {tmp_path / 'mine'}: this is a directory but not a topic")
+    refused(1, "put", tmp_path / "mine", "x", match="--topic to make one")
     put(tmp_path / "mine", "topic", "x")
     assert content(tmp_path / "mine", "topic") == [b"x"]
 
@@ -185,7 +185,7 @@ def test_a_directory_that_is_neither_is_named_by_every_command(tmp_path, kind):
 def test_a_topic_where_a_queue_is_needed(path, command, instead):
     put(path, "topic", "x")
     arguments = [path if one == "PATH" else one for one in (command if "PATH" in command else [*command, "PATH"])]
-    refused(1, *arguments, match=f"BadPath: {path}: is a topic, but this command needs a queue: ")
+    refused(1, *arguments, match=f"BadPath: {path}: this is a topic, but the command needs a queue: ")
     assert instead in run(*arguments).stderr
 
 
@@ -203,7 +203,7 @@ def test_a_queue_where_a_topic_is_needed(path, command):
         *command,
         path,
         *more,
-        match=f"BadPath: {path}: is a queue, but this command needs a topic: a queue has no readers",
+        match=f"BadPath: {path}: this is a queue, but the command needs a topic: a queue has no readers",
     )
     assert content(path, "queue") == [b"x"]
 
@@ -211,7 +211,7 @@ def test_a_queue_where_a_topic_is_needed(path, command):
 def test_a_topic_is_not_made_where_a_queue_is(path):
     put(path, "queue", "x")
     for command in (["put", path, "--topic", "y"], ["topic", "readers", "add", path, "r"], ["import", path, "-", "--topic"]):
-        refused(1, *command, match=f"BadPath: {path}: is a queue", stdin=b'{"record": "y"}\n')
+        refused(1, *command, match=f"BadPath: {path}: this is a queue", stdin=b'{"record": "y"}\n')
     assert content(path, "queue") == [b"x"]
 
 
@@ -229,7 +229,7 @@ def test_a_topic_is_not_made_where_a_queue_is(path):
 def test_an_option_that_only_the_other_has_is_wrong_usage(path, kind, command, option):
     put(path, kind, "1")
     other = {"queue": "topic", "topic": "queue"}[kind]
-    message = f"BadArgument: {path}: is a {kind}, and {option[0]} is for a {other}"
+    message = f"BadArgument: {path}: this is a {kind}, and {option[0]} is only for a {other}"
     refused(2, command[0], path, *command[1:], *option, match=message)
     assert content(path, kind) == [b"1"]
 
@@ -238,7 +238,7 @@ def test_batches_of_a_topic_are_those_of_a_reader_that_must_be_named(path):
     with Topic(path) as t, t.reader("etl"):
         t.append(b"x")
     for command in (["batches", path], ["ack", path, "id"], ["dead", "list", path]):
-        refused(2, *command, match="choose one of its readers with --reader; it has etl")
+        refused(2, *command, match="choose one of its readers with --reader. It has etl")
 
 
 # The lock

@@ -179,7 +179,7 @@ def test_tail_says_when_there_is_nothing_and_what_does_not_go_together(tmp_path,
     assert run("tail", tmp_path).exit_code == 1
     result = run("tail", queue.path, "--filter", "a")
     assert result.exit_code == 2
-    assert "is a queue, and --filter is for a topic" in result.stderr
+    assert "this is a queue, and --filter is only for a topic" in result.stderr
 
 
 # top

@@ -497,7 +497,7 @@ def test_a_path_that_cannot_be_a_topic_is_named(tmp_path, command):
     more = ARGUMENTS.get(command[1], [])
     refused(1, "topic", *command, tmp_path / "no" / "t", *more, match=f"BadPath: {tmp_path / 'no' / 't'}: there is no directory")
     (tmp_path / "file").write_bytes(b"")
-    refused(1, "topic", *command, tmp_path / "file", *more, match=f"BadPath: {tmp_path / 'file'}: is a file of something else")
+    refused(1, "topic", *command, tmp_path / "file", *more, match=f"{tmp_path / 'file'}: this is a file of something else")
 
 
 def test_a_topic_that_is_appended_to_is_4_for_who_appends_or_trims(path):

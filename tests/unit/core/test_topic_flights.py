@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from qewqew_core import Corrupt, Message, Topic
 from qewqew_core.disk import journal
 from qewqew_core.topic import reader_log
-from qewqew_core.topic.reader_state import Commit, Flight, Flights, Range, ReaderState, evenly
+from qewqew_core.topic.flights import Flight, Flights, evenly
+from qewqew_core.topic.reader_state import Commit, Range, ReaderState
 from qewqew_core.topic.view import Position
 
 SIZES = st.lists(st.sampled_from([204, 204, 204, 205, 300]), min_size=1, max_size=6)

@@ -11,7 +11,6 @@ from qewqew_core.disk.files import Files
 from qewqew_core.formats.tags import Filter
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.reader_inspection import look
-from qewqew_core.topic.view import Found
 from qewqew_core.topic.view import View as TopicView
 
 
@@ -71,7 +70,7 @@ def view_of_topic(topic: Topic) -> View:
     files, look_at = Files(), TopicView(Files(), topic.path, topic.dialect)
     try:
         oldest, latest = look_at.oldest(), look_at.latest()
-        found = [found.message for found in look_at.messages(oldest) if isinstance(found, Found)]
+        found = [found.message for found in look_at.messages(oldest)]
         assert [message.number for message in found] == list(range(oldest.number, latest.number))
         messages = {message.number: (message.body, message.tag) for message in found}
         readers = {}
@@ -87,9 +86,8 @@ def view_of_topic(topic: Topic) -> View:
             pending = {flight.at.number for flight in flights if flight.at >= oldest}
             for start, stop in state.pending:
                 for found in look_at.messages(max(start, oldest), stop, Filter(state.filter) if state.filter else None):
-                    if isinstance(found, Found):
-                        assert found.message.number not in pending, "a message is to be delivered twice"
-                        pending.add(found.message.number)
+                    assert found.message.number not in pending, "a message is to be delivered twice"
+                    pending.add(found.message.number)
             stem = f"{topic.path}/state/{name}"
             kept = {}
             for batch in state.with_history():
