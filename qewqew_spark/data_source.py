@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
@@ -112,18 +112,6 @@ class QewqewDataSource(DataSource):
         from qewqew_spark.sink import writers
 
         return writers.stream_writer(Options(self.options), schema, overwrite)
-
-
-def columns_of(batch: manifest.Manifest) -> StructType:
-    """The columns that a read of the batch can have."""
-    return batches.columns_of(batch)
-
-
-def batch_reader(
-    paths: Sequence[str], options: Mapping[str, str], schema: StructType, manifests: Sequence[manifest.Manifest]
-) -> DataSourceReader:
-    """What Spark reads the batches with, whose manifests are at hand; raises `BadArgument`, and `StoreError`."""
-    return batches.reader(paths, Options(options), schema, manifests)
 
 
 def register(spark: SparkSession) -> None:

@@ -88,21 +88,19 @@ class Options:
     def check(self, what: str, known: Collection[str], prefixes: Collection[str] = ()) -> None:
         """Refuse options that ``what`` (like "a stream of a topic") does not know."""
         names = {name.lower(): name for name in known}
-        self._check_parser(names)
         for name in sorted(self._given):
             if name not in names and not any(name.startswith(prefix.lower()) for prefix in prefixes):
-                raise BadArgument(f"{what} has no option {name!r}; {_hint(name, names)}")
+                parser = {"json": "from_json", "csv": "from_csv"}.get(self._given.get("codec", "").lower())
+                more = f". If Spark's {parser} has it: {use_spark(parser)}" if parser else ""
+                raise BadArgument(f"{what} has no option {name!r}; {_hint(name, names)}{more}")
 
-    def _check_parser(self, names: Collection[str]) -> None:
-        """Refuse options of Spark's own parsers in a typed read, and say where they belong."""
-        codec = self._given.get("codec", "").lower()
-        parser = {"json": "from_json", "csv": "from_csv"}.get(codec)
-        for name in self._given if parser else ():
-            if name not in names and (codec == "csv" or name in _OF_FROM_JSON):
-                raise BadArgument(
-                    f"the typed read has no option {name!r}, but Spark's {parser} does: read without the option 'codec', and "
-                    f"then select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
-                )
+
+def use_spark(parser: str) -> str:
+    """What to do where the typed read is not enough."""
+    return (
+        "read without the option 'codec', and then "
+        f"select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
+    )
 
 
 # Options that not every read and write has; those that have one say so of the others.
@@ -130,15 +128,6 @@ def _hint(name: str, names: Mapping[str, str]) -> str:
     same = [_ALIKE.sub(word, name) for word in ("offsets", "records")]
     near = [other for other in same if other in names] or difflib.get_close_matches(name, names, 1)
     return f"did you mean {names[near[0]]!r}?" if near else f"you can use {', '.join(sorted(names.values()))}"
-
-
-# In small letters.
-_OF_FROM_JSON = {
-    *("dateformat", "timestampformat", "timestampntzformat", "enabledatetimeparsingfallback", "locale", "primitivesasstring"),
-    *("timeformat", "prefersdecimal", "dropfieldifallnull", "infertimestamp", "allowcomments"),
-    *("allowunquotedfieldnames", "allowsinglequotes", "allownumericleadingzeros", "allownonnumericnumbers"),
-    *("allowbackslashescapinganycharacter", "allowunquotedcontrolchars"),
-}
 
 
 def local_path(path: str) -> str:

@@ -25,7 +25,7 @@ class Decoded:
     """The rows that some records have become, in the order of the records."""
 
     columns: list[pa.Array]  # the fields, in the order of the schema
-    records: npt.NDArray[np.int64] | None = None  # of each row the number of its record; None: each record is one row
+    records: npt.NDArray[np.int64]  # of each row the number of its record
     reasons: dict[int, str] = field(default_factory=dict)  # of rows of corrupt records: why they are
 
 

@@ -20,6 +20,7 @@ STOPS = 8  # of Arrow's reader, at the first records, before these are left alon
 TRIES = 4  # times as many records as there are go into calls that fail
 PART = 4096  # records; of more, all are read in parts of about this many if it fails
 JOINED = 1 << 26  # bytes that are given to Arrow's reader at once
+DECIMAL_DIGITS = 28  # with a scale of 38 and an exponent of 9, one less than Arrow's decimals of 76 digits have room for
 MAX_DEPTH, MAX_DIGITS, MAX_NAME = 1000, 1000, 50_000  # limits of Jackson, Spark's reader of JSON
 
 
@@ -75,7 +76,7 @@ class ArrowReader:
 
     def unfit(self, values: pa.Array) -> Mask:
         """The records that it does not survive, beyond those that are `odd`."""
-        return long_exponents(values) if self._decimals else np.zeros(len(values), bool)
+        return large_numbers(values) if self._decimals else np.zeros(len(values), bool)
 
     def read(self, values: pa.Array) -> tuple[list[pa.Array], Mask] | None:
         """Columns of the records that were certainly read right, and which records these are; None if there are none.
@@ -144,8 +145,8 @@ class ArrowReader:
             return column, ~np.isfinite(numbers) | ((numbers == 0) & np.signbit(numbers))
         if pa.types.is_decimal(kind):
             # Arrow does not check the precision here.
-            limit = pa.scalar(Decimal(10) ** (kind.precision - kind.scale), pa.decimal256(76, kind.scale))
-            large = pc.greater_equal(pc.abs(column.cast(pa.decimal256(76, kind.scale))), limit)
+            limit = pa.scalar(Decimal(10) ** (kind.precision - kind.scale), column.type)
+            large = pc.greater_equal(pc.abs(column), limit)
             return column.cast(kind, safe=False), np.asarray(large.fill_null(False))
         if pa.types.is_struct(kind):
             found = [self._made(column.field(at), kind.field(at).type) for at in range(kind.num_fields)]
@@ -169,7 +170,9 @@ def _read_as(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_decimal(kind):
-        return pa.decimal128(38, kind.scale)
+        return pa.decimal256(
+            76, kind.scale
+        )  # with room for what does not fit: what has none is another number, see `large_numbers`
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, _read_as(each.type)) for each in kind])
     if pa.types.is_list(kind):
@@ -187,6 +190,10 @@ _IN_NUMBER = np.zeros(256, bool)
 _IN_NUMBER[list(b"0123456789.eE+-")] = True
 _LONG_NUMBER = re.compile(rb"(?<![0-9.eE+-])[0-9.eE+-]{%d}" % MAX_DIGITS)
 _EXPONENT = re.compile(rb"[eE][+-]?[0-9]{2}")
+_DIGITS = re.compile(rb"[0-9]{%d}" % DECIMAL_DIGITS)
+_IS_DIGIT = np.zeros(256, bool)
+_IS_DIGIT[list(b"0123456789")] = True
+_DIGIT_SAMPLES = 4  # that are taken of this many digits
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 _SAMPLES = 16  # that are taken of the digits of a long number
@@ -217,7 +224,7 @@ def odd(values: pa.Array) -> Mask:
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        wrong |= [not _is_utf8(record) for record in values.to_pylist()]
+        wrong |= [record.decode("utf-8", "replace").encode() != record for record in values.to_pylist()]
     for word in b"Inf", b"NaN":  # which Arrow's reader takes for numbers, and RFC 8259 does not
         begin, middle, end = word
         capitals = np.flatnonzero(np.equal(data, begin, out=same)[:-2])
@@ -229,8 +236,11 @@ def odd(values: pa.Array) -> Mask:
     return wrong
 
 
-def long_exponents(values: pa.Array) -> Mask:
-    """Records with an exponent of two digits or more: for a DECIMAL, with some of them, Arrow's reader reads wild memory."""
+def large_numbers(values: pa.Array) -> Mask:
+    """Records with numbers that are too large for Arrow's decimals, which then wrap around, or read wild memory.
+
+    These are exponents of two digits or more, and numbers of more digits than have room once they are multiplied.
+    """
     found = np.zeros(len(values), bool)
     if not len(values) or not values.buffers()[2]:
         return found
@@ -240,6 +250,8 @@ def long_exponents(values: pa.Array) -> Mask:
     at = at[(at > 0) & (at < len(data) - 1)]
     at = at[_IN_NUMBER[data[at - 1]] & _IN_NUMBER[data[at + 1]]]
     there = [place for place in at.tolist() if _EXPONENT.match(whole, place)]
+    if b"\1" * _DIGIT_SAMPLES in _IS_DIGIT[data[:: DECIMAL_DIGITS // _DIGIT_SAMPLES]].tobytes():
+        there += [match.start() for match in _DIGITS.finditer(whole)]
     found[np.searchsorted(ends, there, "right")] = True
     return found
 
@@ -267,11 +279,3 @@ def _beyond_limits(whole: pa.Buffer, data: npt.NDArray[np.uint8], begins: Any, e
     if b"\1" * _SAMPLES in samples:
         wrong[np.searchsorted(ends, [found.start() for found in _LONG_NUMBER.finditer(whole)], "right")] = True
     return wrong
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -6,6 +6,7 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument
+from qewqew_spark.options import use_spark
 
 _SIMPLE: dict[type[types.DataType], pa.DataType] = {
     types.BooleanType: pa.bool_(),
@@ -23,14 +24,6 @@ _SIMPLE: dict[type[types.DataType], pa.DataType] = {
 }
 
 
-def use_spark(parser: str = "from_json") -> str:
-    """What to do where the typed read is not enough."""
-    return (
-        "Spark's own parser does: read without the option 'codec', and then "
-        f"select({parser}(col('value').cast('string'), schema, options).alias('record')).select('record.*')"
-    )
-
-
 def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     """The Arrow type in which Spark takes a column; ``where`` names the field. Raises `BadArgument` if nothing decodes to it."""
     if type(kind) in _SIMPLE:
@@ -46,7 +39,8 @@ def arrow_type(kind: types.DataType, where: str) -> pa.DataType:
     if isinstance(kind, types.StructType):
         return pa.struct(arrow_fields(kind, where))
     raise BadArgument(
-        f"the field {where} has the type {kind.simpleString().upper()}, which the typed read does not know; {use_spark()}"
+        f"the field {where} has the type {kind.simpleString().upper()}, which the typed read does not know; "
+        f"for Spark's from_json, {use_spark('from_json')}"
     )
 
 

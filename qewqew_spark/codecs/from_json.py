@@ -13,12 +13,11 @@ import json
 import re
 import secrets
 import sys
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import tzinfo
 from decimal import Decimal
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,13 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from qewqew_spark.codecs import EMPTY, MALFORMED, MISFIT, NO_OBJECT, NOT_UTF8, Decoded, objects, texts
-from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, TRIES, ArrowReader, Runs, odd, readable
+from qewqew_spark.codecs.arrow_json import MAX_DEPTH, MAX_DIGITS, MAX_NAME, ArrowReader, Runs, odd, readable
 from qewqew_spark.codecs.many import Many, many_of
 from qewqew_spark.codecs.objects import Column, Fit, Misfit, Object, Unreadable, columns_of, fit_one, shown
 from qewqew_spark.options import Options
 
 SPACE = b" \t\r\n"
-TOGETHER = 512  # records that are decoded as one array
+TOGETHER = 64  # records that are decoded as one array
 
 
 class JsonCodec:
@@ -41,11 +40,13 @@ class JsonCodec:
     def __init__(self, fields: types.StructType, options: Options) -> None:
         self._zone = texts.zone_option(options.text("timeZone") or "UTC")
         self._strict = options.flag("strict", False)
-        self._columns = columns_of(fields, [fit_of(field.dataType, self._zone) for field in fields])
-        self._many = [
-            many_of(column.kind, column.type, lambda kind: fit_of(kind, self._zone), self._zone) for column in self._columns
-        ]
-        self._ascii = {field.name: fit_of(field.dataType, self._zone, ascii_only=True) for field in fields}
+        self._record = Record()
+
+        def fit_of(kind: types.DataType) -> Fit:
+            return objects.fit_of(kind, "", lambda leaf, _: leaf_of(leaf, self._zone, self._record))
+
+        self._columns = columns_of(fields, [fit_of(field.dataType) for field in fields])
+        self._many = [many_of(column.kind, column.type, fit_of, self._zone) for column in self._columns]
         arrow = [pa.field(column.name, column.type) for column in self._columns]
         self._arrow = ArrowReader(arrow, self._zone) if all(readable(field.type) for field in arrow) else None
 
@@ -53,13 +54,13 @@ class JsonCodec:
         doubtful = odd(values)
         runs = Runs(values, doubtful, self._arrow)
         if not runs.left.size and len(runs.pieces) == 1:
-            return Decoded(runs.pieces[0])
-        rows = _Rows(self._strict, self._ascii)
+            return Decoded(runs.pieces[0], runs.numbers[0])
+        rows = _Rows(self._strict, self._record)
         left = dict(zip(runs.left.tolist(), values.take(pa.array(runs.left)).to_pylist(), strict=True))
         careful = {number for number, data in left.items() if doubtful[number] or _halves(data)}
         rows.add_plain({number: data for number, data in left.items() if number not in careful})
         for number in sorted(careful):
-            rows.add(number, left[number], careful=True)
+            rows.add(number, left[number])
         columns = rows.columns(self._columns, self._many)
         records = np.concatenate([*runs.numbers, np.array(rows.numbers, np.int64)])
         before = len(records) - len(rows.numbers)
@@ -73,19 +74,25 @@ class JsonCodec:
         return Decoded(columns, records[order], {int(places[before + at]): reason for at, reason in rows.reasons.items()})
 
 
+@dataclass
+class Record:
+    """What is known of the record whose values are fitted; ``ascii``: it writes every other character as an escape."""
+
+    ascii: bool = False
+
+
 class _Rows:
     """The rows of records, in the order in which these are added."""
 
-    def __init__(self, strict: bool, ascii_fits: Mapping[str, Fit]) -> None:
+    def __init__(self, strict: bool, record: Record) -> None:
         self._strict = strict
-        self._ascii_fits = ascii_fits
+        self._record = record
         self._objects: list[dict[str, Any]] = []  # of each row
         self._records: dict[int, bytes] = {}  # by number
-        self._careful: set[int] = set()  # of these, those that may be beyond a limit of Jackson's
         self.numbers: list[int] = []  # of each row's record
         self.corrupt: dict[int, str] = {}  # reasons, by number of a record
 
-    def add(self, number: int, data: bytes, careful: bool) -> None:
+    def add(self, number: int, data: bytes) -> None:
         # A byte order mark alone is too short for Jackson to know it.
         if not self._strict and data != codecs.BOM_UTF8 and not data.removeprefix(codecs.BOM_UTF8).strip(SPACE):
             return  # a blank record gives no row
@@ -94,7 +101,7 @@ class _Rows:
             if self._strict and not data.lstrip(SPACE).startswith(b"{"):
                 data.decode()
                 raise Unreadable(NO_OBJECT if data else EMPTY)
-            value = parse(data, careful)
+            value = parse(data)
             if isinstance(value, dict):
                 found = [value]
             elif not isinstance(value, list):
@@ -110,27 +117,20 @@ class _Rows:
         self._objects += found
         self.numbers += [number] * len(found)
         self._records[number] = data
-        if careful:
-            self._careful.add(number)
 
     def add_plain(self, records: dict[int, bytes]) -> None:
         """Records that begin and end as an object does, and need not be read carefully."""
-        listed, patience = [*records], TRIES * len(records)
-        todo = [listed[at : at + TOGETHER] for at in range(0, len(listed), TOGETHER)]
-        while todo:
-            numbers = todo.pop()
-            if len(numbers) == 1 or patience <= 0:
+        listed = [*records]
+        for at in range(0, len(listed), TOGETHER):
+            numbers = listed[at : at + TOGETHER]
+            found = together([records[number] for number in numbers])
+            if found is None:
                 for number in numbers:
-                    self.add(number, records[number], careful=False)
-                continue
-            found = together([records[number] for number in numbers]) if numbers else []
-            if isinstance(found, list):
+                    self.add(number, records[number])
+            else:
                 self._objects += found
                 self.numbers += numbers
                 self._records |= {number: records[number] for number in numbers}
-            else:
-                patience -= found + 1 + len(numbers) // 8  # about what it takes to join them
-                todo += numbers[found + 1 :], numbers[found : found + 1], numbers[:found]
 
     @property
     def reasons(self) -> dict[int, str]:
@@ -141,9 +141,11 @@ class _Rows:
         """The columns; `corrupt` then has the records in which a value does not fit, too."""
         lost: set[int] = set()
         made = [self._column(column, together, lost) for column, together in zip(columns, many, strict=True)]
-        if lost:
+        if lost:  # of the array that such a record is, one row is left, of nulls
             gone = np.isin(self.numbers, list(lost))
-            made = [column.take(pa.array(np.arange(len(gone)), mask=gone)) for column in made]
+            left = np.flatnonzero(~gone | np.diff(self.numbers, prepend=-1).astype(bool))
+            made = [column.take(pa.array(left, mask=gone[left])) for column in made]
+            self.numbers = [self.numbers[row] for row in left]
         return made
 
     def _column(self, column: Column, many: Many, lost: set[int]) -> pa.Array:
@@ -154,15 +156,14 @@ class _Rows:
             pass
         fitted: list[Any] = []
         for row, value in enumerate(values):
-            number, fit = self.numbers[row], column.fit
-            if self._records[number].isascii():
-                fit = self._ascii_fits[column.name]
+            number = self.numbers[row]
+            self._record.ascii = self._records[number].isascii()
             try:
                 try:
-                    found, misfit = fit_one(column.kind, fit, value, column.name)
+                    found, misfit = fit_one(column.kind, column.fit, value, column.name)
                 except Inexact:
                     self._make_exact(row)
-                    found, misfit = fit_one(column.kind, fit, self._objects[row].get(column.name), column.name)
+                    found, misfit = fit_one(column.kind, column.fit, self._objects[row].get(column.name), column.name)
             except Lost:
                 found, misfit = None, Misfit(value, column.kind, column.name)
                 lost.add(number)
@@ -174,7 +175,7 @@ class _Rows:
     def _make_exact(self, row: int) -> None:
         """Read the record of the row again, so that what is written in it is known of all its objects and arrays."""
         number = self.numbers[row]
-        value = parse(self._records[number], careful=number in self._careful, exact=True)
+        value = parse(self._records[number], exact=True)
         found = value if isinstance(value, list) else [value]
         first = self.numbers.index(number, max(0, row - len(found) + 1))
         self._objects[first : first + len(found)] = found
@@ -204,10 +205,35 @@ def _constant(text: str) -> None:
 
 
 # Numbers as bytes, which tells them from texts, and costs little.
-_NUMBERS: Any = {"parse_int": str.encode, "parse_float": str.encode, "parse_constant": _constant}
-_PLAIN = json.JSONDecoder(**_NUMBERS)  # of a name that stands twice it keeps the last value
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, **_NUMBERS)
-_EXACT = json.JSONDecoder(object_pairs_hook=Object, **_NUMBERS)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=str.encode,
+    parse_float=str.encode,
+    parse_constant=_constant,
+)
+
+
+class _ExactDecoder(json.JSONDecoder):
+    """Of a well-formed text; tells what is written of each object and array."""
+
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=Object, parse_int=str.encode, parse_float=str.encode)
+        self.parse_object, self.parse_array = self._object, self._array
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]  # the other one asks for neither
+
+    def _object(self, at: tuple[str, int], *rest: Any) -> tuple[Object, int]:
+        found, end = json.decoder.JSONObject(at, *rest)  # type: ignore[attr-defined]
+        found.written = at[0][at[1] - 1 : end]
+        return found, end
+
+    def _array(self, at: tuple[str, int], *rest: Any) -> tuple[Array, int]:
+        values, end = json.decoder.JSONArray(at, *rest)  # type: ignore[attr-defined]
+        found = Array(values)
+        found.written = at[0][at[1] - 1 : end]
+        return found, end
+
+
+_EXACT = _ExactDecoder()
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # of a pair
 
 
@@ -215,10 +241,10 @@ def _halves(data: bytes) -> bool:
     return b"\\" in data and _HALF.search(data) is not None
 
 
-def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
-    """The value; raises `Unreadable` and UnicodeDecodeError. ``careful``: it may be beyond a limit of Jackson's."""
+def parse(data: bytes, exact: bool = False) -> Any:
+    """The value, within Jackson's limits; raises `Unreadable` and UnicodeDecodeError."""
     text = data.removeprefix(codecs.BOM_UTF8).decode()
-    careful = careful or _halves(data)
+    careful = len(data) > MAX_DIGITS or _halves(data)
     try:
         return _parse(text, careful, exact)
     except RecursionError:
@@ -229,97 +255,24 @@ def parse(data: bytes, careful: bool, exact: bool = False) -> Any:
 def _parse(text: str, careful: bool, exact: bool) -> Any:
     try:
         value = (_EXACT if exact else _DECODER).decode(text)
+        return _checked(value) if careful else value
     except json.JSONDecodeError as error:
         raise Unreadable(f"{MALFORMED}: at byte {len(text[: error.pos].encode())}: {error.msg.removesuffix(' at')}") from error
-    if exact:
-        value = _with_texts(value, _texts(text))
-    return _checked(value) if careful else value
 
 
-# Up to the next bracket that is not within a text.
-_BRACKET = re.compile(r'[^{}\[\]"]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^{}\[\]"]*)*([{}\[\]])', re.DOTALL)
-
-
-def _texts(text: str) -> Iterator[str]:
-    """The text of each object and array in a well-formed text, in the order in which they start."""
-    begins: list[int] = []
-    ends: list[int] = []
-    within: list[int] = []
-    for bracket in _BRACKET.finditer(text):
-        if bracket[1] in "{[":
-            within.append(len(begins))
-            begins.append(bracket.end() - 1)
-            ends.append(0)
-        else:
-            ends[within.pop()] = bracket.end()
-    return (text[begin:end] for begin, end in zip(begins, ends, strict=True))
-
-
-def _with_texts(value: Any, written: Iterator[str]) -> Any:
-    """The value, with `written` in each object and array."""
-    if type(value) is Object:
-        text = next(written)
-        return Object([(name, each if type(each) is str else _with_texts(each, written)) for name, each in value.pairs], text)
-    if type(value) is list:
-        found = Array()
-        found.written = next(written)
-        found += [_with_texts(each, written) for each in value]
-        return found
-    return value
-
-
-_BEFORE_COLON = np.zeros(256, bool)  # what may stand before the colon behind a name
-_BEFORE_COLON[list(b'" \t\r\n')] = True
-
-
-def together(records: list[bytes]) -> list[dict[str, Any]] | int:
-    """The objects of plain records, which take half the time when they are decoded as one array; or the one at which it stops.
+def together(records: list[bytes]) -> list[dict[str, Any]] | None:
+    """The objects of plain records, which take half the time when they are decoded as one array; None if they are not that.
 
     A text that nobody knows is between them: else one that is cut could be completed by the next.
     """
     mark = secrets.token_hex(8)
-    between = b',"%b",' % mark.encode()
-    joined = between.join(records)
-    text = f"[{joined.decode()}]"
+    joined = (b',"%b",' % mark.encode()).join(records).decode()
     try:
-        values: list[Any] = _PLAIN.decode(text)
-        found = values[::2]
-        if values[1::2] != [mark] * (len(records) - 1) or len(found) != len(records):
-            return len(records) - 1
-        if _repeated(found, _colons(joined)):
-            found = _DECODER.decode(text)[::2]
-    except json.JSONDecodeError as error:
-        return _record_at(records, between, len(text[: error.pos].encode()) - 1)
-    except (Unreadable, RecursionError):
-        return len(records) - 1
-    return found
-
-
-def _record_at(records: list[bytes], between: bytes, place: int) -> int:
-    ends = [*accumulate(len(record) + len(between) for record in records)]
-    return min(bisect_right(ends, place), len(records) - 1)
-
-
-def _colons(data: bytes) -> int:
-    """How many colons may be behind a name: all of those, and some within texts."""
-    chars = np.frombuffer(data, np.uint8)
-    return int(np.count_nonzero(_BEFORE_COLON[chars[np.flatnonzero(chars == ord(":")) - 1]]))
-
-
-def _repeated(objects: list[dict[str, Any]], colons: int) -> bool:
-    """May a name be twice in one of these objects, or of those within, which have at most this many names?"""
-    while objects and colons:
-        colons -= sum(map(len, objects))
-        inside = _nested(map(dict.values, objects)) if colons else []
-        objects = []
-        while inside:
-            objects += [value for value in inside if type(value) is dict]
-            inside = _nested(value for value in inside if type(value) is list)
-    return colons > 0
-
-
-def _nested(values: Iterable[Iterable[Any]]) -> list[Any]:
-    return [value for value in chain.from_iterable(values) if type(value) is dict or type(value) is list]
+        values: list[Any] = _DECODER.decode(f"[{joined}]")
+    except (json.JSONDecodeError, Unreadable, RecursionError):
+        return None
+    found = values[::2]
+    return found if len(found) == len(records) and values[1::2] == [mark] * (len(records) - 1) else None
 
 
 @contextmanager
@@ -361,16 +314,10 @@ def _checked(value: Any, depth: int = 1) -> Any:
 # Values, as `Fit`: of JSON, numbers are bytes
 
 
-def fit_of(kind: types.DataType, zone: tzinfo, ascii_only: bool = False) -> Fit:
-    """How Spark fits a value to a type; ``ascii_only``: write every other character as an escape."""
-    if isinstance(kind, types.StructType):
-        return objects.struct(kind, [fit_of(field.dataType, zone, ascii_only) for field in kind])
-    if isinstance(kind, types.ArrayType):
-        return objects.array(kind, fit_of(kind.elementType, zone, ascii_only))
-    if isinstance(kind, types.MapType):
-        return objects.mapping(kind, fit_of(kind.valueType, zone, ascii_only))
+def leaf_of(kind: types.DataType, zone: tzinfo, record: Record) -> Fit:
+    """How Spark fits a value of the record to a type that holds no others."""
     if isinstance(kind, types.BinaryType):
-        return lambda value: _binary(value, ascii_only)
+        return lambda value: _binary(value, record)
     if isinstance(kind, types.DecimalType):
         return lambda value: _decimal(value, kind.precision, kind.scale)
     if isinstance(kind, types.TimestampType):
@@ -461,7 +408,7 @@ _CUT = re.compile(r"[A-Za-z0-9+/]|[A-Za-z0-9+/]{2}=")
 _WIDE = re.compile(r"[A-Za-z0-9+/]{0,3}[^\x00-\x7f]|[A-Za-z0-9+/]{2}=[^\x00-\x7f]")
 
 
-def _binary(value: Any, ascii_only: bool) -> bytes:
+def _binary(value: Any, record: Record) -> bytes:
     """Base64. White space may stand in front of each four characters."""
     if type(value) is not str:
         raise TypeError(value)
@@ -470,7 +417,7 @@ def _binary(value: Any, ascii_only: bool) -> bytes:
         found += binascii.a2b_base64(four.group())
         at = four.end()
     rest = value[at:].lstrip(texts.JAVA_SPACE)
-    if _CUT.fullmatch(rest) or (_WIDE.match(rest) and not ascii_only):
+    if _CUT.fullmatch(rest) or (_WIDE.match(rest) and not record.ascii):
         raise Lost
     if rest:
         raise ValueError(value)

@@ -27,7 +27,7 @@ class MsgpackCodec(ObjectCodec):
             raise BadArgument(
                 "the codec msgpack needs the package msgpack, on the driver and the executors: install qewqew[msgpack]"
             )
-        super().__init__(fields, _load, [_fit(field.dataType, field.name) for field in fields])
+        super().__init__(fields, _load, [objects.fit_of(field.dataType, field.name, _fit) for field in fields])
 
 
 def _load(data: bytes) -> dict[str, Any]:
@@ -44,12 +44,6 @@ def _load(data: bytes) -> dict[str, Any]:
 
 
 def _fit(kind: types.DataType, where: str) -> Fit:
-    if isinstance(kind, types.StructType):
-        return objects.struct(kind, [_fit(field.dataType, f"{where}.{field.name}") for field in kind])
-    if isinstance(kind, types.ArrayType):
-        return objects.array(kind, _fit(kind.elementType, f"{where}[]"))
-    if isinstance(kind, types.MapType):
-        return objects.mapping(kind, _fit(kind.valueType, f"{where}{{}}"))
     if isinstance(kind, types.DecimalType):
         return objects.decimal(kind.precision, kind.scale)
     if isinstance(kind, types.TimestampType):

@@ -42,12 +42,8 @@ def many_of(kind: types.DataType, arrow: pa.DataType, fit_of: Callable[[types.Da
     return lambda values: pa.array([None if value is None else fit(value) for value in values], arrow)
 
 
-def _only(values: list[Any], kind: type[Any]) -> bool:
-    return set(map(type, values)) <= {kind, type(None)}
-
-
 def _require(values: list[Any], kind: type[Any]) -> None:
-    if not _only(values, kind):
+    if not set(map(type, values)) <= {kind, type(None)}:
         raise TypeError
 
 
@@ -96,7 +92,7 @@ def _floats(values: list[Any], arrow: pa.DataType) -> pa.Array:
 def _moments(values: list[Any], arrow: pa.DataType, fit: Fit, zone: tzinfo) -> pa.Array:
     """In plain ISO forms; the others each alone."""
     is_date = pa.types.is_date(arrow)
-    plain = pa.array(values if _only(values, str) else [value if type(value) is str else None for value in values], pa.string())
+    plain = pa.array([value if type(value) is str else None for value in values], pa.string())
     column, _ = dates(plain) if is_date else timestamps(plain, zone if arrow.tz else None)
     if column.null_count == values.count(None):
         return column

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import types
 
@@ -120,7 +121,7 @@ class ObjectCodec:
             columns.append(pa.array(fitted, column.type))
             for number, misfit in misfits.items():
                 reasons.setdefault(number, str(misfit))
-        return Decoded(columns, None, reasons)
+        return Decoded(columns, np.arange(len(values)), reasons)
 
 
 def fit_all(column: Column, values: list[Any]) -> tuple[list[Any], dict[int, Misfit]]:
@@ -164,7 +165,18 @@ def refuse(value: Any) -> Any:
     raise TypeError(value)
 
 
-def struct(kind: types.StructType, fits: Sequence[Fit], dot: str = ".") -> Fit:
+def fit_of(kind: types.DataType, where: str, leaf: Callable[[types.DataType, str], Fit]) -> Fit:
+    """For the values of a type, with the codec's own ``leaf`` for those that hold no others; ``where`` names the field."""
+    if isinstance(kind, types.StructType):
+        return struct(kind, [fit_of(field.dataType, f"{where}.{field.name}", leaf) for field in kind])
+    if isinstance(kind, types.ArrayType):
+        return array(kind, fit_of(kind.elementType, f"{where}[]", leaf))
+    if isinstance(kind, types.MapType):
+        return mapping(kind, fit_of(kind.valueType, f"{where}{{}}", leaf))
+    return leaf(kind, where)
+
+
+def struct(kind: types.StructType, fits: Sequence[Fit]) -> Fit:
     """Of dictionaries: the named entries; one that is not there is null."""
     fields = [(field.name, field.dataType, fit) for field, fit in zip(kind, fits, strict=True)]
 
@@ -173,7 +185,7 @@ def struct(kind: types.StructType, fits: Sequence[Fit], dot: str = ".") -> Fit:
             raise TypeError(value)
         found, first = {}, None
         for name, inner, fit_field in fields:
-            found[name], misfit = fit_one(inner, fit_field, value.get(name), f"{dot}{name}")
+            found[name], misfit = fit_one(inner, fit_field, value.get(name), f".{name}")
             first = first or misfit
         if first is not None:
             raise first.within("", found)

@@ -20,6 +20,7 @@ DAY = 86_400_000_000  # in microseconds
 _EPOCH = date(1970, 1, 1).toordinal()
 # What Spark trims from a text: white space and control characters of ASCII, and no others.
 _TRIMMED = "".join(map(chr, [*range(33), 127]))
+_LAST_CHAR = "\uffff"  # what is behind takes two chars in Java, none of which is a digit
 JAVA_SPACE = "".join(map(chr, range(33)))  # what String.trim removes in Java
 _DATE = re.compile(r"([+-]?)([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.DOTALL)
 _MINUTES = r":([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?"  # a zone only behind seconds
@@ -66,7 +67,7 @@ def date_days(text: str) -> int:
 
 def stored_days(text: str) -> int:
     """A date written as the number of days since 1970-01-01, which before 1582-10-15 are days of the Julian calendar."""
-    if not re.fullmatch(r"[+-]?\d+", text):
+    if not re.fullmatch(r"[+-]?\d+", text) or max(text) > _LAST_CHAR:
         raise ValueError(text)
     days = int(text)
     if not -(1 << 31) <= days < 1 << 31:
@@ -161,8 +162,8 @@ def zone_of(name: str) -> tzinfo:
         if minutes > 59 or seconds > 59 or total > timedelta(hours=18):
             raise ValueError(name)
         return timezone(-total if sign == "-" else total)
-    # zoneinfo also knows files that are not regions, and their other names.
-    if not _REGION.fullmatch(name) or name.startswith(("posix", "right/")) or name in ("Factory", "localtime"):
+    # zoneinfo also knows files that are not regions, their other names, and one that Java leaves out.
+    if not _REGION.fullmatch(name) or name.startswith(("posix", "right/")) or name in ("Factory", "localtime", "ROC"):
         raise ValueError(name)
     try:
         return ZoneInfo(name)
@@ -208,7 +209,7 @@ def to_decimal(text: str) -> Decimal:
     """A number as Java's BigDecimal writes it, with thousands separators anywhere; `ValueError` for any other text."""
     text = text.replace(",", "")
     # Digits of any script are digits in Java and in Python alike; what only Python takes is left out.
-    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) or max(text) > _LAST_CHAR:
         raise ValueError(text)
     return exact_decimal(text)
 

@@ -36,7 +36,7 @@ try:
     from qewqew_core.errors import BadArgument, Corrupt, QewQewError
     from qewqew_spark.data_source import register
     from qewqew_spark.jobs import records
-    from qewqew_spark.jobs.explaining import blamed, explain
+    from qewqew_spark.jobs.explaining import blamed, blamed_write, explain
     from qewqew_spark.jobs.output import BATCH, CODECS, SCHEMA_EVOLUTIONS, Output, check_arguments
     from qewqew_spark.jobs.records import check_names, observed
     from qewqew_spark.jobs.writing import Sink, sink_of
@@ -92,7 +92,7 @@ def run(
         schema_evolution=schema_evolution,
     )
     options = dict(read_options or {})
-    batches = one(batch, options) if isinstance(batch, str) else batch
+    batches = batch_at(batch, options) if isinstance(batch, str) else batch
     sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
     # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
     register(spark)
@@ -107,16 +107,18 @@ def run(
     persisted: DataFrame | None = None
 
     def write(early: bool) -> None:
-        for number, (sink, table) in enumerate(zip(sinks, tables, strict=False)):
+        # What nobody sees before its commit goes first: if it fails, nothing has been replaced.
+        for number in sorted(range(len(tables)), key=lambda at: not sinks[at].staged):
             if first[number] == early:
-                rows[number] = _write(sink, table)
+                rows[number] = _write(sinks[number], tables[number])
 
     try:
         if good is not None:
             good.createOrReplaceTempView(BATCH)
             tables = [_table(spark, output, batches.manifests) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
-            sink.check(table)
+            with blamed_write(f"output: {sink.output.place or sink.output.format}"):
+                sink.check(table)
         # What nobody sees before its commit, or what a failure leaves as it was, is written in the pass that counts the records.
         first = [sink.staged or (max_bad_records is None and sink.atomic()) for sink in sinks]
         try:
@@ -156,12 +158,9 @@ def run(
         spark.catalog.dropTempView(BATCH)
         if persisted is not None:
             persisted.unpersist()
+    one = {"batch": batches.ids[0], "attempt": batches.manifests[0].attempt}
     return {
-        **(
-            {"batch": batches.ids[0], "attempt": batches.manifests[0].attempt}
-            if len(batches.ids) == 1
-            else {"batches": batches.ids}
-        ),
+        **(one if len(batches.ids) == 1 else {"batches": batches.ids}),
         "codec": codec,
         "read": batches.records,
         "bytes": batches.bytes,
@@ -178,7 +177,7 @@ def run(
     }
 
 
-def one(batch: str, options: Mapping[str, str]) -> records.Batches:
+def batch_at(batch: str, options: Mapping[str, str]) -> records.Batches:
     """The batch at this path or URL; raises `BadManifest`, `BadArgument`, `StoreError`."""
     path = local_path(batch)
     return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
@@ -241,7 +240,8 @@ def _transformed(spark: SparkSession, name: str, batches: Sequence[manifest.Mani
 def _write(sink: Sink, table: DataFrame) -> int:
     """Write the output and return how many rows went into it."""
     seen = Observation()
-    sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
+    with blamed_write(f"output: {sink.output.place or sink.output.format}"):
+        sink.write(table.observe(seen, F.count(F.lit(1)).alias("rows")))
     return observed(seen)["rows"]
 
 
@@ -261,45 +261,24 @@ def arguments(argv: Sequence[str] | None = None, source: str = "batch") -> argpa
     """The command line, checked as far as it can be without Spark; raises `BadArgument`. ``source``: one of `SOURCES`."""
     description, help = SOURCES[source]
     parser = _Arguments(prog=f"{source}.py", description=description, allow_abbrev=False)
-    parser.add_argument(source, metavar=source.upper(), help=help)
-    parser.add_argument(
-        "--output",
-        dest="outputs",
-        action="append",
-        required=True,
-        metavar="JSON",
-        help='{"path" or "table": ..., "sql" or "transform": ..., "format": ..., "partition_by": [...], "options": {...}, '
-        '"commit": ...}; may be repeated',
-    )
-    parser.add_argument("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
-    parser.add_argument(
-        "--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON"
-    )
-    parser.add_argument(
-        "--read-option",
-        dest="read_options",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the data source, like sep=; for CSV; may be repeated",
-    )
-    parser.add_argument(
-        "--quarantine", metavar="PATH", help="where records go that do not decode; default: first output's path + '-quarantine'"
-    )
-    parser.add_argument("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
-    parser.add_argument(
-        "--schema-evolution",
-        default="merge",
-        metavar="POLICY",
-        help=f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge",
-    )
-    parser.add_argument("--result", metavar="FILE", help="where to write the result as JSON, when all else is done")
+    add = parser.add_argument
+    add(source, metavar=source.upper(), help=help)
+    fields = '{"path" or "table": …, "sql" or "transform": …, "format": …, "partition_by": […], "options": {…}, "commit": …}'
+    add("--output", dest="outputs", action="append", required=True, metavar="JSON", help=f"{fields}; may be repeated")
+    add("--codec", default="json", help=f"what the records are: {', '.join(CODECS)}; default: json")
+    add("--schema", metavar="DDL", help="fields of the records, like 'id BIGINT, name STRING'; default: inferred from JSON")
+    text = "an option of the codec, like sep=; for CSV; may be repeated"
+    add("--read-option", dest="read_options", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--quarantine", metavar="PATH", help="where bad records go; default: first output's path + '-quarantine'")
+    add("--max-bad-records", type=int, metavar="N", help="fail if more do not decode; default: any number")
+    text = f"when columns are new or missing: {', '.join(SCHEMA_EVOLUTIONS)}; default: merge"
+    add("--schema-evolution", default="merge", metavar="POLICY", help=text)
+    add("--result", metavar="FILE", help="where to write the result as JSON, when all else is done")
     found = parser.parse_args(argv)
     found.outputs = [Output.from_json(text) for text in found.outputs]
     pairs = [pair.partition("=") for pair in found.read_options]
-    for name, equals, _ in pairs:
-        if not name or not equals:
-            raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {name!r:.80}")
+    if wrong := [name for name, equals, _ in pairs if not name or not equals]:
+        raise BadArgument(f"argument --read-option: write it like NAME=VALUE, not {wrong[0]!r:.80}")
     found.read_options = {name: value for name, _, value in pairs}
     if found.result is not None and not os.path.isdir(os.path.dirname(os.path.abspath(found.result))):
         raise BadArgument(f"the directory of the result file {found.result!r} does not exist")
@@ -321,12 +300,12 @@ def write_result(path: str, result: Mapping[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The application; see `application`."""
-    return application(argv, "batch", _job)
 
+    def job(start: Callable[[], SparkSession], batch: str, outputs: Sequence[Output], **found: Any) -> dict[str, Any]:
+        batches = batch_at(batch, found["read_options"])  # before Spark starts
+        return run(start(), batches, outputs, **found)
 
-def _job(start: Callable[[], SparkSession], batch: str, outputs: Sequence[Output], **found: Any) -> dict[str, Any]:
-    batches = one(batch, found["read_options"])
-    return run(start(), batches, outputs, **found)
+    return application(argv, "batch", job)
 
 
 def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict[str, Any]]) -> int:
@@ -373,20 +352,15 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
 
 def _check_catalog(spark: SparkSession, outputs: Sequence[Output]) -> None:
     """Raise `BadArgument` for a table of a catalog that is forgotten when this application ends."""
-    if spark.conf.get("spark.sql.catalogImplementation") != "in-memory" or spark.conf.get(
-        "spark.sql.catalog.spark_catalog", None
-    ):
-        return
     for output in outputs:
-        if (
-            output.table is not None
-            and not output.appends
-            and not spark.conf.get(f"spark.sql.catalog.{output.table.partition('.')[0]}", None)
-        ):
-            raise BadArgument(
-                f"output: table {output.table}: the catalog of this Spark is forgotten when the job ends; configure one, for "
-                "example Hive's with --conf spark.sql.catalogImplementation=hive"
-            )
+        if output.table is not None and not output.appends:
+            catalogs = f"spark.sql.catalog.{output.table.partition('.')[0]}", "spark.sql.catalog.spark_catalog"
+            kept = spark.conf.get("spark.sql.catalogImplementation") != "in-memory"
+            if not kept and not any(spark.conf.get(name, None) for name in catalogs):
+                raise BadArgument(
+                    f"output: table {output.table}: the catalog of this Spark is forgotten when the job ends; configure one, "
+                    "for example Hive's with --conf spark.sql.catalogImplementation=hive"
+                )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,17 @@ from qewqew_core.errors import BadArgument, QewQewError
 
 # Classes of SQL's states: a feature that is not supported, wrong data, an error of syntax or analysis.
 _WRONG = re.compile(r"SQLSTATE: (?:0A|22|42)")
-_OF_SOURCE = "SQLSTATE: 38"  # raised by a data source in Python, for its own reasons
+# Raised by a data source in Python for its own reasons, or by a metastore that may be back at the next try.
+_OF_OTHERS = re.compile(r"SQLSTATE: 38|HiveException|MetaException|TTransportException")
 _MISTAKES = AnalysisException, ArithmeticException, DateTimeException, IllegalArgumentException, ValueError
+# What a writer says of its options and of the place. Other failures of a write may be gone with the next try.
+_OF_WRITER = re.compile(
+    r"\[OPTION_|java\.lang\.NumberFormatException|ParentNotDirectoryException|No FileSystem for scheme|Class \S+ not found"
+)
+
+_FRONT = re.compile(
+    r"(?:\S*SparkException: Job aborted .*? executor \w+\): )?(?:[a-z0-9]+\.)+[A-Z]\w+: "
+)  # that tell a user nothing
 
 
 @contextmanager
@@ -32,9 +41,21 @@ def blamed(what: str) -> Iterator[None]:
         raise
     except (PySparkException, Py4JJavaError, ValueError) as error:
         mistaken = isinstance(error, _MISTAKES) or _WRONG.search(explain(error))
-        if not mistaken or _OF_SOURCE in str(error):
+        if not mistaken or _OF_OTHERS.search(str(error)):
             raise
         raise BadArgument(f"{what}: {explain(error)}") from error
+
+
+@contextmanager
+def blamed_write(what: str) -> Iterator[None]:
+    """The same for a write to ``what``, where wrong rows, and a disk or service that fails, are not its fault."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        mistaken = isinstance(error, AnalysisException | IllegalArgumentException) or _OF_WRITER.search(str(error))
+        if not mistaken or _OF_OTHERS.search(str(error)):
+            raise
+        raise BadArgument(f"{what}: {_FRONT.sub('', explain(error))}") from error
 
 
 def explain(error: BaseException) -> str:

@@ -27,16 +27,9 @@ COMMITS = ("driver", "spark")  # what commits to these
 
 @dataclass(frozen=True)
 class Output:
-    """One table that the job writes, under the batch's id.
+    """One table that the job writes, under the batch's id: the fields of docs/spark/job.md. Raises `BadArgument`.
 
-    ``path``: a directory; the rows go to ``<path>/batch=<id>``, or with the format `delta` into the Delta table there.
-    ``table``: instead, a table of Spark's catalog, or with the format `iceberg` of an Iceberg catalog. Neither: a format that
-    has its own place (`jdbc`, `noop`, `console` ...). ``sql``: a query over the view ``batch``; ``transform``: instead,
-    ``module:function``, which gets the view as a DataFrame, and the batch's `Manifest` if it takes two arguments, and returns
-    a DataFrame; neither: the whole view. ``format``: any that this Spark can write. ``partition_by``: columns, as directories
-    below the batch's. ``options``: options of the writer, or properties of an Iceberg or Delta table when it is made; a value
-    may be ``{"env": NAME}`` or ``{"file": PATH}``, which is read when the job runs. ``commit``: what commits to an Iceberg or
-    Delta table: the driver, or with "spark" Spark's connector for the format. Raises `BadArgument`.
+    A value of ``options`` may be ``{"env": NAME}`` or ``{"file": PATH}``, which is read when the job runs.
     """
 
     path: str | None = None
@@ -87,6 +80,10 @@ class Output:
             raise BadArgument("output: give 'path' or 'table', not both")
         if "path" in options:
             raise BadArgument("output: give 'path' next to 'options', not in it")
+        if "partitionby" in options:
+            raise BadArgument("output: 'partitionBy' is not an option; give 'partition_by' next to 'options'")
+        if "mode" in options:
+            raise BadArgument("output: 'mode' is not an option: the job replaces what it wrote of this batch, and nothing else")
         if kind in SHOWN_FORMATS | {"jdbc"}:
             if self.path is not None or self.table is not None:
                 raise BadArgument(f"output: the format {self.format!r} takes no 'path' and no 'table'")

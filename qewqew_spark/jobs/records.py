@@ -18,11 +18,12 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.errors import BadArgument, Corrupt
-from qewqew_spark.data_source import batch_reader, columns_of
-from qewqew_spark.jobs.explaining import blamed
+from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
-from qewqew_spark.tables.session import delete, listed, quoted, rename, setting
+from qewqew_spark.options import Options
+from qewqew_spark.source.batches import columns_of, reader
+from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
@@ -98,7 +99,8 @@ class Records:
                 delete(spark, f"{quarantine}/{name}")
         staging = f"{quarantine}/{mine}{uuid.uuid4().hex[:12]}"
         try:
-            bad.write.partitionBy(BATCH).parquet(staging)
+            with blamed_write(f"the quarantine {quarantine}"):
+                bad.write.partitionBy(BATCH).parquet(staging)
             read = observed(seen).get("read")
             if read != self.batches.records:
                 raise Corrupt(f"{read} records were read, the manifest says {self.batches.records}", path=str(self.batches))
@@ -149,7 +151,7 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
     def load(columns: StructType, **more: str) -> DataFrame:
         wanted = {**ours, **more}
         # As Spark would when it plans the first action, which is after `load`, and wrapped into errors of its own.
-        batch_reader(batches.paths, wanted, columns, batches.manifests)
+        reader(batches.paths, Options(wanted), columns, batches.manifests)
         return spark.read.format("qewqew").options(**wanted).schema(columns).load(list(batches.paths))
 
     value = F.col("value").cast("string")
@@ -232,12 +234,12 @@ def infer(spark: SparkSession, raw: DataFrame, options: Mapping[str, str]) -> St
     wrapped: Column = F.concat(F.lit(_BEFORE), text, F.lit(_BEHIND))
     objects = raw.where(F.is_valid_utf8(text) & text.rlike(r"^[ \t\r\n]*\{")).select(wrapped)
     # Else Spark would infer one field of {"a":1} and {"A":1}, and then read nothing from the second, which has no "a".
-    reader = spark.read.options(**{**options, "mode": "DROPMALFORMED"})
+    spark_reader = spark.read.options(**{**options, "mode": "DROPMALFORMED"})
     with setting(spark, "spark.sql.caseSensitive", "true"), blamed("a read option"):
         try:
-            inferred = reader.json(objects).schema
+            inferred = spark_reader.json(objects).schema
         except PySparkTypeError:  # before Spark 4.2 it takes no DataFrame
-            inferred = reader.json(objects.rdd.map(itemgetter(0))).schema
+            inferred = spark_reader.json(objects.rdd.map(itemgetter(0))).schema
     kind = inferred["record"].dataType if "record" in inferred.names else None
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
         return kind.elementType
@@ -255,13 +257,11 @@ def parsed(schema: str) -> StructType:
 
 def check_names(spark: SparkSession, names: list[str], where: str, cure: str) -> None:
     """Raise `BadArgument` if Spark takes two of the names for one."""
-    sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-    seen: dict[str, str] = {}
+    fold, seen = folding(spark), dict[str, str]()
     for name in names:
-        key = name if sensitive else name.lower()
-        if key in seen:
-            raise BadArgument(f"{where} that Spark takes for one: {seen[key]!r} and {name!r}; {cure}")
-        seen[key] = name
+        if other := seen.get(fold(name)):
+            raise BadArgument(f"{where} that Spark takes for one: {other!r} and {name!r}; {cure}")
+        seen[fold(name)] = name
 
 
 def _check_fields(spark: SparkSession, record: StructType, inferred: bool) -> None:

@@ -61,9 +61,8 @@ class Sink(ABC):
     """Where one output goes. ``left_out``: columns that are not written, because the table lacks them."""
 
     staged = False  # does nobody see what was written before `commit`?
-    into_structs = False  # are fields of structs columns of their own when columns are compared?
+    of_files = False  # are columns files', which have fields of structs each alone, and those of partitions without a type?
     same: Same = staticmethod(DataType.__eq__)
-    untyped: Sequence[str] = ()  # columns of the batch that the table has without a type
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
         self.spark = spark
@@ -109,14 +108,12 @@ class Sink(ABC):
         self.existing = self.there()
         if self.existing is not None:
             what = f"output: {self.output.place}"
-            ours = {self.fold(name) for name in (BATCH, *self.untyped)}
+            ours = {self.fold(name) for name in (BATCH, *(self.output.partition_by if self.of_files else ()))}
             there, batch = (
                 StructType([field for field in each if self.fold(field.name) not in ours])
                 for each in (self.existing, table.schema)
             )
-            self.new = new_columns(
-                there, batch, self.schema_evolution, what, self.fold, self.same, into_structs=self.into_structs
-            )
+            self.new = new_columns(there, batch, self.schema_evolution, what, self.fold, self.same, into_structs=self.of_files)
 
     @property
     def left_out(self) -> list[str]:
@@ -140,30 +137,24 @@ class Files(Sink):
     """A directory of files per batch. They are written into one that Spark does not look at, which then gets the name."""
 
     staged = True
-    into_structs = True
+    of_files = True
 
     def __init__(self, spark: SparkSession, output: Output, batch: str, schema_evolution: str) -> None:
         super().__init__(spark, output, batch, schema_evolution)
-        self._staging = f"{str(output.path).rstrip('/')}/.{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
+        self._path = str(output.path).rstrip("/")
+        self._directory = f"{self._path}/{BATCH}={batch}"
+        self._staging = f"{self._path}/.{BATCH}={batch}~{uuid.uuid4().hex[:12]}"
         self._made = False
 
     @property
-    def untyped(self) -> Sequence[str]:  # type: ignore[override]
-        return self.output.partition_by
-
-    @property
-    def directory(self) -> str:
-        return f"{str(self.output.path).rstrip('/')}/{BATCH}={self.batch}"
-
-    @property
     def place(self) -> dict[str, str | None]:
-        return {"path": self.directory, "table": None}
+        return {"path": self._directory, "table": None}
 
     def there(self) -> StructType | None:
         if self.output.format.lower() not in TYPED_FILES or self.schema_evolution == "ignore":
             return None
-        found = set(listed(self.spark, str(self.output.path))) - {f"{BATCH}={self.batch}"}
-        others = [f"{self.output.path}/{name}" for name in sorted(found) if name.startswith(f"{BATCH}=")]
+        found = [f"{self._path}/{name}" for name in sorted(listed(self.spark, self._path)) if name.startswith(f"{BATCH}=")]
+        others = [directory for directory in found if directory != self._directory]
         if not others:
             return None
         # Recursively means also without columns made of the names of directories, whose types are guesses.
@@ -177,23 +168,22 @@ class Files(Sink):
             raise
 
     def write(self, rows: DataFrame) -> None:
-        path = str(self.output.path)
-        self._made = not exists(self.spark, path)
-        for name in listed(self.spark, path):
+        self._made = not exists(self.spark, self._path)
+        for name in listed(self.spark, self._path):
             if name.startswith(f".{BATCH}={self.batch}~"):  # of a run that was killed, or one that goes on: it must not commit
-                delete(self.spark, f"{path}/{name}")
+                delete(self.spark, f"{self._path}/{name}")
         self._writer(rows).mode("overwrite").partitionBy(*self.output.partition_by).save(self._staging)
 
     def commit(self) -> None:
-        rename(self.spark, self._staging, self.directory)
+        rename(self.spark, self._staging, self._directory)
 
     def abort(self) -> None:
         delete(self.spark, self._staging)
-        if self._made and not listed(self.spark, str(self.output.path)):
-            delete(self.spark, str(self.output.path))
+        if self._made and not listed(self.spark, self._path):
+            delete(self.spark, self._path)
 
     def clear(self) -> None:
-        delete(self.spark, self.directory)
+        delete(self.spark, self._directory)
 
 
 class Once(Sink):

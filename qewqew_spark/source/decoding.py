@@ -15,9 +15,9 @@ from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_spark.codecs import Codec, Decoded
-from qewqew_spark.codecs.columns import arrow_type, use_spark
+from qewqew_spark.codecs.columns import arrow_type
 from qewqew_spark.codecs.texts import java_text
-from qewqew_spark.options import OPTIONS_OF_CODECS, Options
+from qewqew_spark.options import OPTIONS_OF_CODECS, Options, use_spark
 from qewqew_spark.source.not_null import kept, promises
 
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -36,7 +36,7 @@ class Decoding:
     def __init__(self, schema: types.StructType, options: Options) -> None:
         self._given = schema, options
         if (options.text("codec") or "").lower() == "csv":
-            raise BadArgument(f"the typed read has no codec csv; {use_spark('from_csv')}")
+            raise BadArgument(f"the typed read has no codec csv; for Spark's from_csv, {use_spark('from_csv')}")
         codec = options.choice("codec", OPTIONS_OF_CODECS, "json")
         self._mode = options.choice("mode", MODES, "PERMISSIVE")
         self._record = options.text("columnNameOfCorruptRecord") or "_corrupt_record"
@@ -70,40 +70,38 @@ class Decoding:
         decoded = self._codec.decode(values)
         if decoded.reasons and self._mode == "FAILFAST":
             row = min(decoded.reasons)
-            record = row if decoded.records is None else int(decoded.records[row])
             raise Corrupt(
                 f"this record does not decode: {decoded.reasons[row]}; the mode PERMISSIVE would make a row of it",
                 path=path,
-                offset=place(record),
+                offset=place(int(decoded.records[row])),
             )
         if decoded.reasons and self._mode == "DROPMALFORMED":
-            decoded = _without(decoded, len(raw))
-        fields = iter(decoded.columns)
+            decoded = _without_corrupt(decoded)
+        fields, rows = iter(decoded.columns), len(decoded.records)
         columns = []
         for field in self._columns:
             if field.name == self._record:
                 columns.append(self._corrupt(values, decoded, field.type))
             elif field.name == REASON:
-                columns.append(_sparse(decoded.reasons, _rows(decoded, len(raw)), field.type))
+                columns.append(_sparse(decoded.reasons, rows, field.type))
             elif field.name == METADATA:
                 columns.append(_metadata(raw, decoded, field.type))
             else:
                 columns.append(next(fields))
         if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * _rows(decoded, len(raw)), pa.struct([])))
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         if self._promises:
-            numbers = decoded.records
             drop = self._mode == "DROPMALFORMED"
-            return kept(columns, self.schema, drop, path, lambda row: place(row if numbers is None else int(numbers[row])))
+            return kept(columns, self.schema, drop, path, lambda row: place(int(decoded.records[row])))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _corrupt(self, values: pa.Array, decoded: Decoded, kind: pa.DataType) -> pa.Array:
         """The bytes of each corrupt record, in its rows; in a string, bytes that are not UTF-8 become U+FFFD."""
         found: dict[int, Any] = {}
         for row in decoded.reasons:
-            data = values[row if decoded.records is None else int(decoded.records[row])].as_py()
+            data = values[int(decoded.records[row])].as_py()
             found[row] = data if pa.types.is_binary(kind) else java_text(data)
-        return _sparse(found, _rows(decoded, len(values)), kind)
+        return _sparse(found, len(decoded.records), kind)
 
 
 def _codec(name: str, fields: types.StructType, options: Options) -> Codec:
@@ -125,16 +123,10 @@ def _arrow_schema(schema: types.StructType) -> pa.Schema:
     return pa.schema([pa.field(field.name, arrow_type(field.dataType, field.name), field.nullable) for field in schema])
 
 
-def _rows(decoded: Decoded, records: int) -> int:
-    return records if decoded.records is None else len(decoded.records)
-
-
-def _without(decoded: Decoded, records: int) -> Decoded:
-    """Only the rows of records that are not corrupt."""
-    good = np.ones(_rows(decoded, records), bool)
+def _without_corrupt(decoded: Decoded) -> Decoded:
+    good = np.ones(len(decoded.records), bool)
     good[list(decoded.reasons)] = False
-    numbers = np.arange(records) if decoded.records is None else decoded.records
-    return Decoded([column.filter(pa.array(good)) for column in decoded.columns], numbers[good])
+    return Decoded([column.filter(pa.array(good)) for column in decoded.columns], decoded.records[good])
 
 
 def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
@@ -145,6 +137,6 @@ def _sparse(values: dict[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
 
 def _metadata(raw: pa.RecordBatch, decoded: Decoded, kind: pa.StructType) -> pa.Array:
     columns = [raw.column(field.name) for field in kind]
-    if decoded.records is not None:
+    if not np.array_equal(decoded.records, np.arange(len(raw))):
         columns = [column.take(pa.array(decoded.records)) for column in columns]
     return pa.StructArray.from_arrays(columns, fields=list(kind))

@@ -69,6 +69,6 @@ def test_a_full_queue_is_tried_again(run: Any, directory: Path, connect: Any) ->
 def test_a_schema_with_a_typing_error_is_an_error_of_the_dag_file() -> None:
     from qewqew_core import BadArgument
 
-    with pytest.raises(BadArgument, match="at 'A TYPE': NULL is expected here"):
+    with pytest.raises(BadArgument, match="at 'NOT A TYPE': a column and one of"):
         QewQewSparkSubmitOperator(task_id="t", queue_name="orders", outputs=OUTPUTS, schema="a STRING NOT A TYPE")
     QewQewSparkSubmitOperator(task_id="t", queue_name="orders", outputs=OUTPUTS, schema="id BIGINT NOT NULL")

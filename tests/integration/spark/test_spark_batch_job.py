@@ -329,10 +329,10 @@ def test_without_a_schema_and_without_a_field_nothing_is_written_and_the_result_
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("a foo", "the schema 'a foo' is wrong at 'foo': Spark has no such type"),
-        ("a INT b", "the schema 'a INT b' is wrong at 'b': , is expected here"),
-        ("", "the schema '' is wrong at the end: it has no columns"),
-        ("int", "the schema 'int' is wrong at the end: a type is expected here"),
+        ("a foo", "the schema 'a foo' is wrong at 'a foo': a column and one of"),
+        ("a INT b", "the schema 'a INT b' is wrong at 'b': a column and"),
+        ("", "the schema '' is wrong at the end: a column"),
+        ("int", "the schema 'int' is wrong at 'int': a column"),
         ("a INT, A STRING", "the records have fields that Spark takes for one: 'a' and 'A'"),
         ("a MAP<INT, INT>", "the field a: keys of a map must be"),
     ],
@@ -370,6 +370,48 @@ def test_an_output_that_cannot_be_is_refused_before_anything_is_written(spark, t
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert nothing_written(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (
+            {"options": {"compression": "nonsense"}},
+            "{out}: [CODEC_NOT_AVAILABLE.WITH_AVAILABLE_CODECS_SUGGESTION] The codec nonsense",
+        ),
+        ({"format": "orc", "options": {"compression": "nonsense"}}, "{out}: [CODEC_NOT_AVAILABLE"),
+        ({"format": "csv", "options": {"compression": "nonsense"}}, "{out}: [CODEC_NOT_AVAILABLE"),
+        ({"format": "csv", "options": {"quote": "long"}}, "{out}: [OPTION_VALUE_EXCEEDS_ONE_CHARACTER]"),
+        ({"format": "csv", "options": {"dateFormat": "nonsense"}}, "{out}: [INCONSISTENT_BEHAVIOR_CROSS_VERSION"),
+        ({"format": "json", "options": {"encoding": "nonsense"}}, "{out}: [INVALID_PARAMETER_VALUE.CHARSET]"),
+        ({"options": {"parquet.block.size": "nonsense"}}, '{out}: For input string: "nonsense"'),
+        ({"format": "text"}, "{out}: [UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE] The Text datasource doesn't support the column `id`"),
+        ({"format": "csv", "sql": "SELECT array(id) AS ids FROM batch"}, "{out}: [UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE]"),
+        ({"path": "{file}"}, "{file}: Parent path is not a directory"),
+        ({"path": "{file}/out"}, "{file}/out: Parent path is not a directory"),
+        ({"path": "nonsense://lake/out"}, 'nonsense://lake/out: No FileSystem for scheme "nonsense"'),
+    ],
+)
+def test_what_a_writer_does_not_take_is_a_bad_argument_and_leaves_nothing(spark, tmp_path, output, message):
+    batch = make_batch(tmp_path / "b", lines({"id": 1, "month": 2}))
+    (tmp_path / "file").write_bytes(b"")
+    places = {"out": tmp_path / "out", "file": tmp_path / "file"}
+    given = {"path": "{out}", **output}
+    given = {name: value.format(**places) if name == "path" and value else value for name, value in given.items()}
+    outputs = [Output(str(tmp_path / "first")), Output(**given)]
+    with pytest.raises(BadArgument) as caught:
+        run(spark, str(batch), outputs, schema="id INT, month INT")
+    assert str(caught.value).startswith(f"output: {message.format(**places)}")
+    assert "\n" not in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "file"}
+
+
+def test_a_quarantine_that_cannot_be_is_a_bad_argument(spark, tmp_path):
+    batch = make_batch(tmp_path / "b", [b"x"])
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BadArgument, match=r"^the quarantine .*/file/q: Parent path is not a directory"):
+        run(spark, str(batch), [Output(str(tmp_path / "out"))], schema="id INT", quarantine=f"{tmp_path}/file/q")
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "file"}
 
 
 def test_a_manifest_that_lies_or_has_an_id_that_leads_out_is_refused(spark, tmp_path):
@@ -482,6 +524,12 @@ def test_spark_submit_ends_with_the_reason_of_a_failure(tmp_path):
             ["{batch}", "--output", '{{"path": "x", "mode": "append"}}'],
             2,
             "output: unknown field 'mode'; the fields are path, table, sql, transform, format",
+        ),
+        (["{batch}", "--output", '{{"path": "x", "options": {{"Mode": "append"}}}}'], 2, "output: 'mode' is not an option"),
+        (
+            ["{batch}", "--output", '{{"path": "x", "options": {{"partitionBy": "m"}}}}'],
+            2,
+            "output: 'partitionBy' is not an option; give 'partition_by' next to 'options'",
         ),
         (["{batch}", "--output", '{{"path": "x"}}', "--max-bad-records", "few"], 2, "invalid int value: 'few'"),
         (["{batch}", "--output", '{{"path": "x"}}', "--result", "{batch}/none/r"], 2, "the directory of the result file"),

@@ -91,7 +91,7 @@ def test_columns_of_the_source_are_in_the_view_where_the_schema_asks_for_them(sp
     [
         ({"schema": "id INT, _corrupt_reason STRING"}, "a field '_corrupt_reason', a name that the job itself uses"),
         ({"schema": "id INT", "read_options": {"colour": "red"}}, "no option 'colour'"),
-        ({"schema": "id DECIMAL(99)"}, "the precision of a DECIMAL is at most 38"),
+        ({"schema": "id DECIMAL(99)"}, "Decimal precision 99 exceeds max precision 38"),
         ({"schema": "id CHAR(99999999999)"}, 'the schema: For input string: "99999999999"'),
         ({"schema": "id STRING COLLATE NONSENSE"}, "the schema: "),
         ({"read_options": {"samplingRatio": "x"}}, 'a read option: For input string: "x"'),

@@ -249,6 +249,21 @@ def test_a_table_that_is_not_partitioned_by_batch_is_refused(spark, tmp_path, sh
     assert spark.table(shop).count() == 0
 
 
+def test_options_that_a_table_does_not_take_are_a_bad_argument(spark, tmp_path, shop):
+    batch = make_batch(tmp_path / "b", [b'{"id": 1}'])
+    outputs = [
+        Output(table="shop.wrong", options={"compression": "nonsense"}),
+        Output(str(tmp_path / "out"), options={"parquet.block.size": "x"}),
+    ]
+    for output, told in zip(outputs, ["table shop.wrong: [CODEC_NOT_AVAILABLE", f"{tmp_path}/out: For input"], strict=True):
+        with pytest.raises(BadArgument) as caught:
+            run(spark, str(batch), [output], schema="id INT", quarantine=str(tmp_path / "q"))
+        assert str(caught.value).startswith(f"output: {told}")
+    with pytest.raises(BadArgument, match="For input"):  # whatever their order, files are written first
+        run(spark, str(batch), [Output(table="shop.fine"), outputs[1]], schema="id INT", quarantine=str(tmp_path / "q"))
+    assert not [name for name in ("wrong", "fine") if spark.catalog.tableExists(f"shop.{name}")]
+
+
 def test_a_batch_without_fields_leaves_nothing_of_an_earlier_run_in_a_table(spark, tmp_path, shop, database):
     outputs = [Output(table=shop), orders(database)]
     batch = make_batch(tmp_path / "b", lines({}))

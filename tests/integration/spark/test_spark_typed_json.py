@@ -121,6 +121,12 @@ def test_timestamps_without_a_zone_are_of_the_option_time_zone(spark, tmp_path, 
     assert_same(spark, tmp_path, records, "t TIMESTAMP, _corrupt_record STRING", timeZone=zone)
 
 
+def test_wrong_base64_in_an_array_of_objects(spark, tmp_path):
+    values = b'"e"', b'"eA="', b'"eHh4"', b'"="', b"5", b'"eA"'
+    records = [FIRST, *(b'[{"b":%b},{"b":%b,"w":7},{"w":%b}]' % (one, two, two) for one in values for two in values)]
+    assert_same(spark, tmp_path, records, "b BINARY, w INT, _corrupt_record STRING", sizes=(1000, 1))
+
+
 def test_names_of_any_kind_and_case(spark, tmp_path):
     records = [
         FIRST,
@@ -191,10 +197,6 @@ def test_a_typed_read_of_a_batch(spark, tmp_path):
     assert frame.where("name = 'ü7'").select("price").collect()[0][0] == 1.75
 
 
-FOR_FILES = {"lineSep", "multiLine", "encoding", "charset", "compression", "samplingRatio"}
-FOR_WRITING = {"ignoreNullFields", "pretty", "writeNonAsciiCharacterAsCodePoint", "useUnsafeRow", "sortKeys"}
-
-
 def test_options_of_sparks_parser_are_refused_with_the_way_to_it(spark, tmp_path):
     batch = make_batch(tmp_path / "b", [b'{"id":1}'])
     known = spark.sparkContext._jvm.org.apache.spark.sql.catalyst.json.JSONOptions.getAllOptions().mkString(" ").split()
@@ -204,9 +206,8 @@ def test_options_of_sparks_parser_are_refused_with_the_way_to_it(spark, tmp_path
         frame = spark.read.format("qewqew").schema("id INT").options(codec="json", **{name: "true"})
         with pytest.raises(Exception, match=f"has no option '{name.lower()}'") as caught:
             frame.load(str(batch)).collect()
-        said = "select(from_json(col('value').cast('string'), schema, options).alias('record'))" in str(caught.value)
-        assert said == (name not in FOR_FILES | FOR_WRITING), name
-    with pytest.raises(Exception, match=r"no option 'sep', but Spark's from_csv does: read without the option 'codec'"):
+        assert "select(from_json(col('value').cast('string'), schema, options).alias('record'))" in str(caught.value), name
+    with pytest.raises(Exception, match=r"no option 'sep'; .*If Spark's from_csv has it: read without the option 'codec'"):
         spark.read.format("qewqew").schema("id INT").options(codec="csv", sep=";").load(str(batch)).collect()
     with pytest.raises(Exception, match=r"the field v has the type VARIANT, which the typed read does not know; .*from_json"):
         spark.read.format("qewqew").schema("v VARIANT").options(codec="json").load(str(batch)).collect()

@@ -108,6 +108,8 @@ def test_a_schema_without_fields_of_the_records(records):
     rows = decode(records, schema(_corrupt_record=BINARY))
     assert rows == [{"_corrupt_record": record if record == b"x" else None} for record in records if record]
     assert len(decode(records, schema(_metadata=schema(offset=LONG)))) == len(rows)
+    found = decode([b'[{"a":1},{"a":2}]', b" "], schema(a=INT, _metadata=schema(offset=LONG)))
+    assert [(row["a"], row["_metadata"]["offset"]) for row in found] == [(1, 100), (2, 100)]
     assert len(decode(records, StructType())) == len(rows)
 
 

@@ -15,7 +15,7 @@ ROOMS = {
     "sink": {"source.rows", "options"},
     "data_source": {"source", "sink", "options"},
     "tables": set(),
-    "jobs": {"data_source", "tables", "options"},
+    "jobs": {"data_source", "source.batches", "tables", "options"},
 }
 JVM = "_j"  # with this begin the names of what PySpark has of Spark's Scala side; there are no others to reach it by
 
