@@ -17,7 +17,7 @@ from qewqew_core.errors import BadArgument, CommitConflict, Full
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
-from qewqew_core.topic.flights import Delivered, evenly
+from qewqew_core.topic.in_flight import Delivered, evenly
 from qewqew_core.topic.reader_inspection import lost_of
 from qewqew_core.topic.reader_state import Commit, Deliver, Lose, Range, ReaderState, Requeue
 from qewqew_core.topic.shared_log import Consumer, SharedLog

@@ -14,7 +14,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_log
-from qewqew_core.topic.flights import Delivered
+from qewqew_core.topic.in_flight import Delivered
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
 from qewqew_core.topic.topic_paths import rdx_of, stem_of

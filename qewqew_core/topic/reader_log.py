@@ -28,7 +28,7 @@ from qewqew_core.batch.history import Block
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
-from qewqew_core.topic.flights import LONGEST_RANGE, Delivered, Flight, Flights
+from qewqew_core.topic.in_flight import LONGEST_RANGE, Delivered, Flight, Flights
 from qewqew_core.topic.reader_state import (
     Change,
     Commit,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
-from qewqew_core.topic.flights import Delivered, Flights
+from qewqew_core.topic.in_flight import Delivered, Flights
 from qewqew_core.topic.view import Position
 
 

@@ -37,7 +37,7 @@ from qewqew_core.queue.operations import Append, Extent, NewChunk, PutKey, Take
 from qewqew_core.queue.state import State
 from qewqew_core.topic import reader_log as readers
 from qewqew_core.topic import topic_log as topics
-from qewqew_core.topic.flights import Flight, Flights
+from qewqew_core.topic.in_flight import Flight, Flights
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.topic_state import Append as TopicAppend
 from qewqew_core.topic.topic_state import Block, NewBlock, TopicState, Trim

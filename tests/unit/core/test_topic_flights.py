@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qewqew_core import Corrupt, Message, Topic
 from qewqew_core.disk import journal
 from qewqew_core.topic import reader_log
-from qewqew_core.topic.flights import Flight, Flights, evenly
+from qewqew_core.topic.in_flight import Flight, Flights, evenly
 from qewqew_core.topic.reader_state import Commit, Range, ReaderState
 from qewqew_core.topic.view import Position
 
