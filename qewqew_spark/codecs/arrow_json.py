@@ -170,9 +170,7 @@ def _read_as(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return pa.string()
     if pa.types.is_decimal(kind):
-        return pa.decimal256(
-            76, kind.scale
-        )  # with room for what does not fit: what has none is another number, see `large_numbers`
+        return pa.decimal256(76, kind.scale)  # has room for what does not fit; for what has none there, see `large_numbers`
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(each.name, _read_as(each.type)) for each in kind])
     if pa.types.is_list(kind):
