@@ -26,10 +26,9 @@ def test_the_page_has_all_kinds_of_frames_and_all_operations_in_json() -> None:
     page = (PAGES / "index.md").read_text()
     kinds = {int(kind): name.replace("-", " ") for kind, name in re.findall(r"\bframe\(([0-9]), ([a-z-]+)\)", page)}
     assert kinds == logs.KIND_NAMES
-    [table] = re.findall(r"^```text\n(lease .*?)^```$", page, re.MULTILINE | re.DOTALL)
-    shown = [re.split("  +", line)[:-1] for line in table.splitlines()]
-    operations = [[name, *filter(None, [" ".join(kind._fields)])] for kind, name in json_operations._NAMES.items()]
-    assert sorted(shown) == sorted(operations)
+    shown = re.findall(r"^\* `([a-z_]+)`(?: \((.*)\))?: ", page[page.index("### Operations in JSON") :], re.MULTILINE)
+    operations = {name: ", ".join(f"`{field}`" for field in kind._fields) for kind, name in json_operations._NAMES.items()}
+    assert dict(shown) == operations
 
 
 class FixedInodes(Files):
