@@ -2,8 +2,9 @@
 
 The first one *leads* (`Lead`). Each of the others writes its records to a file, its *request*, and sleeps until the leader has
 finished a round. The leader opens the queue, puts the records of all requests behind its own in one commit, and goes on for a few
-rounds as long as others ask. Those that were served have nothing left to do; one of those that were not leads next. So a dozen
-processes share one opening of the queue and one fsync. While one half is served, the other half prepares.
+rounds as long as others ask, and nobody waits for the queue itself. Those that were served have nothing left to do; one of those
+that were not leads next. So a dozen processes share one opening of the queue and one fsync. While one half is served, the other
+half prepares.
 
 If nothing happens for a second, because the leader waits for a program that has the queue open, or was stopped, the others stand
 in line for the queue themselves.
@@ -132,7 +133,7 @@ class Request(Closes):
 
 
 def serve(lead: Lead, put_others: Callable[[], int]) -> None:
-    """What a leader does with the queue still open: a few rounds more, as long as somebody asks."""
+    """What a leader does with the queue still open: a few rounds more, as long as ``put_others`` has served somebody."""
     for _ in range(LIMITS.group_rounds):
         if not (lead.next_round() and put_others()):
             break

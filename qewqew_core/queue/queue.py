@@ -299,7 +299,11 @@ class Queue(HasBatches, Closes):
         return count, stored
 
     def serve(self) -> int:
-        """Put what stages wait to put; returns for how many. Durable when it returns."""
+        """Put what stages wait to put, unless somebody waits for the queue itself; returns for how many stages. Durable when it
+        returns.
+        """
+        if lock.is_awaited(self._chain.header.fd):
+            return 0
         with self._engine.exclusive():
             position, served = self._records.serve()
         self._engine.durable(position)

@@ -281,6 +281,32 @@ def test_a_leader_serves_those_that_ask_meanwhile_and_then_goes_on(tmp_path: Pat
         assert len(by_stage(list(q))) == 7 + len(disk.waiting)
 
 
+def test_a_leader_goes_on_no_longer_than_until_somebody_wants_the_queue_itself(tmp_path: Path) -> None:
+    path, opened = tmp_path / "q", list[int]()
+
+    class Wanted(Asking):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            if not opening.is_alive() and not opened:
+                opening.start()
+                with open(path, "rb") as header:
+                    until(lambda: lock.is_awaited(header.fileno()))
+
+    def take() -> None:
+        with Queue(path) as q:
+            opened.append(len(q))
+
+    with Queue(path) as q:
+        q.put(b"0 0")
+    opening, disk = threading.Thread(target=take), Wanted(path, 3)
+    with Stage(path, _files=disk) as stage:
+        stage.put(b"9 0")
+        assert stage.commit() == 1
+    opening.join(60)
+    assert opened == [2], "the first record, and that of the leader"
+    assert [each.done() for each in disk.waiting] == [(5, 5)] * len(disk.waiting)
+
+
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
 def test_nobody_waits_for_a_leader_that_was_stopped_or_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
