@@ -21,6 +21,7 @@ class Limits:
     # A commit of up to this many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
     inline_bytes: dict[str, int] = field(default_factory=lambda: {"commit": 256 << 10, "never": 4 << 10})  # by ``sync``
     group_bytes: int = 8 << 20  # of the requests of others that a stage commits with its own records
+    group_rounds: int = 8  # how often it does so, as long as there are any
     spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory
     topic_spill_bytes: int = 16 << 20  # what a session of a topic keeps
     write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it

@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Descriptors, Files, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
 _LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
-_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them
+_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them …
+_LEAD = _OWNERS + (1 << 60)  # … and the two bytes of the stage that leads others
 _QUICK_LOOKS = 0.005  # seconds for which a waiter looks by itself: a call of a reader takes less time than waking a thread
 _LONGEST_PAUSE = 0.02  # seconds between two looks if the kernel does not wake us
-_PATIENCE = 1.0  # seconds without moving forward
+PATIENCE = 1.0  # seconds without moving forward
 
 
 def check_system(path: str) -> None:
@@ -153,13 +154,6 @@ class NotNeeded(Exception):
     """What the lock was waited for has come about without it."""
 
 
-def is_busy(files: Files, path: str) -> bool:
-    """Whether somebody has the header file at ``path`` locked, or waits for it."""
-    with contextlib.suppress(OSError), Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
-        return first_locked(fd, 0, _OWNERS) is not None
-    return False
-
-
 def is_awaited(fd: int) -> bool:
     """Whether another process of ours, or another opening in this one, stands in line for a lock on the file."""
     return first_locked(fd, _LINE, _OWNERS - _LINE) is not None
@@ -225,9 +219,62 @@ class Waits:
 WAITS = Waits()
 
 
-def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length: int = _LINE) -> _T | None:
+class Lead(Closes):
+    """Which of the stages that commit at once leads the others, see `group_commit`: the one that has two bytes of the header
+    locked, or in each round of its service one of them, in turn. So the kernel wakes all others at the end of a round.
+
+    Correctness does not depend on it. If nobody can lock the bytes, because there is no file, everybody leads.
+    """
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._fds = Descriptors()
+        self._round = 0  # the byte of this round is the first, or the second
+        with contextlib.suppress(OSError):
+            files.open_into(self._fds, path, follow=True)
+
+    def take(self) -> bool:
+        """Lead until `close`, unless another stage does."""
+        return not self._fds or take(self._fds[0], _LEAD, 2)
+
+    def next_round(self) -> bool:
+        """Wake all that wait for this round. Returns False if the next one cannot begin, since some are just waking."""
+        following = 1 - self._round
+        if not self._fds or not take(self._fds[0], _LEAD + following, 1):
+            return False
+        drop(self._fds[0], _LEAD + self._round, 1)
+        self._round = following
+        return True
+
+    def current(self) -> int | None:
+        """Which round is on, for `wait`; None if nobody leads any more."""
+        at = first_locked(self._fds[0], _LEAD, 2)
+        return None if at is None else max(at, _LEAD)
+
+    def wait(self, current: int, until: float) -> bool:
+        """Sleep until that round is over. Returns False when the time is over, by the monotonic clock."""
+        began = time.monotonic()
+        if began >= until:
+            return False
+        if not waker.sleep_until_free(self._fds[0], current, 1, until - began):
+            time.sleep(_QUICK_LOOKS / 10)
+        WAITS.seconds += time.monotonic() - began
+        return True
+
+    def close(self) -> None:
+        """Lead no longer: all that wait are woken."""
+        unlock(*self._fds)
+        self._fds.close()
+
+
+def in_turn(
+    fd: int | None,
+    timeout: float,
+    act: Callable[[], _T | None],
+    length: int = _LINE,
+    find: Callable[[], int | None] = lambda: None,
+) -> _T | None:
     """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock on its first
-    ``length`` bytes.
+    ``length`` bytes. If the file is not there yet, ``find`` gives the descriptor as soon as it is.
 
     It is called again as long as it gives None, for up to ``timeout`` seconds. After a few quick looks the kernel wakes us:
     when those before us have left the line, and then when the lock is dropped.
@@ -243,7 +290,7 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
                 waiting.moved = now  # somebody has the lock: nobody before us is late
             still = now - waiting.moved
             # Nobody waits forever for a process before it that was stopped.
-            is_turn = not before or still > _PATIENCE or now >= deadline
+            is_turn = not before or still > PATIENCE or now >= deadline
             taken = act() if is_turn else None
             if taken is not None or now >= deadline:
                 WAITS.refused += taken is None
@@ -251,8 +298,12 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
                 return taken
             if fd is not None and now - began > _QUICK_LOOKS:
                 held = (0, length) if is_turn else (_LINE, waiting.place - _LINE)
-                if waker.sleep_until_free(fd, *held, min(deadline - now, _PATIENCE)):
+                if waker.sleep_until_free(fd, *held, min(deadline - now, PATIENCE)):
                     continue
+            if fd is None and (fd := find()) is not None:
+                waiting = _Line(fd)
+                waiting.join()
+                continue
             # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
             pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
@@ -279,10 +330,13 @@ def acquire(
             raise NotNeeded
         return header._try(path, follow)
 
-    try:
+    def find() -> int | None:
         with contextlib.suppress(OSError):
             files.open_into(line, path, follow=follow)
-        created = in_turn(line[0] if line else None, timeout, attempt)
+        return line[0] if line else None
+
+    try:
+        created = in_turn(find(), timeout, attempt, find=find)
         close_all(line)
         if created is None:
             raise _locked(path, timeout)
@@ -321,5 +375,5 @@ def _holder(fd: int) -> int | None:
     if pid > 0:  # a POSIX lock, as a Java program takes
         return pid
     # An OFD lock names no process. Our owners say theirs by another lock; in another container the number may be another's.
-    at = first_locked(fd, _OWNERS, 0)
+    at = first_locked(fd, _OWNERS, _LEAD - _OWNERS)
     return at - _OWNERS if at is not None and has_open(at - _OWNERS, fd) else None

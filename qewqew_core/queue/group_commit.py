@@ -1,18 +1,23 @@
-"""Group commit: the process that has the queue also commits what others wait to put.
+"""Group commit: of the stages that commit at once, one puts the records of all.
 
-A stage that finds the queue locked writes its records to a file, its *request*, ``NAME.staged/CLAIM.ID.put``, and waits in
-line as before. The stage that commits next, the *leader*, renames each request to ``CLAIM.ID.taken``, puts its records
-behind its own in the same commit, and renames the file to ``CLAIM.ID.done`` when that is durable. A stage whose turn comes and
-whose request is done has nothing left to do. So a dozen processes share one opening of the queue and one fsync.
+The first one *leads* (`Lead`). Each of the others writes its records to a file, its *request*, and sleeps until the leader has
+finished a round. The leader opens the queue, puts the records of all requests behind its own in one commit, and goes on for a few
+rounds as long as others ask. Those that were served have nothing left to do; one of those that were not leads next. So a dozen
+processes share one opening of the queue and one fsync. While one half is served, the other half prepares.
+
+If nothing happens for a second, because the leader waits for a program that has the queue open, or was stopped, the others stand
+in line for the queue themselves.
 
 A request is exactly one of these, and each change is one call of the file system:
 
-* ``.put`` is there: it was not stored. A leader renames it, or its own stage.
-* ``.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
+* ``CLAIM.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
+* ``CLAIM.ID.put`` is there: it was not stored. A leader renames it, or its own stage.
+* ``CLAIM.ID.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
   log names to ``.done``; so one that is still there then was not stored.
-* ``.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
-* ``.done`` is there: it was stored, and is durable. Its stage removes it.
+* ``CLAIM.ID.done`` is there: it was stored, and is durable. Its stage makes it ``CLAIM.mine`` again.
 * None of them is there: somebody else has removed it, and its stage raises `Broken`. That a file is missing never means success.
+
+Each request has a new ID, so that no log takes a later one for it.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
 with their claims (`staged_files`). Databases share fsyncs in this way: PostgreSQL's ``commit_siblings``, RocksDB's write groups.
@@ -25,11 +30,12 @@ import os
 import secrets
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, read_all
+from qewqew_core.disk.files import Closes, Descriptors, Files, read_all
+from qewqew_core.disk.lock import Lead
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
@@ -65,53 +71,71 @@ class Put:
         return bytes.fromhex(self.path.rpartition(".")[2])
 
 
-class Request:
-    """A request, for the stage that made it."""
+class Request(Closes):
+    """The requests of a stage, one after another, in a file that it keeps: a new one would cost twice as much."""
 
-    def __init__(self, files: Files, claim: str, records: list[bytes], key: bytes | None, terms: Terms) -> None:
-        """``claim``: path of the stage's claim."""
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._path = f"{claim}.{secrets.token_hex(8)}"
+        self._mine = ""  # the path of the file …
+        self._asked = ""  # … and while it may be a leader's, without a suffix
+        self._fds = Descriptors()
+
+    def ask(self, claim: str, records: list[bytes], key: bytes | None, terms: Terms) -> None:
+        """A leader may put these from now on, until `finish`. ``claim``: path of the stage's claim."""
         (runs,) = place(records, sys.maxsize, sys.maxsize)
         head = _HEAD.pack(_MAGIC, terms.chunk_size, terms.min_free_bytes, key or _NO_KEY, len(runs))
         rest = b"".join((head, *(_RUN.pack(run.records, run.size) for run in runs), *(run.frames() for run in runs)))
-        self.was_asked = False
-        with Descriptors([files.open(self._path + MINE, new=True)]) as (fd,):
-            try:
-                files.write(fd, _CRC.pack(crc32(rest)) + rest, 0)
-            except OSError:
-                self.remove()
-                raise
-
-    def ask(self) -> None:
-        """A leader may take it from now on."""
-        self.was_asked = True
-        self._files.rename(self._path + MINE, self._path + PUT)
+        if not self._fds:
+            self._mine = claim + MINE
+            self._files.open_into(self._fds, self._mine, new=True)
+        (fd,) = self._fds
+        self._files.write(fd, _CRC.pack(crc32(rest)) + rest, 0)
+        self._files.truncate(fd, _CRC.size + len(rest))
+        self._asked = f"{claim}.{secrets.token_hex(8)}"
+        self._files.rename(self._mine, self._asked + PUT)
 
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""
-        return self._files.exists(self._path + DONE)
+        return self._asked != "" and self._files.exists(self._asked + DONE)
 
     def take_back(self) -> bool:
         """Nobody stores it from now on, unless a leader has taken it along; whether it is ours."""
-        return self._files.exists(self._path + MINE) or self._take(PUT)
+        return self._asked == "" or self._files.exists(self._mine) or self._take(PUT)
 
     def end(self) -> bool:
         """Nobody else stores it, unless that was done; whether it is left to us. Only with the queue open."""
-        return self._take(PUT) or self._take(TAKEN)
+        return self._asked == "" or self._take(PUT) or self._take(TAKEN)
 
     def _take(self, suffix: str) -> bool:
         try:
-            self._files.rename(self._path + suffix, self._path + MINE)
+            self._files.rename(self._asked + suffix, self._mine)
         except FileNotFoundError:
             return False
         return True
 
-    def remove(self) -> None:
-        """Its stage has finished with it."""
-        for suffix in (MINE, DONE):
-            with contextlib.suppress(OSError):  # there is one of them; if one is left, the next opening removes it with the claim
-                self._files.unlink(self._path + suffix)
+    def finish(self) -> None:
+        """Its stage knows what has become of it, and may ask again."""
+        if self._asked and not (self._files.exists(self._mine) or self._take(DONE)):
+            self._fds.close()  # somebody else has removed it
+        self._asked = ""
+
+    def close(self) -> None:
+        """The stage asks no more."""
+        if self._fds:
+            with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
+                self._files.unlink(self._mine)
+            self._fds.close()
+
+    def forked(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._fds.close()
+
+
+def serve(lead: Lead, put_others: Callable[[], int]) -> None:
+    """What a leader does with the queue still open: a few rounds more, as long as somebody asks."""
+    for _ in range(LIMITS.group_rounds):
+        if not (lead.next_round() and put_others()):
+            break
 
 
 def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
@@ -134,6 +158,13 @@ def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
                 if put is not None:
                     files.rename(path + PUT, path + TAKEN)
                     yield put
+
+
+def is_asked(files: Files, queue: str) -> bool:
+    """Whether a stage waits for the next leader."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(name.endswith(PUT) for name in files.list(queue + paths.STAGED))
+    return False
 
 
 def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:

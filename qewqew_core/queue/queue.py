@@ -36,7 +36,7 @@ from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewEr
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
-from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
+from qewqew_core.queue import chunk_files, group_commit, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
@@ -238,7 +238,7 @@ class Queue(HasBatches, Closes):
             and log.frames < LIMITS.log_frames_at_handover
             and self._files.boot() != b""
             and chain.header.is_still_at(self.path)
-            and lock.is_awaited(chain.header.fd)
+            and (lock.is_awaited(chain.header.fd) or group_commit.is_asked(self._files, self.path))
         )
 
     def _release(self) -> None:
@@ -297,6 +297,13 @@ class Queue(HasBatches, Closes):
             position, count, stored = self._records.put_group(records, key, timeout)
         self._engine.durable(position)
         return count, stored
+
+    def serve(self) -> int:
+        """Put what stages wait to put; returns for how many. Durable when it returns."""
+        with self._engine.exclusive():
+            position, served = self._records.serve()
+        self._engine.durable(position)
+        return served
 
     def put_staged(self, spill: Spill, key: str | None = None, timeout: float | None = 0) -> int:
         """As `put_many`, for records in chunk files that a `Stage` wrote. The files become the queue's."""
