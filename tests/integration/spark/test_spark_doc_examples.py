@@ -317,4 +317,4 @@ def test_the_examples_of_exactly_once_print_what_they_say(spark: Any, tmp_path: 
         for query in spark.streams.active:
             query.stop()
     assert capsys.readouterr().out.splitlines() == expected
-    assert len(expected) == 8
+    assert len(expected) == 4
