@@ -33,6 +33,7 @@ class Limits:
     reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
     reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
     look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
+    look_at_leader: float = 0.1  # seconds between two looks whether the stage that leads others still does
     look_at_owners: float = 0.25  # seconds between two looks whether those who have messages in flight still live
     clock: Callable[[], int] = time.time_ns  # nanoseconds since the epoch
 

@@ -25,7 +25,7 @@ from qewqew_core.errors import BadPath, Locked
 _T = TypeVar("_T")
 _LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
 _OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them …
-_LEAD = _OWNERS + (1 << 60)  # … and the two bytes of the stage that leads others
+_LEAD = _OWNERS + (1 << 60)  # … and the byte of the stage that leads others
 _QUICK_LOOKS = 0.005  # seconds for which a waiter looks by itself: a call of a reader takes less time than waking a thread
 _LONGEST_PAUSE = 0.02  # seconds between two looks if the kernel does not wake us
 PATIENCE = 1.0  # seconds without moving forward
@@ -220,48 +220,24 @@ WAITS = Waits()
 
 
 class Lead(Closes):
-    """Which of the stages that commit at once leads the others, see `group_commit`: the one that has two bytes of the header
-    locked, or in each round of its service one of them, in turn. So the kernel wakes all others at the end of a round.
+    """Which of the stages that commit at once leads the others, see `group_commit`: the one that has a byte of the header locked.
 
-    Correctness does not depend on it. If nobody can lock the bytes, because there is no file, everybody leads.
+    Correctness does not depend on it. If nobody can lock the byte, because there is no file, everybody leads.
     """
 
     def __init__(self, files: Files, path: str) -> None:
         self._fds = Descriptors()
-        self._round = 0  # the byte of this round is the first, or the second
         with contextlib.suppress(OSError):
             files.open_into(self._fds, path, follow=True)
 
     def take(self) -> bool:
         """Lead until `close`, unless another stage does."""
-        return not self._fds or take(self._fds[0], _LEAD, 2)
-
-    def next_round(self) -> bool:
-        """Wake all that wait for this round. Returns False if the next one cannot begin, since some are just waking."""
-        following = 1 - self._round
-        if not self._fds or not take(self._fds[0], _LEAD + following, 1):
-            return False
-        drop(self._fds[0], _LEAD + self._round, 1)
-        self._round = following
-        return True
-
-    def current(self) -> int | None:
-        """Which round is on, for `wait`; None if nobody leads any more."""
-        at = first_locked(self._fds[0], _LEAD, 2)
-        return None if at is None else max(at, _LEAD)
-
-    def wait(self, current: int, until: float) -> bool:
-        """Sleep until that round is over. Returns False when the time is over, by the monotonic clock."""
-        began = time.monotonic()
-        if began >= until:
-            return False
-        if not waker.sleep_until_free(self._fds[0], current, 1, until - began):
-            time.sleep(_QUICK_LOOKS / 10)
-        WAITS.seconds += time.monotonic() - began
-        return True
+        if not self._fds:
+            return True
+        (fd,) = self._fds
+        return first_locked(fd, _LEAD, 1) is None and take(fd, _LEAD, 1)  # to ask first is cheaper than to fail
 
     def close(self) -> None:
-        """Lead no longer: all that wait are woken."""
         unlock(*self._fds)
         self._fds.close()
 
@@ -315,12 +291,19 @@ def in_turn(
 
 
 def acquire(
-    files: Files, path: str, timeout: float, *, follow: bool = True, unless: Callable[[], bool] | None = None
+    files: Files,
+    path: str,
+    timeout: float,
+    *,
+    follow: bool = True,
+    until: float | None = None,
+    unless: Callable[[], bool] | None = None,
 ) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Raises `NotNeeded` if ``unless()`` is
-    true when our turn comes. Errors of opening the file pass through. When it raises, nothing stays open or locked.
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. ``until``: when they are over, by the
+    monotonic clock, if some have passed already. Raises `NotNeeded` if ``unless()`` is true when our turn comes. Errors of
+    opening the file pass through. When it raises, nothing stays open or locked.
     """
     check_system(path)
     header, line = HeaderLock(files), list[int]()
@@ -336,7 +319,8 @@ def acquire(
         return line[0] if line else None
 
     try:
-        created = in_turn(find(), timeout, attempt, find=find)
+        rest = timeout if until is None else max(0.0, until - time.monotonic())
+        created = in_turn(find(), rest, attempt, find=find)
         close_all(line)
         if created is None:
             raise _locked(path, timeout)

@@ -1,7 +1,7 @@
 """Group commit: of the stages that commit at once, one puts the records of all.
 
-The first one *leads* (`Lead`). Each of the others writes its records to a file, its *request*, and sleeps until the leader has
-finished a round. The leader opens the queue, puts the records of all requests behind its own in one commit, and goes on for a few
+The first one *leads* (`lock.Lead`). Each of the others writes its records to a file, its *request*, and sleeps until its bell
+rings (`Bell`). The leader opens the queue, puts the records of all requests behind its own in one commit, and goes on for a few
 rounds as long as others ask, and nobody waits for the queue itself. Those that were served have nothing left to do; one of those
 that were not leads next. So a dozen processes share one opening of the queue and one fsync. While one half is served, the other
 half prepares.
@@ -31,17 +31,19 @@ import os
 import secrets
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
+from qewqew_core.disk.bell import Bell, ring
 from qewqew_core.disk.files import Closes, Descriptors, Files, read_all
-from qewqew_core.disk.lock import Lead
+from qewqew_core.disk.lock import WAITS
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
 
-PUT, TAKEN, MINE, DONE = ".put", ".taken", ".mine", ".done"
+PUT, TAKEN, MINE, DONE, BELL = ".put", ".taken", ".mine", ".done", ".bell"
 _NO_KEY = bytes(16)
 _CRC = struct.Struct(">I")  # of all that follows
 # magic, chunk size, bytes to leave free, hash of the key or zeros, number of runs; then these
@@ -80,20 +82,37 @@ class Request(Closes):
         self._mine = ""  # the path of the file …
         self._asked = ""  # … and while it may be a leader's, without a suffix
         self._fds = Descriptors()
+        self._bell: Bell | None = None
 
     def ask(self, claim: str, records: list[bytes], key: bytes | None, terms: Terms) -> None:
         """A leader may put these from now on, until `finish`. ``claim``: path of the stage's claim."""
         (runs,) = place(records, sys.maxsize, sys.maxsize)
         head = _HEAD.pack(_MAGIC, terms.chunk_size, terms.min_free_bytes, key or _NO_KEY, len(runs))
-        rest = b"".join((head, *(_RUN.pack(run.records, run.size) for run in runs), *(run.frames() for run in runs)))
+        head += b"".join(_RUN.pack(run.records, run.size) for run in runs)
+        if self._bell is None:
+            self._bell = Bell(claim + BELL)
         if not self._fds:
             self._mine = claim + MINE
             self._files.open_into(self._fds, self._mine, new=True)
         (fd,) = self._fds
-        self._files.write(fd, _CRC.pack(crc32(rest)) + rest, 0)
-        self._files.truncate(fd, _CRC.size + len(rest))
+        end, crc = _CRC.size + len(head), crc32(head)
+        for run in runs:
+            frames = run.frames()
+            self._files.write(fd, frames, end)
+            end, crc = end + run.size, crc32(frames, crc)
+        self._files.write(fd, _CRC.pack(crc) + head, 0)
+        self._files.truncate(fd, end)
         self._asked = f"{claim}.{secrets.token_hex(8)}"
         self._files.rename(self._mine, self._asked + PUT)
+
+    def wait(self, until: float) -> bool:
+        """Sleep until a leader has served it, or leads no longer. Returns False when the time is over, by the monotonic clock."""
+        rest = until - (began := time.monotonic())
+        if rest <= 0 or self._bell is None or not self._asked:
+            return False
+        self._bell.wait(min(rest, LIMITS.look_at_leader))
+        WAITS.seconds += time.monotonic() - began
+        return True
 
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""
@@ -126,17 +145,20 @@ class Request(Closes):
             with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
                 self._files.unlink(self._mine)
             self._fds.close()
+        if self._bell is not None:
+            self._bell.close()
 
     def forked(self) -> None:
-        """In a forked child: the file is the parent's."""
+        """In a forked child: file and bell are the parent's."""
         self._fds.close()
+        if self._bell is not None:
+            self._bell.forked()
 
 
-def serve(lead: Lead, put_others: Callable[[], int]) -> None:
-    """What a leader does with the queue still open: a few rounds more, as long as ``put_others`` has served somebody."""
-    for _ in range(LIMITS.group_rounds):
-        if not (lead.next_round() and put_others()):
-            break
+def wake(files: Files, queue: str) -> None:
+    """Nobody leads any more: wake those that still ask, so that one of them does."""
+    if names := _asking(files, queue):
+        ring(queue + paths.STAGED, map(_bell, names))
 
 
 def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
@@ -145,27 +167,33 @@ def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
     Leaves those on other terms, and what goes beyond `Limits.group_bytes`. One that the leader does not put after all its own
     stage puts when its turn comes.
     """
-    home, size = queue + paths.STAGED, 0
-    with contextlib.suppress(FileNotFoundError):
-        for name in sorted(files.list(home)):
-            if not name.endswith(PUT):
-                continue
-            path = os.path.join(home, name.removesuffix(PUT))
-            with contextlib.suppress(FileNotFoundError):  # withdrawn
-                put, length = _read(files, path, terms)
-                size += length
-                if size > LIMITS.group_bytes:
-                    return
-                if put is not None:
-                    files.rename(path + PUT, path + TAKEN)
-                    yield put
+    size = 0
+    for name in _asking(files, queue):
+        path = os.path.join(queue + paths.STAGED, name.removesuffix(PUT))
+        with contextlib.suppress(FileNotFoundError):  # withdrawn
+            put, length = _read(files, path, terms)
+            size += length
+            if size > LIMITS.group_bytes:
+                return
+            if put is not None:
+                files.rename(path + PUT, path + TAKEN)
+                yield put
 
 
 def is_asked(files: Files, queue: str) -> bool:
     """Whether a stage waits for the next leader."""
+    return bool(_asking(files, queue))
+
+
+def _asking(files: Files, queue: str) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
-        return any(name.endswith(PUT) for name in files.list(queue + paths.STAGED))
-    return False
+        return sorted(name for name in files.list(queue + paths.STAGED) if name.endswith(PUT))
+    return []
+
+
+def _bell(name: str) -> str:
+    """Of the stage whose request it is."""
+    return name.partition(".")[0] + BELL
 
 
 def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
@@ -180,7 +208,7 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
         return None, len(data)
     at, framed = _HEAD.size + _RUN.size * count, list[Framed]()
     for records, size in _RUN.iter_unpack(rest[_HEAD.size : at]):
-        framed.append(Framed(records, bytes(rest[at : at + size])))
+        framed.append(Framed(records, rest[at : at + size]))
         at += size
     return Put(path, framed, None if key == _NO_KEY else key), len(data)
 
@@ -190,6 +218,8 @@ def finish(files: Files, puts: Sequence[Put]) -> None:
     for put in puts:
         with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
             files.rename(put.path + TAKEN, put.path + DONE)
+    with contextlib.suppress(OSError):  # they look by themselves, too
+        ring(os.path.dirname(puts[0].path), (_bell(os.path.basename(put.path)) for put in puts))
 
 
 def finish_served(files: Files, queue: str, served: set[bytes]) -> None:

@@ -90,6 +90,7 @@ class Queue(HasBatches, Closes):
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
+        _until: float | None = None,
         _unless: Callable[[], bool] | None = None,
     ) -> None:
         self.path = paths.check_path(path)
@@ -109,18 +110,17 @@ class Queue(HasBatches, Closes):
         self._leases = Leases(source, max_attempts, retention, retention_bytes)
         self.max_records, self.max_bytes, self.largest_record = max_records, max_bytes, self._records.largest
         self._released = False
-        self._open(lock_timeout, _unless)
+        self._open(lock_timeout, clock.monotonic() + lock_timeout if _until is None else _until, _unless)
 
     # Opening and closing
 
-    def _open(self, lock_timeout: float, unless: Callable[[], bool] | None) -> None:
+    def _open(self, lock_timeout: float, deadline: float, unless: Callable[[], bool] | None) -> None:
         for other in list(_open_queues):  # one of this process whose closing was interrupted
             if other.path == self.path and other._engine.is_closed:
                 other.close()
-        deadline = clock.monotonic() + lock_timeout
         for attempt in count():
             try:
-                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()), unless=unless)
+                header, created = lock.acquire(self._files, self.path, lock_timeout, until=deadline, unless=unless)
             except PermissionError as error:
                 raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
             except OSError as error:

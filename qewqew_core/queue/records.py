@@ -24,7 +24,7 @@ from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Served, Take
 from qewqew_core.queue.state import State, Step
-from qewqew_core.queue.writing import Spill
+from qewqew_core.queue.writing import Frames, Spill
 
 
 class Records:
@@ -91,14 +91,14 @@ class Records:
         operations: list[Operation] = []
         made: list[int] = []
         sizes = dict(zip(new_ids, new_sizes, strict=True))
-        writes: list[tuple[int, int, bytes]] = []  # of what the log carries: chunk, offset, frames
+        writes: list[tuple[int, int, Frames]] = []  # of what the log carries: chunk, offset, frames
         try:
             for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
                 if chunk_id in sizes:
                     chain.make(chunk_id, sizes[chunk_id])
                     made.append(chunk_id)
                     operations.append(NewChunk(chunk_id, sizes[chunk_id]))
-                ahead: list[tuple[int, bytes]] = []
+                ahead: list[tuple[int, Frames]] = []
                 extent: list[tuple[int, int, int]] = []
                 for run in runs:
                     frames = run.frames()

@@ -145,11 +145,11 @@ class Stage(Transaction):
 
     def _put(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead | None = None) -> int:
         """Put what is in memory when our turn comes, unless a leader has served our request by then. Then serve others."""
-        request, settings = self._request, {**self._settings, "lock_timeout": max(0.0, until - time.monotonic())}
+        request = self._request
         try:
             if request.is_served():
                 raise lock.NotNeeded
-            with Queue(self.path, **settings, _unless=request.is_served) as queue:
+            with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
                 if request.end():
                     count, self.stored = queue.put_group(self._puts, key, timeout)
                 elif request.is_served():
@@ -159,13 +159,23 @@ class Stage(Transaction):
                     raise Broken(f"{what}. Under the same key it is safe to stage it again in a new Stage", path=self.path)
                 self._forget()  # now: they are in the queue, whatever closing it says
                 if lead is not None:
-                    with contextlib.suppress(QewQewError):  # those that it served meet the error when they put
-                        group_commit.serve(lead, queue.serve)
-                    lead.close()
+                    self._serve(queue, lead)
         except lock.NotNeeded:
             count = self.stored = self.records
             self._forget()
         return count
+
+    def _serve(self, queue: Queue, lead: lock.Lead) -> None:
+        """Put what others have asked for meanwhile, a few times; then one of those that still ask leads."""
+        try:
+            for _ in range(LIMITS.group_rounds):
+                if not queue.serve():
+                    break
+        except QewQewError:
+            pass  # ours is stored; they meet the error when they put theirs
+        lead.close()
+        with contextlib.suppress(OSError):  # they look by themselves, too
+            group_commit.wake(self._files, self.path)
 
     def _follow(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead) -> int:
         """Let the stage that leads put what is in memory, or one that leads later; or lead when it has finished."""
@@ -174,10 +184,8 @@ class Stage(Transaction):
             with contextlib.suppress(OSError):  # a request saves time, and nothing else
                 self._make_claim()
                 request.ask(self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
-            while not lead.take():
-                current = lead.current()
-                if request.is_served() or (current and not lead.wait(current, min(until, began + lock.PATIENCE))):
-                    break
+            while not (request.is_served() or lead.take()) and request.wait(min(until, began + lock.PATIENCE)):
+                pass
             while True:
                 try:
                     return self._put(key, timeout, until, lead)
