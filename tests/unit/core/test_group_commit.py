@@ -326,6 +326,9 @@ def test_nobody_waits_for_a_leader_that_was_stopped_or_killed(
         leader.send_signal(end)
         if end is signal.SIGKILL:
             leader.wait()
+        else:  # all of its threads: else it might be stopped when it has the queue
+            threads = [Path(f"/proc/{leader.pid}/task/{task}/stat") for task in os.listdir(f"/proc/{leader.pid}/task")]
+            until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads))
     assert [each.done() for each in waiting] == [(1, 1)] * 3
     leader.send_signal(signal.SIGCONT)
     assert leader.wait(60) == (0 if end is signal.SIGSTOP else -signal.SIGKILL)
