@@ -21,6 +21,7 @@ class Limits:
     # A commit of up to this many bytes is carried by the log: one fsync instead of two. Without fsync, only the copy counts.
     inline_bytes: dict[str, int] = field(default_factory=lambda: {"commit": 256 << 10, "never": 4 << 10})  # by ``sync``
     group_bytes: int = 8 << 20  # of the requests of others that a stage commits with its own records
+    group_rounds: int = 8  # how often it does so, as long as there are any
     spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory
     topic_spill_bytes: int = 16 << 20  # what a session of a topic keeps
     write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it
@@ -32,6 +33,7 @@ class Limits:
     reader_log_bytes: int = 1 << 20  # a reader's log is cut back to a snapshot when it has grown by this much
     reader_log_bytes_at_close: int = 16 << 10  # who opens the topic, and who trims it, reads the logs of all readers
     look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
+    look_at_leader: float = 0.1  # seconds between two looks whether the stage that leads others still does
     look_at_owners: float = 0.25  # seconds between two looks whether those who have messages in flight still live
     clock: Callable[[], int] = time.time_ns  # nanoseconds since the epoch
 

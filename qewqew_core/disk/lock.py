@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Descriptors, Files, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
 _LINE = 1 << 62  # where in a file waiters stand in line: far behind everything that is written …
-_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them
+_OWNERS = _LINE + (1 << 61)  # … and where the owner has the byte of its process id, behind them …
+_LEAD = _OWNERS + (1 << 60)  # … and the byte of the stage that leads others
 _QUICK_LOOKS = 0.005  # seconds for which a waiter looks by itself: a call of a reader takes less time than waking a thread
 _LONGEST_PAUSE = 0.02  # seconds between two looks if the kernel does not wake us
-_PATIENCE = 1.0  # seconds without moving forward
+PATIENCE = 1.0  # seconds without moving forward
 
 
 def check_system(path: str) -> None:
@@ -153,13 +154,6 @@ class NotNeeded(Exception):
     """What the lock was waited for has come about without it."""
 
 
-def is_busy(files: Files, path: str) -> bool:
-    """Whether somebody has the header file at ``path`` locked, or waits for it."""
-    with contextlib.suppress(OSError), Descriptors([files.open_to_read(path, follow=True)]) as (fd,):
-        return first_locked(fd, 0, _OWNERS) is not None
-    return False
-
-
 def is_awaited(fd: int) -> bool:
     """Whether another process of ours, or another opening in this one, stands in line for a lock on the file."""
     return first_locked(fd, _LINE, _OWNERS - _LINE) is not None
@@ -225,9 +219,38 @@ class Waits:
 WAITS = Waits()
 
 
-def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length: int = _LINE) -> _T | None:
+class Lead(Closes):
+    """Which of the stages that commit at once leads the others, see `group_commit`: the one that has a byte of the header locked.
+
+    Correctness does not depend on it. If nobody can lock the byte, because there is no file, everybody leads.
+    """
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._fds = Descriptors()
+        with contextlib.suppress(OSError):
+            files.open_into(self._fds, path, follow=True)
+
+    def take(self) -> bool:
+        """Lead until `close`, unless another stage does."""
+        if not self._fds:
+            return True
+        (fd,) = self._fds
+        return first_locked(fd, _LEAD, 1) is None and take(fd, _LEAD, 1)  # to ask first is cheaper than to fail
+
+    def close(self) -> None:
+        unlock(*self._fds)
+        self._fds.close()
+
+
+def in_turn(
+    fd: int | None,
+    timeout: float,
+    act: Callable[[], _T | None],
+    length: int = _LINE,
+    find: Callable[[], int | None] = lambda: None,
+) -> _T | None:
     """What ``act`` gives when it is our turn among those who wait, with a descriptor of this file, for a lock on its first
-    ``length`` bytes.
+    ``length`` bytes. If the file is not there yet, ``find`` gives the descriptor as soon as it is.
 
     It is called again as long as it gives None, for up to ``timeout`` seconds. After a few quick looks the kernel wakes us:
     when those before us have left the line, and then when the lock is dropped.
@@ -243,7 +266,7 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
                 waiting.moved = now  # somebody has the lock: nobody before us is late
             still = now - waiting.moved
             # Nobody waits forever for a process before it that was stopped.
-            is_turn = not before or still > _PATIENCE or now >= deadline
+            is_turn = not before or still > PATIENCE or now >= deadline
             taken = act() if is_turn else None
             if taken is not None or now >= deadline:
                 WAITS.refused += taken is None
@@ -251,8 +274,12 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
                 return taken
             if fd is not None and now - began > _QUICK_LOOKS:
                 held = (0, length) if is_turn else (_LINE, waiting.place - _LINE)
-                if waker.sleep_until_free(fd, *held, min(deadline - now, _PATIENCE)):
+                if waker.sleep_until_free(fd, *held, min(deadline - now, PATIENCE)):
                     continue
+            if fd is None and (fd := find()) is not None:
+                waiting = _Line(fd)
+                waiting.join()
+                continue
             # The longer it has taken, the less it matters to be late by a twentieth. Jitter: not to knock in step.
             pause = max(still / 20, 0.001 * before or 0.0002) * random.uniform(0.5, 1.5)  # noqa: S311
             time.sleep(min(pause, _LONGEST_PAUSE, max(0.0, deadline - now)))
@@ -264,12 +291,19 @@ def in_turn(fd: int | None, timeout: float, act: Callable[[], _T | None], length
 
 
 def acquire(
-    files: Files, path: str, timeout: float, *, follow: bool = True, unless: Callable[[], bool] | None = None
+    files: Files,
+    path: str,
+    timeout: float,
+    *,
+    follow: bool = True,
+    until: float | None = None,
+    unless: Callable[[], bool] | None = None,
 ) -> tuple[HeaderLock, bool]:
     """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
 
-    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. Raises `NotNeeded` if ``unless()`` is
-    true when our turn comes. Errors of opening the file pass through. When it raises, nothing stays open or locked.
+    Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. ``until``: when they are over, by the
+    monotonic clock, if some have passed already. Raises `NotNeeded` if ``unless()`` is true when our turn comes. Errors of
+    opening the file pass through. When it raises, nothing stays open or locked.
     """
     check_system(path)
     header, line = HeaderLock(files), list[int]()
@@ -279,10 +313,14 @@ def acquire(
             raise NotNeeded
         return header._try(path, follow)
 
-    try:
+    def find() -> int | None:
         with contextlib.suppress(OSError):
             files.open_into(line, path, follow=follow)
-        created = in_turn(line[0] if line else None, timeout, attempt)
+        return line[0] if line else None
+
+    try:
+        rest = timeout if until is None else max(0.0, until - time.monotonic())
+        created = in_turn(find(), rest, attempt, find=find)
         close_all(line)
         if created is None:
             raise _locked(path, timeout)
@@ -321,5 +359,5 @@ def _holder(fd: int) -> int | None:
     if pid > 0:  # a POSIX lock, as a Java program takes
         return pid
     # An OFD lock names no process. Our owners say theirs by another lock; in another container the number may be another's.
-    at = first_locked(fd, _OWNERS, 0)
+    at = first_locked(fd, _OWNERS, _LEAD - _OWNERS)
     return at - _OWNERS if at is not None and has_open(at - _OWNERS, fd) else None

@@ -30,6 +30,7 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Operation, Replace
 from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
+from qewqew_core.queue.writing import Frames
 
 
 class Chain:
@@ -48,7 +49,7 @@ class Chain:
         self.descriptors: dict[int, int] = {}  # chunk id: descriptor; of the first and the last chunk
         self.min_free_bytes = min_free_bytes
         self._engine = engine
-        self._pending: list[bytes] = []  # frames that are in the log, not yet in the last chunk's file …
+        self._pending: list[Frames] = []  # frames that are in the log, not yet in the last chunk's file …
         self._pending_bytes = 0  # … of that size …
         self._pending_in = chunk.NONE  # … that chunk …
         self._pending_at = 0  # … and where they begin there
@@ -130,7 +131,7 @@ class Chain:
 
     # Bringing the files to where the log is
 
-    def pend(self, chunk_id: int, at: int, frames: bytes) -> None:
+    def pend(self, chunk_id: int, at: int, frames: Frames) -> None:
         """Keep frames that the log carries, until they are written to the last chunk's file together with others."""
         if not self._pending:
             self._pending_in, self._pending_at, self._pending_bytes = chunk_id, at, 0
@@ -147,12 +148,12 @@ class Chain:
             self.unsynced.add(self._pending_in)
             self._pending.clear()
 
-    def write(self, chunk_id: int, frames: bytes, at: int) -> None:
+    def write(self, chunk_id: int, frames: Frames, at: int) -> None:
         """Write frames that the log has, too."""
         self.files.write(self.descriptor(chunk_id), frames, at)
         self.unsynced.add(chunk_id)
 
-    def write_ahead(self, chunk_id: int, writes: list[tuple[int, bytes]]) -> None:
+    def write_ahead(self, chunk_id: int, writes: list[tuple[int, Frames]]) -> None:
         """Write frames (offset, bytes) past the tail, where no reader looks before the commit."""
         fd = self.descriptor(chunk_id)
         for at, frames in writes:

@@ -1,18 +1,24 @@
-"""Group commit: the process that has the queue also commits what others wait to put.
+"""Group commit: of the stages that commit at once, one puts the records of all.
 
-A stage that finds the queue locked writes its records to a file, its *request*, ``NAME.staged/CLAIM.ID.put``, and waits in
-line as before. The stage that commits next, the *leader*, renames each request to ``CLAIM.ID.taken``, puts its records
-behind its own in the same commit, and renames the file to ``CLAIM.ID.done`` when that is durable. A stage whose turn comes and
-whose request is done has nothing left to do. So a dozen processes share one opening of the queue and one fsync.
+The first one *leads* (`lock.Lead`). Each of the others writes its records to a file, its *request*, and sleeps until its bell
+rings (`Bell`). The leader opens the queue, puts the records of all requests behind its own in one commit, and goes on for a few
+rounds as long as others ask, and nobody waits for the queue itself. Those that were served have nothing left to do; one of those
+that were not leads next. So a dozen processes share one opening of the queue and one fsync. While one half is served, the other
+half prepares.
+
+If nothing happens for a second, because the leader waits for a program that has the queue open, or was stopped, the others stand
+in line for the queue themselves.
 
 A request is exactly one of these, and each change is one call of the file system:
 
-* ``.put`` is there: it was not stored. A leader renames it, or its own stage.
-* ``.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
+* ``CLAIM.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
+* ``CLAIM.ID.put`` is there: it was not stored. A leader renames it, or its own stage.
+* ``CLAIM.ID.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
   log names to ``.done``; so one that is still there then was not stored.
-* ``.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
-* ``.done`` is there: it was stored, and is durable. Its stage removes it.
+* ``CLAIM.ID.done`` is there: it was stored, and is durable. Its stage makes it ``CLAIM.mine`` again.
 * None of them is there: somebody else has removed it, and its stage raises `Broken`. That a file is missing never means success.
+
+Each request has a new ID, so that no log takes a later one for it.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
 with their claims (`staged_files`). Databases share fsyncs in this way: PostgreSQL's ``commit_siblings``, RocksDB's write groups.
@@ -25,16 +31,19 @@ import os
 import secrets
 import struct
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, read_all
+from qewqew_core.disk.bell import Bell, ring
+from qewqew_core.disk.files import Closes, Descriptors, Files, read_all
+from qewqew_core.disk.lock import WAITS
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
 
-PUT, TAKEN, MINE, DONE = ".put", ".taken", ".mine", ".done"
+PUT, TAKEN, MINE, DONE, BELL = ".put", ".taken", ".mine", ".done", ".bell"
 _NO_KEY = bytes(16)
 _CRC = struct.Struct(">I")  # of all that follows
 # magic, chunk size, bytes to leave free, hash of the key or zeros, number of runs; then these
@@ -65,53 +74,91 @@ class Put:
         return bytes.fromhex(self.path.rpartition(".")[2])
 
 
-class Request:
-    """A request, for the stage that made it."""
+class Request(Closes):
+    """The requests of a stage, one after another, in a file that it keeps: a new one would cost twice as much."""
 
-    def __init__(self, files: Files, claim: str, records: list[bytes], key: bytes | None, terms: Terms) -> None:
-        """``claim``: path of the stage's claim."""
+    def __init__(self, files: Files) -> None:
         self._files = files
-        self._path = f"{claim}.{secrets.token_hex(8)}"
+        self._mine = ""  # the path of the file …
+        self._asked = ""  # … and while it may be a leader's, without a suffix
+        self._fds = Descriptors()
+        self._bell: Bell | None = None
+
+    def ask(self, claim: str, records: list[bytes], key: bytes | None, terms: Terms) -> None:
+        """A leader may put these from now on, until `finish`. ``claim``: path of the stage's claim."""
         (runs,) = place(records, sys.maxsize, sys.maxsize)
         head = _HEAD.pack(_MAGIC, terms.chunk_size, terms.min_free_bytes, key or _NO_KEY, len(runs))
-        rest = b"".join((head, *(_RUN.pack(run.records, run.size) for run in runs), *(run.frames() for run in runs)))
-        self.was_asked = False
-        with Descriptors([files.open(self._path + MINE, new=True)]) as (fd,):
-            try:
-                files.write(fd, _CRC.pack(crc32(rest)) + rest, 0)
-            except OSError:
-                self.remove()
-                raise
+        head += b"".join(_RUN.pack(run.records, run.size) for run in runs)
+        if self._bell is None:
+            self._bell = Bell(claim + BELL)
+        if not self._fds:
+            self._mine = claim + MINE
+            self._files.open_into(self._fds, self._mine, new=True)
+        (fd,) = self._fds
+        end, crc = _CRC.size + len(head), crc32(head)
+        for run in runs:
+            frames = run.frames()
+            self._files.write(fd, frames, end)
+            end, crc = end + run.size, crc32(frames, crc)
+        self._files.write(fd, _CRC.pack(crc) + head, 0)
+        self._files.truncate(fd, end)
+        self._asked = f"{claim}.{secrets.token_hex(8)}"
+        self._files.rename(self._mine, self._asked + PUT)
 
-    def ask(self) -> None:
-        """A leader may take it from now on."""
-        self.was_asked = True
-        self._files.rename(self._path + MINE, self._path + PUT)
+    def wait(self, until: float) -> bool:
+        """Sleep until a leader has served it, or leads no longer. Returns False when the time is over, by the monotonic clock."""
+        rest = until - (began := time.monotonic())
+        if rest <= 0 or self._bell is None or not self._asked:
+            return False
+        self._bell.wait(min(rest, LIMITS.look_at_leader))
+        WAITS.seconds += time.monotonic() - began
+        return True
 
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""
-        return self._files.exists(self._path + DONE)
+        return self._asked != "" and self._files.exists(self._asked + DONE)
 
     def take_back(self) -> bool:
         """Nobody stores it from now on, unless a leader has taken it along; whether it is ours."""
-        return self._files.exists(self._path + MINE) or self._take(PUT)
+        return self._asked == "" or self._files.exists(self._mine) or self._take(PUT)
 
     def end(self) -> bool:
         """Nobody else stores it, unless that was done; whether it is left to us. Only with the queue open."""
-        return self._take(PUT) or self._take(TAKEN)
+        return self._asked == "" or self._take(PUT) or self._take(TAKEN)
 
     def _take(self, suffix: str) -> bool:
         try:
-            self._files.rename(self._path + suffix, self._path + MINE)
+            self._files.rename(self._asked + suffix, self._mine)
         except FileNotFoundError:
             return False
         return True
 
-    def remove(self) -> None:
-        """Its stage has finished with it."""
-        for suffix in (MINE, DONE):
-            with contextlib.suppress(OSError):  # there is one of them; if one is left, the next opening removes it with the claim
-                self._files.unlink(self._path + suffix)
+    def finish(self) -> None:
+        """Its stage knows what has become of it, and may ask again."""
+        if self._asked and not (self._files.exists(self._mine) or self._take(DONE)):
+            self._fds.close()  # somebody else has removed it
+        self._asked = ""
+
+    def close(self) -> None:
+        """The stage asks no more."""
+        if self._fds:
+            with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
+                self._files.unlink(self._mine)
+            self._fds.close()
+        if self._bell is not None:
+            self._bell.close()
+
+    def forked(self) -> None:
+        """In a forked child: file and bell are the parent's."""
+        self._fds.close()
+        if self._bell is not None:
+            self._bell.forked()
+
+
+def wake(files: Files, queue: str) -> None:
+    """Nobody leads any more: wake those that still ask, so that one of them does."""
+    if names := _asking(files, queue):
+        ring(queue + paths.STAGED, map(_bell, names))
 
 
 def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
@@ -120,20 +167,33 @@ def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
     Leaves those on other terms, and what goes beyond `Limits.group_bytes`. One that the leader does not put after all its own
     stage puts when its turn comes.
     """
-    home, size = queue + paths.STAGED, 0
+    size = 0
+    for name in _asking(files, queue):
+        path = os.path.join(queue + paths.STAGED, name.removesuffix(PUT))
+        with contextlib.suppress(FileNotFoundError):  # withdrawn
+            put, length = _read(files, path, terms)
+            size += length
+            if size > LIMITS.group_bytes:
+                return
+            if put is not None:
+                files.rename(path + PUT, path + TAKEN)
+                yield put
+
+
+def is_asked(files: Files, queue: str) -> bool:
+    """Whether a stage waits for the next leader."""
+    return bool(_asking(files, queue))
+
+
+def _asking(files: Files, queue: str) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
-        for name in sorted(files.list(home)):
-            if not name.endswith(PUT):
-                continue
-            path = os.path.join(home, name.removesuffix(PUT))
-            with contextlib.suppress(FileNotFoundError):  # withdrawn
-                put, length = _read(files, path, terms)
-                size += length
-                if size > LIMITS.group_bytes:
-                    return
-                if put is not None:
-                    files.rename(path + PUT, path + TAKEN)
-                    yield put
+        return sorted(name for name in files.list(queue + paths.STAGED) if name.endswith(PUT))
+    return []
+
+
+def _bell(name: str) -> str:
+    """Of the stage whose request it is."""
+    return name.partition(".")[0] + BELL
 
 
 def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
@@ -148,7 +208,7 @@ def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
         return None, len(data)
     at, framed = _HEAD.size + _RUN.size * count, list[Framed]()
     for records, size in _RUN.iter_unpack(rest[_HEAD.size : at]):
-        framed.append(Framed(records, bytes(rest[at : at + size])))
+        framed.append(Framed(records, rest[at : at + size]))
         at += size
     return Put(path, framed, None if key == _NO_KEY else key), len(data)
 
@@ -158,6 +218,8 @@ def finish(files: Files, puts: Sequence[Put]) -> None:
     for put in puts:
         with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
             files.rename(put.path + TAKEN, put.path + DONE)
+    with contextlib.suppress(OSError):  # they look by themselves, too
+        ring(os.path.dirname(puts[0].path), (_bell(os.path.basename(put.path)) for put in puts))
 
 
 def finish_served(files: Files, queue: str, served: set[bytes]) -> None:

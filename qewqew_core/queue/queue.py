@@ -36,7 +36,7 @@ from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewEr
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
-from qewqew_core.queue import chunk_files, java, orphans, paths, recovery, stamp
+from qewqew_core.queue import chunk_files, group_commit, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
@@ -90,6 +90,7 @@ class Queue(HasBatches, Closes):
         retention: timedelta = timedelta(days=1),
         retention_bytes: int = 1 << 30,
         _files: Files | None = None,
+        _until: float | None = None,
         _unless: Callable[[], bool] | None = None,
     ) -> None:
         self.path = paths.check_path(path)
@@ -109,18 +110,17 @@ class Queue(HasBatches, Closes):
         self._leases = Leases(source, max_attempts, retention, retention_bytes)
         self.max_records, self.max_bytes, self.largest_record = max_records, max_bytes, self._records.largest
         self._released = False
-        self._open(lock_timeout, _unless)
+        self._open(lock_timeout, clock.monotonic() + lock_timeout if _until is None else _until, _unless)
 
     # Opening and closing
 
-    def _open(self, lock_timeout: float, unless: Callable[[], bool] | None) -> None:
+    def _open(self, lock_timeout: float, deadline: float, unless: Callable[[], bool] | None) -> None:
         for other in list(_open_queues):  # one of this process whose closing was interrupted
             if other.path == self.path and other._engine.is_closed:
                 other.close()
-        deadline = clock.monotonic() + lock_timeout
         for attempt in count():
             try:
-                header, created = lock.acquire(self._files, self.path, max(0.0, deadline - clock.monotonic()), unless=unless)
+                header, created = lock.acquire(self._files, self.path, lock_timeout, until=deadline, unless=unless)
             except PermissionError as error:
                 raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
             except OSError as error:
@@ -238,7 +238,7 @@ class Queue(HasBatches, Closes):
             and log.frames < LIMITS.log_frames_at_handover
             and self._files.boot() != b""
             and chain.header.is_still_at(self.path)
-            and lock.is_awaited(chain.header.fd)
+            and (lock.is_awaited(chain.header.fd) or group_commit.is_asked(self._files, self.path))
         )
 
     def _release(self) -> None:
@@ -297,6 +297,17 @@ class Queue(HasBatches, Closes):
             position, count, stored = self._records.put_group(records, key, timeout)
         self._engine.durable(position)
         return count, stored
+
+    def serve(self) -> int:
+        """Put what stages wait to put, unless somebody waits for the queue itself; returns for how many stages. Durable when it
+        returns.
+        """
+        if lock.is_awaited(self._chain.header.fd):
+            return 0
+        with self._engine.exclusive():
+            position, served = self._records.serve()
+        self._engine.durable(position)
+        return served
 
     def put_staged(self, spill: Spill, key: str | None = None, timeout: float | None = 0) -> int:
         """As `put_many`, for records in chunk files that a `Stage` wrote. The files become the queue's."""

@@ -24,7 +24,7 @@ from qewqew_core.queue.chain import Chain
 from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import Append, Clear, Extent, NewChunk, Operation, PutKey, Served, Take
 from qewqew_core.queue.state import State, Step
-from qewqew_core.queue.writing import Spill
+from qewqew_core.queue.writing import Frames, Spill
 
 
 class Records:
@@ -91,14 +91,14 @@ class Records:
         operations: list[Operation] = []
         made: list[int] = []
         sizes = dict(zip(new_ids, new_sizes, strict=True))
-        writes: list[tuple[int, int, bytes]] = []  # of what the log carries: chunk, offset, frames
+        writes: list[tuple[int, int, Frames]] = []  # of what the log carries: chunk, offset, frames
         try:
             for (chunk_id, at, crc), runs in zip(targets, [into_last, *into_new][not last :], strict=True):
                 if chunk_id in sizes:
                     chain.make(chunk_id, sizes[chunk_id])
                     made.append(chunk_id)
                     operations.append(NewChunk(chunk_id, sizes[chunk_id]))
-                ahead: list[tuple[int, bytes]] = []
+                ahead: list[tuple[int, Frames]] = []
                 extent: list[tuple[int, int, int]] = []
                 for run in runs:
                     frames = run.frames()
@@ -143,15 +143,23 @@ class Records:
 
     def put_group(self, records: list[bytes], key: str | None, timeout: float | None) -> tuple[int, int, int]:
         """As `transact`, with the requests of others; returns also how many of the records were put now."""
-        engine, chain = self._engine, self._chain
+        engine = self._engine
         hashed = None if key is None else key_hash(arguments.check_key(key))
         if self._is_bounded or not engine.sync or hashed in engine.state.idempotency_keys:
             before = engine.state.records
             position, count = self.transact(records, None, [], key, timeout)
             return position, count, engine.state.records - before
-        own: list[Operation] = [] if hashed is None else [PutKey(hashed, len(records))]
+        position, _ = self._put_with_others(records, [] if hashed is None else [PutKey(hashed, len(records))])
+        return position, len(records), len(records)
+
+    def serve(self) -> tuple[int, int]:
+        """Put what others have asked for; returns the position, and for how many."""
+        return self._put_with_others([], [])
+
+    def _put_with_others(self, records: list[bytes], own: list[PutKey]) -> tuple[int, int]:
+        engine, chain = self._engine, self._chain
         terms = group_commit.Terms(chain.chunk_size, chain.min_free_bytes)
-        operations, others, keys = list(own), list[group_commit.Put](), {hashed}
+        operations, others, keys = list[Operation](own), list[group_commit.Put](), {put_key.key for put_key in own}
         for other in group_commit.take_along(chain.files, chain.path, terms):
             if other.key is not None:
                 if other.key in keys or other.key in engine.state.idempotency_keys:
@@ -161,13 +169,16 @@ class Records:
             others.append(other)
         if others:
             operations.append(Served([other.id for other in others]))
+        elif not records and not own:
+            return engine.log.position, 0
         try:
             position = self._put(records, operations, others)
         except DiskFull:
-            if not others:
+            if not others or not (records or own):
                 raise
-            position = self._put(records, own)  # each for itself
-        return position, len(records), len(records)
+            position = self._put(records, list[Operation](own))  # each for itself
+            others.clear()
+        return position, len(others)
 
     def _adopt(self, spill: Spill, operations_behind: list[Operation]) -> int:
         """Commit what a session has spilled, or a stage, by moving its files into the chain, then other operations."""

@@ -27,12 +27,12 @@ from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Broken, Closed, Locked
+from qewqew_core.errors import BadArgument, Broken, Closed, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
-from qewqew_core.queue import chunk_files, paths, staged_files
+from qewqew_core.queue import chunk_files, group_commit, paths, staged_files
 from qewqew_core.queue.group_commit import Request, Terms
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
@@ -45,10 +45,11 @@ PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many 
 class Stage(Transaction):
     """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for a stage before its commit.
 
-    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size`` and ``sync``
-    are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets everything if the block
-    raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use one stage in two threads
-    at once, or in a forked process. Any number of stages of one queue may be open, in any number of processes.
+    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size``, ``sync`` and
+    ``lock_timeout`` are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets
+    everything if the block raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use
+    one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number of
+    processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -64,6 +65,7 @@ class Stage(Transaction):
             "chunk_size", chosen.arguments["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE
         )
         arguments.check_choice("sync", chosen.arguments["sync"], ("commit", "never"))
+        arguments.check_timeout("lock_timeout", chosen.arguments["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._files: Files = chosen.arguments["_files"] or Files()
         self._terms = Terms(self.chunk_size, chosen.arguments["min_free_bytes"])
@@ -74,6 +76,7 @@ class Stage(Transaction):
         self._claim: list[int] = []  # its descriptor, once something is spilled
         self._claimed = ""  # its path
         self._spill: Spill | None = None
+        self._request = Request(self._files)
         self._process = os.getpid()
         self.stored = 0  # records that the last commit has put: none, if its key was used before
         self._closed = False
@@ -132,33 +135,22 @@ class Stage(Transaction):
                 self.stored = len(queue) - before
                 self._forget()  # now: they are in the queue, whatever closing it says
             return count
-        request = None
-        if self._joins_groups and lock.is_busy(self._files, self.path):
-            with contextlib.suppress(OSError):  # it saves time, and nothing else
-                request = self._request(key)
-        if request is None:
-            return self._put(key, timeout)
-        try:
-            request.ask()
-            while True:
-                try:
-                    return self._put(key, timeout, request)
-                except Locked:
-                    if request.take_back():
-                        raise
-                    time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
-        except BaseException:
-            if request.was_asked and not request.take_back() and self._was_served(request):  # interrupted
-                self._forget()
-            raise
-        finally:
-            request.remove()
+        until = time.monotonic() + self._settings["lock_timeout"]
+        if not self._joins_groups:
+            return self._put(key, timeout, until)
+        with lock.Lead(self._files, self.path) as lead:
+            if lead.take():
+                return self._put(key, timeout, until, lead)
+            return self._follow(key, timeout, until, lead)
 
-    def _put(self, key: str | None, timeout: float | None, request: Request | None = None) -> int:
-        """Put what is in memory when our turn comes, unless a leader has served the request by then."""
+    def _put(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead | None = None) -> int:
+        """Put what is in memory when our turn comes, unless a leader has served our request by then. Then serve others."""
+        request = self._request
         try:
-            with Queue(self.path, **self._settings, _unless=request.is_served if request else None) as queue:
-                if request is None or request.end():
+            if request.is_served():
+                raise lock.NotNeeded
+            with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
+                if request.end():
                     count, self.stored = queue.put_group(self._puts, key, timeout)
                 elif request.is_served():
                     count = self.stored = self.records
@@ -166,13 +158,51 @@ class Stage(Transaction):
                     what = "somebody else has removed what this stage waited to put; nobody can say whether it was stored before"
                     raise Broken(f"{what}. Under the same key it is safe to stage it again in a new Stage", path=self.path)
                 self._forget()  # now: they are in the queue, whatever closing it says
+                if lead is not None:
+                    self._serve(queue, lead)
         except lock.NotNeeded:
             count = self.stored = self.records
             self._forget()
         return count
 
-    def _was_served(self, request: Request) -> bool:
+    def _serve(self, queue: Queue, lead: lock.Lead) -> None:
+        """Put what others have asked for meanwhile, a few times; then one of those that still ask leads."""
+        try:
+            for _ in range(LIMITS.group_rounds):
+                if not queue.serve():
+                    break
+        except QewQewError:
+            pass  # ours is stored; they meet the error when they put theirs
+        lead.close()
+        with contextlib.suppress(OSError):  # they look by themselves, too
+            group_commit.wake(self._files, self.path)
+
+    def _follow(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead) -> int:
+        """Let the stage that leads put what is in memory, or one that leads later; or lead when it has finished."""
+        request, began = self._request, time.monotonic()
+        try:
+            with contextlib.suppress(OSError):  # a request saves time, and nothing else
+                self._make_claim()
+                request.ask(self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
+            while not (request.is_served() or lead.take()) and request.wait(min(until, began + lock.PATIENCE)):
+                pass
+            while True:
+                try:
+                    return self._put(key, timeout, until, lead)
+                except Locked:
+                    if request.take_back():
+                        raise
+                    time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
+        except BaseException:
+            if not request.take_back() and self._was_served():  # interrupted
+                self._forget()
+            raise
+        finally:
+            request.finish()
+
+    def _was_served(self) -> bool:
         """Wait until a leader, which has taken the request along, has stored it, or has failed."""
+        request = self._request
         while True:
             with contextlib.suppress(Locked):
                 try:
@@ -181,10 +211,6 @@ class Stage(Transaction):
                 except lock.NotNeeded:
                     return True
             time.sleep(0.01)
-
-    def _request(self, key: str | None) -> Request:
-        self._make_claim()
-        return Request(self._files, self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
 
     def rollback(self) -> None:
         """Forget everything that was put since the last commit."""
@@ -195,9 +221,11 @@ class Stage(Transaction):
         """Forget what is not committed. A second call does nothing, or finishes a first one that was interrupted."""
         if self._process != os.getpid():
             close_all(self._claim)  # the stage is the parent's: its files too
+            self._request.forked()
             return
         self._closed = True
         self._forget()
+        self._request.close()
         if self._claim:
             with contextlib.suppress(OSError):
                 self._files.unlink(self._claimed)

@@ -16,12 +16,14 @@ from qewqew_core.disk.files import Files, close_each
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 
+Frames = bytes | memoryview  # records as they stand in a chunk
+
 
 class Framed(NamedTuple):
-    """Records as they stand in a chunk."""
+    """How many records, and they."""
 
     records: int
-    frames: bytes
+    frames: Frames
 
 
 class Run(NamedTuple):
@@ -34,7 +36,7 @@ class Run(NamedTuple):
     def records(self) -> int:
         return self.content.records if isinstance(self.content, Framed) else len(self.content)
 
-    def frames(self) -> bytes:
+    def frames(self) -> Frames:
         return self.content.frames if isinstance(self.content, Framed) else chunk.frame(self.content)
 
 

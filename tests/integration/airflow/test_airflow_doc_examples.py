@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow_version import VERSION, DagBag
+from airflow_version import DagBag
 
 from qewqew_core import Queue
 
@@ -49,8 +49,6 @@ def pages(day):
 
 def dags_of(name: str, tmp_path: Path) -> list[Any]:
     """The DAGs of an example, in its order; asserts that Airflow imports it. A fragment is put into a DAG."""
-    if "DeadlineAlert" in EXAMPLES[name] and VERSION < (3, 3):
-        pytest.skip("Airflow 3.1 and 3.2 have no such deadlines")
     text = EXAMPLES[name].replace("100_000", "3").replace('"/data/', f'"{tmp_path}/')
     text = text.replace("/data/queues", str(tmp_path / "queues"))
     text = text.replace("retries=2", "retries=0").replace('"retries": 2', '"retries": 0')  # a failure waits for no retry

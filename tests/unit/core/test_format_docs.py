@@ -22,17 +22,13 @@ LINE = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+)(?:  .*)?")
 STEP = re.compile(r"^[0-9]+\. \*\*.*?\*\* \((`\w+`(?:, `\w+`)*)\)", re.MULTILINE)
 
 
-def rows(page: str, heading: str) -> dict[str, str]:
-    """The first two cells of each row of the first table whose head begins so."""
-    table = page[page.index(heading) :].split("\n\n")[0].splitlines()[2:]
-    return {cells[1].strip(): cells[2].strip() for cells in (row.split("|") for row in table)}
-
-
 def test_the_page_has_all_kinds_of_frames_and_all_operations_in_json() -> None:
     page = (PAGES / "index.md").read_text()
-    assert rows(page, "| kind | name |") == {str(kind): name for kind, name in logs.KIND_NAMES.items()}
-    operations = {f"`{name}`": ", ".join(f"`{field}`" for field in kind._fields) for kind, name in json_operations._NAMES.items()}
-    assert rows(page, "| name | fields |") == operations
+    kinds = {int(kind): name.replace("-", " ") for kind, name in re.findall(r"\bframe\(([0-9]), ([a-z-]+)\)", page)}
+    assert kinds == logs.KIND_NAMES
+    shown = re.findall(r"^\* `([a-z_]+)`(?: \((.*)\))?: ", page[page.index("### Operations in JSON") :], re.MULTILINE)
+    operations = {name: ", ".join(f"`{field}`" for field in kind._fields) for kind, name in json_operations._NAMES.items()}
+    assert dict(shown) == operations
 
 
 class FixedInodes(Files):

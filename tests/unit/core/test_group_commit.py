@@ -23,7 +23,7 @@ from test_failing_calls import NEVER, FailingDisk
 from qewqew_core import Broken, DiskFull, Locked, Queue, Stage
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.keys import key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import log as logs
@@ -40,7 +40,15 @@ def until(holds: Callable[[], object]) -> None:
 
 
 def requests(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.glob("q.staged/*") if file.suffix)
+    return sorted(file.name for file in folder.glob("q.staged/*") if file.suffix in (".put", ".taken", ".done"))
+
+
+@contextlib.contextmanager
+def led(path: Path) -> Iterator[None]:
+    """Somebody else leads, so that every stage asks."""
+    with lock.Lead(Files(), str(path)) as lead:
+        assert lead.take()
+        yield
 
 
 class Waiting(threading.Thread):
@@ -93,7 +101,7 @@ def test_all_that_wait_are_one_commit(tmp_path: Path, chunk_size: int, log_bytes
     with Queue(path, chunk_size=chunk_size) as q:
         q.put(b"first")
         waiting = [Waiting(path, records, f"task {who}" if who % 2 else None, **settings) for who, records in mine.items()]
-        until(lambda: len(requests(tmp_path)) == 6)
+        until(lambda: len(requests(tmp_path)) == 5)  # and one leads
         before = commits(path)
     assert [each.done() for each in waiting] == [(100, 100)] * 6
     assert requests(tmp_path) == []
@@ -114,8 +122,9 @@ def test_what_waits_under_one_key_is_stored_once(tmp_path: Path) -> None:
     with Queue(path) as q:
         q.put_many(numbers(0, 5), "old")
         waiting = [Waiting(path, [b"x %d" % number for number in range(10)], key) for key in ("new", "new", "old", "new")]
-        until(lambda: len(requests(tmp_path)) == 4)
+        until(lambda: len(requests(tmp_path)) == 3)
     found = [each.done() for each in waiting]
+    assert requests(tmp_path) == []
     assert sorted(found[:2] + found[3:]) == [(10, 0), (10, 0), (10, 10)]
     assert found[2] == (5, 0)
     is_plain(path, [*numbers(0, 5), *(b"x %d" % number for number in range(10))])
@@ -132,7 +141,7 @@ def test_stages_on_other_terms_put_for_themselves(tmp_path: Path) -> None:
             Waiting(path, [b"4 4"], max_records=100),
             Waiting(path, [b"5 5"], sync="never"),
         ]
-        until(lambda: len(requests(tmp_path)) == 3)  # those that are bounded, or not durable, ask nobody
+        until(lambda: len(requests(tmp_path)) == 2)  # one leads; those that are bounded, or not durable, ask nobody
         time.sleep(0.05)
     assert [each.done() for each in waiting] == [(1, 1)] * 5
     with Queue(path) as q:
@@ -145,19 +154,20 @@ def test_what_is_too_much_for_one_commit_waits_for_the_next(tmp_path: Path, monk
     path, records = tmp_path / "q", [bytes(100)] * 10
     with Queue(path):
         waiting = [Waiting(path, records) for _ in range(8)]
-        until(lambda: len(requests(tmp_path)) == 8)
+        until(lambda: len(requests(tmp_path)) == 7)
     assert [each.done() for each in waiting] == [(10, 10)] * 8
     assert commits(path) in (2, 3)
     is_plain(path, records * 8)
 
 
-def test_a_stage_whose_time_is_over_has_stored_nothing_and_may_commit_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_stage_whose_time_is_over_has_stored_nothing_and_may_commit_again(tmp_path: Path, leads: bool) -> None:
     path = tmp_path / "q"
     with Stage(path, lock_timeout=0.05) as stage:
         with Queue(path) as q:
             q.put(b"first")
             stage.put_many(numbers(0, 5))
-            with pytest.raises(Locked):
+            with contextlib.nullcontext() if leads else led(path), pytest.raises(Locked, match=r"gave up after 0\.05 s"):
                 stage.commit()
             assert requests(tmp_path) == []
         assert commits(path) == 1
@@ -197,8 +207,9 @@ def test_an_interrupted_stage_has_stored_all_or_nothing(tmp_path: Path, monkeypa
             super().rename(source, target)
 
     monkeypatch.setattr(lock, "acquire", interrupting)
+    monkeypatch.setattr(lock, "PATIENCE", 0.05)
     q = Queue(path)
-    with Stage(path, _files=Interrupting()) as stage:
+    with led(path), Stage(path, _files=Interrupting()) as stage:
         stage.put_many(numbers(0, 5))
         with pytest.raises(KeyboardInterrupt):
             stage.commit()
@@ -214,15 +225,111 @@ def test_what_a_killed_stage_has_asked_for_is_not_stored(tmp_path: Path) -> None
     program = "import sys; from qewqew_core import Stage; s = Stage(sys.argv[1]); s.put(b'never committed'); s.commit()"
     with Queue(tmp_path / "q") as q:
         q.put(b"first")
-        process = subprocess.Popen([sys.executable, "-c", program, tmp_path / "q"])
-        until(lambda: len(requests(tmp_path)) == 1)
-        process.kill()
-        process.wait()
-        waiting = Waiting(tmp_path / "q", [b"second"])
-        until(lambda: len(requests(tmp_path)) == 2)
+        with led(tmp_path / "q"):
+            process = subprocess.Popen([sys.executable, "-c", program, tmp_path / "q"])
+            until(lambda: len(requests(tmp_path)) == 1)
+            process.kill()
+            process.wait()
+            waiting = Waiting(tmp_path / "q", [b"second"])
+            until(lambda: len(requests(tmp_path)) == 2)
     assert waiting.done() == (1, 1)
     assert not (tmp_path / "q.staged").exists()
     is_plain(tmp_path / "q", [b"first", b"second"])
+
+
+class Asking(Files):
+    """The disk of a leader. While it finishes a round, the next stage asks."""
+
+    def __init__(self, path: Path, stages: int) -> None:
+        self.path, self.stages, self.waiting = path, stages, list[Waiting]()
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        asked = [name for name in requests(self.path.parent) if name.endswith(".put")]
+        if len(self.waiting) < self.stages and not asked:
+            for before in self.waiting[:-1]:  # the last one is being served
+                before.done()  # although the leader has the queue still open
+            self.waiting.append(Waiting(self.path, [b"%d %d" % (len(self.waiting) + 1, number) for number in range(5)]))
+            until(lambda: any(name.endswith(".put") for name in requests(self.path.parent)))
+
+
+def test_a_leader_serves_those_that_ask_meanwhile_and_then_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, acquire, owners = tmp_path / "q", lock.acquire, list[int]()
+
+    def acquiring(*arguments: object, **named: object) -> object:
+        owners.append(threading.get_ident())
+        return acquire(*arguments, **named)  # type: ignore[arg-type]
+
+    with Queue(path) as q:
+        q.put(b"0 0")
+    monkeypatch.setattr(lock, "acquire", acquiring)
+    disk = Asking(path, 4)
+    with Stage(path, _files=disk) as stage:
+        stage.put_many([b"9 %d" % number for number in range(5)])
+        assert stage.commit() == 5
+    assert [each.done() for each in disk.waiting] == [(5, 5)] * 4
+    assert len(owners) == 1
+    assert commits(path) == 6
+    monkeypatch.setattr(LIMITS, "group_rounds", 1)
+    disk = Asking(path, 4)
+    with Stage(path, _files=disk) as stage:
+        stage.put(b"8 0")
+        assert stage.commit() == 1
+    assert [each.done() for each in disk.waiting] == [(5, 5)] * len(disk.waiting)
+    assert 2 <= len(disk.waiting) < 4
+    assert len(owners) == 3, "the last one put its own"
+    with Queue(path) as q:
+        assert len(by_stage(list(q))) == 7 + len(disk.waiting)
+
+
+def test_a_leader_goes_on_no_longer_than_until_somebody_wants_the_queue_itself(tmp_path: Path) -> None:
+    path, opened = tmp_path / "q", list[int]()
+
+    class Wanted(Asking):
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            if not opening.is_alive() and not opened:
+                opening.start()
+                with open(path, "rb") as header:
+                    until(lambda: lock.is_awaited(header.fileno()))
+
+    def take() -> None:
+        with Queue(path) as q:
+            opened.append(len(q))
+
+    with Queue(path) as q:
+        q.put(b"0 0")
+    opening, disk = threading.Thread(target=take), Wanted(path, 3)
+    with Stage(path, _files=disk) as stage:
+        stage.put(b"9 0")
+        assert stage.commit() == 1
+    opening.join(60)
+    assert opened == [2], "the first record, and that of the leader"
+    assert [each.done() for each in disk.waiting] == [(5, 5)] * len(disk.waiting)
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_nobody_waits_for_a_leader_that_was_stopped_or_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
+) -> None:
+    if end is signal.SIGSTOP:
+        monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    program = "import sys; from qewqew_core import Stage; s = Stage(sys.argv[1]); s.put(b'0 0'); s.commit(); s.close()"
+    with Queue(tmp_path / "q") as q:
+        q.put(b"first")
+        leader = subprocess.Popen([sys.executable, "-c", program, tmp_path / "q"])
+        with open(tmp_path / "q", "rb") as header:
+            until(lambda: lock.is_awaited(header.fileno()))
+        waiting = [Waiting(tmp_path / "q", [b"%d 0" % who]) for who in (1, 2, 3)]
+        until(lambda: len(requests(tmp_path)) == 3)
+        leader.send_signal(end)
+        if end is signal.SIGKILL:
+            leader.wait()
+    assert [each.done() for each in waiting] == [(1, 1)] * 3
+    leader.send_signal(signal.SIGCONT)
+    assert leader.wait(60) == (0 if end is signal.SIGSTOP else -signal.SIGKILL)
+    with Queue(tmp_path / "q") as q:
+        assert sorted(q) == [b"0 0"] * (end is signal.SIGSTOP) + [b"1 0", b"2 0", b"3 0", b"first"]
 
 
 # The leader dies, or fails
@@ -250,15 +357,17 @@ def ask(root: Path, chunk_size: int) -> Asked:
     for claim, records in OTHERS.items():
         (home / claim).touch()
         key = key_hash(claim) if claim.endswith("2") else None
-        asked[claim] = Request(Files(), str(home / claim), records, key, Terms(chunk_size, 0))
-        asked[claim].ask()
+        asked[claim] = Request(Files())
+        asked[claim].ask(str(home / claim), records, key, Terms(chunk_size, 0))
+        asked[claim]._bell.close()  # nobody waits at it, and it cannot be copied
     return asked
 
 
 def at(request: Request, root: Path) -> Request:
     """The same request, in a copy."""
     copy = object.__new__(Request)
-    copy._files, copy._path = Files(), str(root / "q.staged" / os.path.basename(request._path))
+    copy._files, copy._fds, copy._bell = Files(), Descriptors(), None
+    copy._mine, copy._asked = (str(root / "q.staged" / os.path.basename(path)) for path in (request._mine, request._asked))
     return copy
 
 
@@ -343,7 +452,7 @@ def test_where_the_disk_is_too_full_for_all_the_leader_puts_its_own(tmp_path: Pa
     records = [bytes(60_000)] * 10
     with Queue(tmp_path / "q") as q:
         waiting = [Waiting(tmp_path / "q", records, _files=Full(), lock_timeout=60) for _ in range(4)]
-        until(lambda: len(requests(tmp_path)) == 4)
+        until(lambda: len(requests(tmp_path)) == 3)
         q.close()
     for each in waiting:
         each.join(60)
@@ -436,7 +545,7 @@ def test_a_request_that_is_not_whole_is_left_alone(tmp_path: Path) -> None:
 def test_a_stage_that_cannot_ask_waits_and_puts_by_itself(tmp_path: Path) -> None:
     class NoRoom(Files):
         def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
-            if os.readlink(f"/proc/self/fd/{fd}").endswith(".mine"):
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(".mine"):  # a request before it is asked
                 raise OSError(errno.ENOSPC, "made to fail")
             super().write(fd, data, offset)
 
@@ -451,7 +560,7 @@ def test_a_stage_that_cannot_ask_waits_and_puts_by_itself(tmp_path: Path) -> Non
 
 
 def test_a_request_that_somebody_else_has_removed_is_never_taken_for_stored(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q") as q:
+    with Queue(tmp_path / "q") as q, led(tmp_path / "q"):
         waiting = Waiting(tmp_path / "q", numbers(0, 5))
         until(lambda: len(requests(tmp_path)) == 1)
         shutil.rmtree(tmp_path / "q.staged")

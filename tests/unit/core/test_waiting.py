@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from pathlib import Path
 
 import pytest
 
 from qewqew_core import Locked, Queue
 from qewqew_core.disk import lock
+from qewqew_core.disk.files import DISK, Files
 
 HOLD = """
 import sys
@@ -161,3 +162,26 @@ def test_nobody_is_named_where_the_number_is_that_of_a_process_without_the_file(
     assert lock.take(fd, lock._OWNERS + os.getpid(), 1)
     assert lock.holder(str(path)) == os.getpid()
     os.close(fd)
+
+
+def test_who_comes_before_there_is_a_header_stands_in_line_once_there_is_one(tmp_path: Path) -> None:
+    """Otherwise those who come back at once would always be faster."""
+    path, owners, through = str(tmp_path / "q"), list[lock.HeaderLock](), list[lock.HeaderLock]()
+
+    class Late(Files):
+        """Somebody else makes the header just before us."""
+
+        def open_into(self, descriptors: MutableSequence[int], path: str, *, new: bool = False, follow: bool = False) -> None:  # type: ignore[override]
+            if new and not owners:
+                owners.append(lock.acquire(DISK, path, 0)[0])
+            super().open_into(descriptors, path, new=new, follow=follow)
+
+    waiting = threading.Thread(target=lambda: through.append(lock.acquire(Late(), path, 60)[0]))
+    waiting.start()
+    until = time.monotonic() + 60
+    while not (owners and lock.is_awaited(owners[0].fd)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    owners[0].release()
+    waiting.join(60)
+    through[0].release()

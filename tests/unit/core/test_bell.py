@@ -1,0 +1,102 @@
+"""A bell wakes the process that waits at it, rings for nobody else, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qewqew_core import Queue, Stage
+from qewqew_core.disk import lock
+from qewqew_core.disk.bell import Bell, ring
+from qewqew_core.disk.files import Files
+from qewqew_core.limits import LIMITS
+from qewqew_core.queue import group_commit
+
+
+def waited(bell: Bell, seconds: float) -> float:
+    began = time.monotonic()
+    bell.wait(seconds)
+    return time.monotonic() - began
+
+
+def test_it_wakes_the_one_that_waits_and_a_ring_before_that_is_kept(tmp_path: Path) -> None:
+    with Bell(str(tmp_path / "one")) as one, Bell(str(tmp_path / "two")) as two:
+        waiting = threading.Thread(target=one.wait, args=(600,))
+        waiting.start()
+        ring(str(tmp_path), ["nobody", "one"])
+        waiting.join(60)
+        assert not waiting.is_alive()
+        assert waited(two, 0.05) >= 0.05
+        ring(str(tmp_path), ["two"] * 1_000)  # never waits for the one that hears it
+        assert waited(two, 600) < 60
+
+
+def test_it_may_have_a_long_path_is_for_its_owner_alone_and_is_removed(tmp_path: Path) -> None:
+    home = tmp_path / ("long" * 30)
+    home.mkdir()
+    with Bell(str(home / "bell")) as bell:
+        mode = (home / "bell").stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+        ring(str(home), ["bell"])
+        assert waited(bell, 600) < 60
+        if not (child := os.fork()):
+            bell.forked()
+            os._exit(0)
+        os.waitpid(child, 0)
+        ring(str(home), ["bell"])
+        assert waited(bell, 600) < 60
+    assert list(home.iterdir()) == []
+    ring(str(home), ["bell"])
+
+
+def committing(path: Path, records: list[bytes]) -> threading.Thread:
+    def commit() -> None:
+        with Stage(path) as stage:
+            stage.put_many(records)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    return thread
+
+
+def test_those_that_a_leader_has_served_and_the_next_leader_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by itself here: without a bell this would hang."""
+    monkeypatch.setattr(LIMITS, "look_at_leader", 10_000)
+    monkeypatch.setattr(lock, "PATIENCE", 10_000)
+    monkeypatch.setattr(LIMITS, "group_bytes", 4_000)
+    monkeypatch.setattr(LIMITS, "group_rounds", 1)
+    records = [bytes(100)] * 10
+    with Queue(tmp_path / "q"):
+        waiting = [committing(tmp_path / "q", records) for _ in range(12)]
+        while len([*tmp_path.glob("q.staged/*.put")]) < 11:
+            time.sleep(0.01)
+    for thread in waiting:
+        thread.join(60)
+        assert not thread.is_alive()
+    with Queue(tmp_path / "q") as q:
+        assert [*q] == records * 12
+    assert not (tmp_path / "q.staged").exists()
+
+
+def test_where_there_can_be_no_bell_a_stage_waits_for_the_queue_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_bell(path: str) -> Bell:
+        raise OSError(95, "Operation not supported", path)
+
+    monkeypatch.setattr(group_commit, "Bell", no_bell)
+    with Queue(tmp_path / "q") as q, lock.Lead(Files(), q.path) as lead:
+        assert lead.take()
+        waiting = committing(tmp_path / "q", [b"second"])
+        with open(tmp_path / "q", "rb") as header:
+            while not lock.is_awaited(header.fileno()):
+                time.sleep(0.01)
+        q.put(b"first")
+    waiting.join(60)
+    assert not waiting.is_alive()
+    with Queue(tmp_path / "q") as q:
+        assert [*q] == [b"first", b"second"]
