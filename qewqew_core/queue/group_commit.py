@@ -103,7 +103,11 @@ class Request(Closes):
         self._files.write(fd, _CRC.pack(crc) + head, 0)
         self._files.truncate(fd, end)
         self._asked = f"{claim}.{secrets.token_hex(8)}"
-        self._files.rename(self._mine, self._asked + PUT)
+        try:
+            self._files.rename(self._mine, self._asked + PUT)
+        except OSError:
+            self._asked = ""
+            raise
 
     def wait(self, until: float) -> bool:
         """Sleep until a leader has served it, or leads no longer. Returns False when the time is over, by the monotonic clock."""
@@ -119,8 +123,10 @@ class Request(Closes):
         return self._asked != "" and self._files.exists(self._asked + DONE)
 
     def take_back(self) -> bool:
-        """Nobody stores it from now on, unless a leader has taken it along; whether it is ours."""
-        return self._asked == "" or self._files.exists(self._mine) or self._take(PUT)
+        """Nobody stores it from now on, unless a leader has taken it along; whether it is ours for sure."""
+        with contextlib.suppress(OSError):
+            return self._asked == "" or self._files.exists(self._mine) or self._take(PUT)
+        return False
 
     def end(self) -> bool:
         """Nobody else stores it, unless that was done; whether it is left to us. Only with the queue open."""
@@ -135,8 +141,11 @@ class Request(Closes):
 
     def finish(self) -> None:
         """Its stage knows what has become of it, and may ask again."""
-        if self._asked and not (self._files.exists(self._mine) or self._take(DONE)):
-            self._fds.close()  # somebody else has removed it
+        is_ours = False
+        with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
+            is_ours = not self._asked or self._files.exists(self._mine) or self._take(DONE)
+        if not is_ours:
+            self._fds.close()  # or somebody else has removed it
         self._asked = ""
 
     def close(self) -> None:

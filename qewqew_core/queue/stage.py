@@ -155,8 +155,7 @@ class Stage(Transaction):
                 elif request.is_served():
                     count = self.stored = self.records
                 else:
-                    what = "somebody else has removed what this stage waited to put; nobody can say whether it was stored before"
-                    raise Broken(f"{what}. Under the same key it is safe to stage it again in a new Stage", path=self.path)
+                    raise self._unknown("somebody else has removed what this stage waited to put")
                 self._forget()  # now: they are in the queue, whatever closing it says
                 if lead is not None:
                     self._serve(queue, lead)
@@ -193,10 +192,14 @@ class Stage(Transaction):
                     if request.take_back():
                         raise
                     time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
-        except BaseException:
-            if not request.take_back() and self._was_served():  # interrupted
-                self._forget()
-            raise
+        except BaseException as error:
+            if request.take_back() or not self._was_served():
+                raise
+            count = self.stored = self.records
+            self._forget()
+            if not isinstance(error, Exception):  # interrupted; any other error came too late to matter
+                raise
+            return count
         finally:
             request.finish()
 
@@ -204,13 +207,19 @@ class Stage(Transaction):
         """Wait until a leader, which has taken the request along, has stored it, or has failed."""
         request = self._request
         while True:
-            with contextlib.suppress(Locked):
-                try:
-                    with Queue(self.path, **self._settings, _unless=request.is_served):
-                        return not request.end() and request.is_served()
-                except lock.NotNeeded:
-                    return True
-            time.sleep(0.01)
+            try:
+                with Queue(self.path, **self._settings, _unless=request.is_served):
+                    return not request.end() and request.is_served()
+            except lock.NotNeeded:
+                return True
+            except Locked:
+                time.sleep(0.01)
+            except OSError as error:
+                raise self._unknown(f"the queue cannot be opened ({error})") from error
+
+    def _unknown(self, why: str) -> Broken:
+        what = "nobody can say whether the records were stored. Under the same key it is safe to stage them again in a new Stage"
+        return Broken(f"{why}; {what}", path=self.path)
 
     def rollback(self) -> None:
         """Forget everything that was put since the last commit."""

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -439,6 +440,46 @@ def test_any_call_of_a_leader_may_fail(tmp_path: Path, error: int, for_ever: boo
             break
         number += 1
     assert seen >= {0, 4}
+    assert number < NEVER
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_any_call_of_a_stage_that_asks_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, for_ever: bool
+) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.02)
+    monkeypatch.setattr(LIMITS, "look_at_leader", 0.005)
+    number, ended = 1, set()
+    while True:
+        root = tmp_path / str(number)
+        root.mkdir()
+        disk = FailingDisk(str(root), number, error, False, for_ever)
+        with Queue(root / "q") as q:
+            q.put(b"first")
+        with led(root / "q"):
+            waiting = Waiting(root / "q", OWN, _files=disk)
+            until(
+                partial(lambda root, waiting, disk: requests(root) or disk.failed or not waiting.is_alive(), root, waiting, disk)
+            )
+            with Stage(root / "q") as leader:
+                leader.put(b"1 0")  # it does not lead, but puts for all when its turn comes
+        waiting.join(60)
+        assert not waiting.is_alive()
+        with Queue(root / "q") as q:
+            assert q.verify().problems == q.verify().orphans == []
+            stored = OWN[0] in (found := list(q))
+        assert sorted(found) == sorted([b"first", b"1 0", *OWN] if stored else [b"first", b"1 0"]), number
+        assert not (root / "q.staged").exists(), number
+        if waiting.error is None:
+            assert stored, number
+        elif not isinstance(waiting.error, Broken):
+            assert not stored, (number, disk.failed, repr(waiting.error))
+        ended.add(waiting.error is None)
+        if disk.failed is None:
+            break
+        number += 1
+    assert ended == {True, False}
     assert number < NEVER
 
 
