@@ -114,8 +114,9 @@ def run(
 
     try:
         if good is not None:
-            good.createOrReplaceTempView(BATCH)
-            tables = [_table(spark, output, batches.manifests) for output in outputs]
+            if any(output.sql or output.transform for output in outputs):  # it takes Spark a moment
+                good.createOrReplaceTempView(BATCH)
+            tables = [_table(spark, output, good, batches.manifests) for output in outputs]
         for sink, table in zip(sinks, tables, strict=False):
             with blamed_write(f"output: {sink.output.place or sink.output.format}"):
                 sink.check(table)
@@ -183,7 +184,7 @@ def batch_at(batch: str, options: Mapping[str, str]) -> records.Batches:
     return records.Batches([path], [manifest.load(path, Options(options).under("fs."))])
 
 
-def _table(spark: SparkSession, output: Output, batches: Sequence[manifest.Manifest]) -> DataFrame:
+def _table(spark: SparkSession, output: Output, good: DataFrame, batches: Sequence[manifest.Manifest]) -> DataFrame:
     """What the output writes, analysed but not computed; raises `BadArgument`."""
     if output.transform is not None:
         table = _transformed(spark, output.transform, batches)
@@ -193,7 +194,7 @@ def _table(spark: SparkSession, output: Output, batches: Sequence[manifest.Manif
             spark._jsparkSession.sessionState().sqlParser().parseQuery(output.sql)
             table = spark.sql(output.sql)
     else:
-        table = spark.table(BATCH)
+        table = good
     check_names(spark, table.columns, "an output has columns", "rename or drop one with 'sql'")
     fold = folding(spark)
     names = set(map(fold, table.columns))

@@ -30,31 +30,17 @@ BATCH = StructField("batch", StringType())  # the id of the row's batch, if the 
 
 
 def matching(path: str, options: Options) -> list[str]:
-    """The batches that a path stands for: itself, or if it contains ``*``, ``?``, ``[…]`` or ``{a,b}``, those with a
-    manifest.
+    """The batches that a path stands for: itself, or if it contains ``*``, ``?`` or ``[…]``, those with a manifest.
 
     Raises `BadManifest` if there are none, `BadArgument`, and `StoreError`.
     """
-    local = local_path(path) is not None
-    if re.search(r"[*?\[{]", path) is None or (local and os.path.exists(path)):
+    if re.search(r"[*?\[]", path) is None or (local_path(path) is not None and os.path.exists(path)):
         return [path]
-    found: set[str] = set()
-    files = path if path.endswith(".json") else f"{path.rstrip('/')}/{manifest.MANIFEST}"
-    for pattern in _alternatives(files):
-        directory, name = os.path.split(pattern)
-        found.update(store_of(directory, options.under("fs.")).glob(name))
+    directory, name = os.path.split(path if path.endswith(".json") else f"{path.rstrip('/')}/{manifest.MANIFEST}")
+    found = store_of(directory, options.under("fs.")).glob(name)
     if not found:
         raise BadManifest("no batch matches this pattern: it must match directories that have a manifest.json", path=path)
     return sorted(found)
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """The patterns without braces that one with braces stands for."""
-    braces = re.search(r"\{([^{}]*)\}", pattern)
-    if braces is None:
-        return [pattern]
-    front, behind = pattern[: braces.start()], pattern[braces.end() :]
-    return [found for inside in braces[1].split(",") for found in _alternatives(front + inside + behind)]
 
 
 def schema(paths: Sequence[str], options: Options) -> StructType:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from qewqew_spark.options import Options
 
 SPLIT_OPTIONS = {"minPartitions", "maxPartitionBytes"}
-LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 64 << 20  # starting a task of Python's costs as much as decoding several MiB
+LEAST_PARTITION, LARGEST_PARTITION = 8 << 20, 128 << 20  # starting a task of Python's costs as much as decoding several MiB
 
 
 class Piece(NamedTuple):

@@ -4,44 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NumericType,
-    ShortType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from qewqew_core.errors import BadArgument
 
 Fold = Callable[[str], str]  # makes names equal that are one for Spark
-Same = Callable[[DataType, DataType], bool]
+Same = Callable[[types.DataType, types.DataType], bool]
 # Each holds what those before it hold.
-_WIDER: list[list[DataType]] = [[ByteType(), ShortType(), IntegerType(), LongType()], [FloatType(), DoubleType()]]
-Difference = tuple[str, DataType | None, DataType | None]  # column, type in the table, type in the batch
+_WIDER: list[list[types.DataType]] = [
+    [types.ByteType(), types.ShortType(), types.IntegerType(), types.LongType()],
+    [types.FloatType(), types.DoubleType()],
+]
+Difference = tuple[str, types.DataType | None, types.DataType | None]  # column, type in the table, type in the batch
 
 
 def new_columns(
-    there: StructType,
-    batch: StructType,
+    there: types.StructType,
+    batch: types.StructType,
     policy: str,
     what: str,
     fold: Fold,
-    same: Same = DataType.__eq__,
+    same: Same = types.DataType.__eq__,
     *,
     into_structs: bool = False,
-) -> list[StructField]:
+) -> list[types.StructField]:
     """The columns of the batch that the table ``what`` lacks, to be added or left out.
 
     Raises `BadArgument` for a column of another type (``same`` decides), and under the policy "fail" for a column that only
@@ -63,11 +49,11 @@ def new_columns(
 
 
 def differences(
-    there: DataType, batch: DataType, fold: Fold, same: Same, at: str = "", *, into_structs: bool
+    there: types.DataType, batch: types.DataType, fold: Fold, same: Same, at: str = "", *, into_structs: bool
 ) -> Iterator[Difference]:
     """The columns, and fields of columns, by which two types differ. Nullability does not count."""
     match there, batch:
-        case (StructType(), StructType()) if into_structs or not at:
+        case (types.StructType(), types.StructType()) if into_structs or not at:
             old, now = ({fold(field.name): field for field in struct} for struct in (there, batch))
             for key, field in (old | now).items():
                 where = f"{at}.{field.name}" if at else field.name
@@ -75,39 +61,28 @@ def differences(
                     yield from differences(old[key].dataType, field.dataType, fold, same, where, into_structs=into_structs)
                 else:
                     yield where, old[key].dataType if key in old else None, field.dataType if key in now else None
-        case ArrayType(), ArrayType():
+        case types.ArrayType(), types.ArrayType():
             yield from differences(there.elementType, batch.elementType, fold, same, f"{at}.element", into_structs=into_structs)
-        case MapType(), MapType():
+        case types.MapType(), types.MapType():
             yield from differences(there.keyType, batch.keyType, fold, same, f"{at}.key", into_structs=into_structs)
             yield from differences(there.valueType, batch.valueType, fold, same, f"{at}.value", into_structs=into_structs)
         case _ if not same(there, batch):
             yield at, there, batch
 
 
-def fits(there: DataType, batch: DataType) -> bool:
+def fits(there: types.DataType, batch: types.DataType) -> bool:
     """Can a column of the table hold every value of a column of the batch, which is then cast?"""
-    if isinstance(there, DecimalType) and isinstance(batch, DecimalType):
+    if isinstance(there, types.DecimalType) and isinstance(batch, types.DecimalType):
         return there.scale == batch.scale and there.precision >= batch.precision
     return there == batch or any(there in kinds and batch in kinds[: kinds.index(there)] for kinds in _WIDER)
 
 
-def same_in_a_database(there: DataType, batch: DataType) -> bool:
+def same_in_a_database(there: types.DataType, batch: types.DataType) -> bool:
     """Do both hold the same kind of value? Each database has types of its own: a BIGINT of Spark is a NUMBER(19) of Oracle."""
-    kinds = (NumericType, BooleanType), (TimestampType, TimestampNTZType)
+    kinds = (types.NumericType, types.BooleanType), (types.TimestampType, types.TimestampNTZType)
     return type(there) is type(batch) or any(isinstance(there, kind) and isinstance(batch, kind) for kind in kinds)
 
 
-def relaxed(columns: StructType) -> StructType:
-    """The same columns, all nullable: the next batch may lack what this one has in each row."""
-
-    def of(kind: DataType) -> DataType:
-        match kind:
-            case StructType():
-                return relaxed(kind)
-            case ArrayType():
-                return ArrayType(of(kind.elementType), True)
-            case MapType():
-                return MapType(of(kind.keyType), of(kind.valueType), True)
-        return kind
-
-    return StructType([StructField(field.name, of(field.dataType), True) for field in columns])
+def relaxed(columns: types.StructType) -> types.StructType:
+    """The same columns, all nullable: the next batch may lack what this one has in each row. Without their metadata."""
+    return types.StructType([types.StructField(field.name, field.dataType) for field in columns.toNullable()])

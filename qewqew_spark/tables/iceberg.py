@@ -27,47 +27,25 @@ from pyiceberg.transforms import (
     parse_transform,
 )
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, types
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
 
 from qewqew_core.errors import BadArgument
 from qewqew_spark.tables.append import ATTEMPT, StagedAppend, named
 from qewqew_spark.tables.session import quoted
 
-_PLAIN: dict[type[DataType], pa.DataType] = {
-    BooleanType: pa.bool_(),
-    **dict.fromkeys((ByteType, ShortType, IntegerType), pa.int32()),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    **dict.fromkeys((StringType, CharType, VarcharType), pa.string()),
-    BinaryType: pa.binary(),
-    DateType: pa.date32(),
-    TimestampType: pa.timestamp("us", "UTC"),
-    TimestampNTZType: pa.timestamp("us"),
+_PLAIN: dict[type[types.DataType], pa.DataType] = {
+    types.BooleanType: pa.bool_(),
+    **dict.fromkeys((types.ByteType, types.ShortType, types.IntegerType), pa.int32()),
+    types.LongType: pa.int64(),
+    types.FloatType: pa.float32(),
+    types.DoubleType: pa.float64(),
+    **dict.fromkeys((types.StringType, types.CharType, types.VarcharType), pa.string()),
+    types.BinaryType: pa.binary(),
+    types.DateType: pa.date32(),
+    types.TimestampType: pa.timestamp("us", "UTC"),
+    types.TimestampNTZType: pa.timestamp("us"),
 }
 
 
@@ -115,7 +93,7 @@ class IcebergAppend(StagedAppend):
             self.warn_of_forgotten(oldest.timestamp_ms / 1000)
         return found
 
-    def there(self) -> StructType | None:
+    def there(self) -> types.StructType | None:
         table = self._table or self._load()
         if table is None:
             return None
@@ -124,7 +102,7 @@ class IcebergAppend(StagedAppend):
         except PySparkException as error:
             raise BadArgument(f"{self.what} has a column of a type that Spark does not have: {error}") from error
 
-    def _make(self, columns: StructType) -> None:
+    def _make(self, columns: types.StructType) -> None:
         # Catalogs tell in many ways that somebody else was faster. What counts is that it is there then.
         namespace = tuple(self._identifier[:-1])
         try:
@@ -153,7 +131,7 @@ class IcebergAppend(StagedAppend):
     def _location(self) -> str:
         return self._loaded().location()
 
-    def _held(self, columns: StructType) -> StructType:
+    def _held(self, columns: types.StructType) -> types.StructType:
         return _columns(pa.schema(_arrow(columns).fields))
 
     def _parts(self) -> list[str]:
@@ -172,9 +150,9 @@ class IcebergAppend(StagedAppend):
             parts.append(part)
         return rows, parts
 
-    def _widen(self, columns: Sequence[StructField]) -> None:
+    def _widen(self, columns: Sequence[types.StructField]) -> None:
         with suppress(CommitFailedException), self._loaded().update_schema() as update:
-            update.union_by_name(pa.schema(_arrow(StructType(list(columns))).fields))
+            update.union_by_name(pa.schema(_arrow(types.StructType(list(columns))).fields))
 
     def _add(self, files: Sequence[tuple[str, int]]) -> bool:
         table = self._loaded()
@@ -232,15 +210,15 @@ def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: s
             return column
         case TruncateTransform():
             width = transform.width
-            return F.substring(column, 1, width) if isinstance(kind, StringType) else column - F.pmod(column, F.lit(width))
-        case HourTransform() if isinstance(kind, TimestampType):
+            return F.substring(column, 1, width) if isinstance(kind, types.StringType) else column - F.pmod(column, F.lit(width))
+        case HourTransform() if isinstance(kind, types.TimestampType):
             return F.floor(F.unix_micros(column) / 3_600_000_000)
         case HourTransform():
             return F.date_trunc("hour", column)
         case YearTransform() | MonthTransform() | DayTransform():
             # A TIMESTAMP counts in UTC, others as they are written.
             date = F.date_add(F.lit("1970-01-01").cast("date"), F.floor(F.unix_micros(column) / 86_400_000_000).cast("int"))
-            date = date if isinstance(kind, TimestampType) else column.cast("date")
+            date = date if isinstance(kind, types.TimestampType) else column.cast("date")
             unit = {YearTransform: "year", MonthTransform: "month", DayTransform: None}[type(transform)]
             return date if unit is None else F.trunc(date, unit)
     raise BadArgument(
@@ -249,20 +227,20 @@ def _part(rows: DataFrame, source: str, transform: Transform[Any, Any], table: s
     )
 
 
-def _columns(schema: pa.Schema) -> StructType:
+def _columns(schema: pa.Schema) -> types.StructType:
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
-def _arrow(kind: DataType) -> pa.DataType:
+def _arrow(kind: types.DataType) -> pa.DataType:
     """The type that a table has for it: small integers are INT there, and all may be null. Raises `BadArgument`."""
     match kind:
-        case StructType():
+        case types.StructType():
             return pa.struct([pa.field(field.name, _arrow(field.dataType)) for field in kind])
-        case ArrayType():
+        case types.ArrayType():
             return pa.list_(_arrow(kind.elementType))
-        case MapType():
+        case types.MapType():
             return pa.map_(_arrow(kind.keyType), _arrow(kind.valueType))
-        case DecimalType():
+        case types.DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
     if (found := _PLAIN.get(type(kind))) is None:
         raise BadArgument(f"Iceberg has no type for {kind.simpleString()}; cast the column")

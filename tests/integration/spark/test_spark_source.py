@@ -241,7 +241,6 @@ def test_several_batches_are_read_one_after_the_other(spark, tmp_path):
         list(map(str, batches)),
         f"{tmp_path}/q/*",
         [f"{tmp_path}/q/orders-[01]/", f"file:{batches[2]}/manifest.json"],
-        f"{tmp_path}/q/orders-{{0,{{1,2}}}}",
         f"{tmp_path}/*/orders-?/manifest.json",
         f"local://{tmp_path}/q/orders-[0-2]",
     ):
