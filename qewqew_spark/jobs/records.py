@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -22,8 +22,11 @@ from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.options import Options
-from qewqew_spark.source.batches import columns_of, reader
+from qewqew_spark.source.batches import BatchReader, columns_of, reader
 from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 REASON, METADATA = "_corrupt_reason", "_metadata"  # columns of a typed read
 # Options of Spark's CSV and JSON readers for files, for finding a schema, or for writing: they make no sense for a record.
@@ -149,10 +152,7 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
     place = columns_of(batches.manifests[0])
 
     def load(columns: StructType, **more: str) -> DataFrame:
-        wanted = {**ours, **more}
-        # As Spark would when it plans the first action, which is after `load`, and wrapped into errors of its own.
-        reader(batches.paths, Options(wanted), columns, batches.manifests)
-        return spark.read.format("qewqew").options(**wanted).schema(columns).load(list(batches.paths))
+        return rows_of(spark, reader(batches.paths, Options({**ours, **more}), columns, batches.manifests), columns)
 
     value = F.col("value").cast("string")
     if codec in WHOLE:
@@ -207,6 +207,20 @@ def read(spark: SparkSession, batches: Batches, codec: str, schema: StructType |
                 return by_spark(Json(spark, fields, of_values))  # it knows more types
         raise
     return Records(batches, decoded, F.col(REASON).isNotNull(), [F.col(quoted(name)) for name in record.names], judge)
+
+
+def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> DataFrame:
+    """What `spark.read.format("qewqew")` gives, and sooner: for a data source in Python, Spark starts three processes before the
+    first task, one after the other, to find it, to make it and to plan it. Here the driver knows everything already.
+    """
+    parts = source.partitions()
+
+    def read(numbers: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from source.read(parts[number])
+
+    return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read, columns)
 
 
 def _fields(kind: DataType) -> list[StructField]:
