@@ -116,7 +116,8 @@ class Stage(Transaction):
         bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
         Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: somebody
-        else has removed the staged files.
+        else has removed the staged files, or the queue failed while another stage put them; the message says whether they may
+        be there.
         """
         self._check_open()
         if key is not None:
