@@ -17,18 +17,22 @@ class Bell(Closes):
     """Make a bell at ``path``. Errors of the system pass through; some file systems have no sockets."""
 
     def __init__(self, path: str) -> None:
-        import socket  # late, as portalocker: who only reads needs none
+        import socket  # late, as portalocker: a program that only reads needs none
 
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        os.fchmod(self._socket.fileno(), 0o600)  # the mode of what `bind` makes
-        home, name = os.path.split(path)
-        with Descriptors([_open(home)]) as (fd,):
-            self._socket.bind(_short(fd, name))
+        try:
+            os.fchmod(self._socket.fileno(), 0o600)  # the mode of what `bind` makes
+            home, name = os.path.split(path)
+            with Descriptors([_open(home)]) as (fd,):
+                self._socket.bind(_short(fd, name))
+        except BaseException:
+            self._socket.close()
+            raise
 
     def wait(self, seconds: float) -> None:
         """Sleep until it rings, for up to ``seconds``; at once if it has rung since the last wait."""
-        self._socket.settimeout(max(seconds, 0.001))
+        self._socket.settimeout(max(seconds, 0.001))  # 0 would not wait at all, and raise another error
         with contextlib.suppress(TimeoutError):
             self._socket.recv(1)
 

@@ -227,17 +227,18 @@ class Lead(Closes):
 
     def __init__(self, files: Files, path: str) -> None:
         self._fds = Descriptors()
+        self.is_taken = False
         with contextlib.suppress(OSError):
             files.open_into(self._fds, path, follow=True)
 
     def take(self) -> bool:
         """Lead until `close`, unless another stage does."""
-        if not self._fds:
-            return True
-        (fd,) = self._fds
-        return first_locked(fd, _LEAD, 1) is None and take(fd, _LEAD, 1)  # to ask first is cheaper than to fail
+        # To ask first is cheaper than to fail.
+        self.is_taken = all(first_locked(fd, _LEAD, 1) is None and take(fd, _LEAD, 1) for fd in self._fds)
+        return self.is_taken
 
     def close(self) -> None:
+        self.is_taken = False
         unlock(*self._fds)
         self._fds.close()
 

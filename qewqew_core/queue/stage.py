@@ -140,9 +140,11 @@ class Stage(Transaction):
         if not self._joins_groups:
             return self._put(key, timeout, until)
         with lock.Lead(self._files, self.path) as lead:
-            if lead.take():
-                return self._put(key, timeout, until, lead)
-            return self._follow(key, timeout, until, lead)
+            try:
+                put = self._put if lead.take() else self._follow
+                return put(key, timeout, until, lead)
+            finally:
+                self._give_up(lead)
 
     def _put(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead | None = None) -> int:
         """Put what is in memory when our turn comes, unless a leader has served our request by then. Then serve others."""
@@ -166,16 +168,21 @@ class Stage(Transaction):
         return count
 
     def _serve(self, queue: Queue, lead: lock.Lead) -> None:
-        """Put what others have asked for meanwhile, a few times; then one of those that still ask leads."""
+        """Put what others have asked for meanwhile, a few times."""
         try:
             for _ in range(LIMITS.group_rounds):
                 if not queue.serve():
                     break
         except QewQewError:
             pass  # ours is stored; they meet the error when they put theirs
-        lead.close()
-        with contextlib.suppress(OSError):  # they look by themselves, too
-            group_commit.wake(self._files, self.path)
+        self._give_up(lead)
+
+    def _give_up(self, lead: lock.Lead) -> None:
+        """Lead no longer: one of those that still ask does, which fell asleep while we led."""
+        if lead.is_taken:
+            lead.close()
+            with contextlib.suppress(OSError):  # they look by themselves, too
+                group_commit.wake(self._files, self.path)
 
     def _follow(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead) -> int:
         """Let the stage that leads put what is in memory, or one that leads later; or lead when it has finished."""

@@ -20,7 +20,7 @@ Frames = bytes | memoryview  # records as they stand in a chunk
 
 
 class Framed(NamedTuple):
-    """How many records, and they."""
+    """Records that are framed already, and how many they are."""
 
     records: int
     frames: Frames

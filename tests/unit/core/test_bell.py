@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, Stage
+from qewqew_core import DiskFull, Queue, Stage
 from qewqew_core.disk import lock
 from qewqew_core.disk.bell import Bell, ring
 from qewqew_core.disk.files import Files
@@ -82,6 +82,39 @@ def test_those_that_a_leader_has_served_and_the_next_leader_are_woken(tmp_path: 
     with Queue(tmp_path / "q") as q:
         assert [*q] == records * 12
     assert not (tmp_path / "q.staged").exists()
+
+
+def test_a_leader_that_fails_wakes_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by itself here, either."""
+    monkeypatch.setattr(LIMITS, "look_at_leader", 10_000)
+    monkeypatch.setattr(lock, "PATIENCE", 10_000)
+    failed = list[DiskFull]()
+
+    def fail() -> None:
+        with Stage(tmp_path / "q", min_free_bytes=1 << 60) as stage:
+            stage.put(b"never stored")
+            try:
+                stage.commit()
+            except DiskFull as error:
+                failed.append(error)
+                stage.rollback()
+
+    with Queue(tmp_path / "q") as q:
+        q.put(b"first")
+        leader = threading.Thread(target=fail)
+        leader.start()
+        with open(tmp_path / "q", "rb") as header:
+            while not lock.is_awaited(header.fileno()):
+                time.sleep(0.01)
+        waiting = [committing(tmp_path / "q", [b"second"]) for _ in range(3)]
+        while len([*tmp_path.glob("q.staged/*.put")]) < 3:
+            time.sleep(0.01)
+    for thread in (leader, *waiting):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(failed) == 1
+    with Queue(tmp_path / "q") as q:
+        assert [*q] == [b"first", *[b"second"] * 3]
 
 
 def test_where_there_can_be_no_bell_a_stage_waits_for_the_queue_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
