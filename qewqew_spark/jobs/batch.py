@@ -94,8 +94,8 @@ def run(
     options = dict(read_options or {})
     batches = batch_at(batch, options) if isinstance(batch, str) else batch
     sinks = [sink_of(spark, output, batches.manifests, schema_evolution) for output in outputs]
-    # Explicitly, and not only by discovery, which any broken pyspark_* module on the path prevents.
-    register(spark)
+    if any(output.transform for output in outputs):  # which may read more; nothing else does by the format, and it takes a second
+        register(spark)
     given = None if schema is None else records.parsed(schema)
     found = records.read(spark, batches, codec, given, options)
 
@@ -344,7 +344,9 @@ def application(argv: Sequence[str] | None, source: str, job: Callable[..., dict
     if spark is not None:
         # Stopped before the last line is printed, and silently, so that it is the last.
         with suppress(Exception):  # a JVM that died cannot be stopped, and is not what to report
-            spark.sparkContext.setLogLevel("OFF")
+            context = spark.sparkContext
+            context.setLogLevel("OFF")
+            context._accumulatorServer = None  # type: ignore[assignment]  # PySpark would wait for its thread, up to a second
             spark.stop()
     sys.stdout.flush()
     print(line, file=stream, flush=True)
