@@ -304,7 +304,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def job(start: Callable[[], SparkSession], batch: str, outputs: Sequence[Output], **found: Any) -> dict[str, Any]:
         batches = batch_at(batch, found["read_options"])  # before Spark starts
-        return run(start(), batches, outputs, **found)
+        spark = start()
+        records.start_workers(spark, batches)
+        return run(spark, batches, outputs, **found)
 
     return application(argv, "batch", job)
 

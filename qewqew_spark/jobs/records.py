@@ -8,7 +8,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from operator import itemgetter
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkTypeError
@@ -23,6 +25,7 @@ from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.options import Options
 from qewqew_spark.source.batches import BatchReader, columns_of, reader
+from qewqew_spark.source.splitting import LEAST_PARTITION
 from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
 
 if TYPE_CHECKING:
@@ -221,6 +224,26 @@ def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> Da
                 yield from source.read(parts[number])
 
     return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read, columns)
+
+
+def start_workers(spark: SparkSession, batches: Batches) -> None:
+    """Let Spark start its Python processes now, while it plans the first query, and not after that. Does not wait for them."""
+    context = spark.sparkContext
+    # As a DataFrame has it: in another environment, these would be other processes.
+    context.environment["SPARK_SIMPLIFIED_TRACEBACK"] = "1"
+    tasks = min(context.defaultParallelism, 1 + batches.bytes // LEAST_PARTITION)
+
+    def load(_: object) -> None:
+        with suppress(ImportError):
+            for name in "qewqew_spark.source.frames", "qewqew_spark.codecs.from_json":
+                import_module(name)
+            import_module("pyarrow").array([])  # for which Arrow imports pandas
+
+    def start() -> None:
+        with suppress(Exception):  # the query will say what is wrong
+            context.parallelize(range(tasks), tasks).foreach(load)
+
+    Thread(target=start, daemon=True).start()
 
 
 def _fields(kind: DataType) -> list[StructField]:
