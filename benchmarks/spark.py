@@ -123,8 +123,8 @@ def reading(spark: SparkSession, folder: Path, mebibytes: int, timer: Timer) -> 
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def hand_overs(folder: Path) -> dict[str, Callable[[SparkSession], object]]:
-    """The cases; what they read is in the folder."""
+def hand_overs(folder: Path, whole: bool = False) -> dict[str, Callable[[SparkSession], object]]:
+    """The cases; what they read is in the folder. ``whole``: each is all that its process does."""
     out = str(folder / "out")
 
     def save(frame: DataFrame) -> None:
@@ -146,7 +146,11 @@ def hand_overs(folder: Path) -> dict[str, Callable[[SparkSession], object]]:
         save(spark.read.format("qewqew").load(at).select(record).select("record.*"))
 
     def ready_made(spark: SparkSession, at: str) -> None:
-        job.run(spark, at, [Output(out + "-job")], schema=SCHEMA)
+        output = Output(out + "-job")
+        if not whole:
+            job.run(spark, at, [output], schema=SCHEMA)
+        elif job.main([at, "--schema", SCHEMA, "--output", json.dumps({"path": output.path})]):  # which stops Spark, too
+            raise SystemExit(1)
 
     def landed(files: int, inferred: bool, spark: SparkSession) -> None:
         read = spark.read if inferred else spark.read.schema(SCHEMA)
@@ -248,7 +252,7 @@ def main() -> None:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if arguments.case:
         spark = session()
-        hand_overs(Path(arguments.directory))[arguments.case](spark)
+        hand_overs(Path(arguments.directory), whole=True)[arguments.case](spark)
         spark.stop()
         return
     kept: Path = arguments.json or KEPT
