@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from operator import itemgetter
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,7 @@ from qewqew_spark.jobs.explaining import blamed, blamed_write
 from qewqew_spark.jobs.output import BATCH, WHOLE
 from qewqew_spark.jobs.parsers import Csv, Json, Parser
 from qewqew_spark.options import Options
-from qewqew_spark.source.batches import BatchReader, columns_of, reader
-from qewqew_spark.source.splitting import LEAST_PARTITION
+from qewqew_spark.source.batches import RUN_BYTES, BatchReader, columns_of, reader
 from qewqew_spark.tables.session import delete, folding, listed, quoted, rename, setting
 
 if TYPE_CHECKING:
@@ -231,13 +229,13 @@ def start_workers(spark: SparkSession, batches: Batches) -> None:
     context = spark.sparkContext
     # As a DataFrame has it: in another environment, these would be other processes.
     context.environment["SPARK_SIMPLIFIED_TRACEBACK"] = "1"
-    tasks = min(context.defaultParallelism, 1 + batches.bytes // LEAST_PARTITION)
+    tasks = min(context.defaultParallelism, 1 + batches.bytes // RUN_BYTES)
 
     def load(_: object) -> None:
         with suppress(ImportError):
-            for name in "qewqew_spark.source.frames", "qewqew_spark.codecs.from_json":
-                import_module(name)
-            import_module("pyarrow").array([])  # for which Arrow imports pandas
+            from qewqew_spark.source.batches import import_all
+
+            import_all()
 
     def start() -> None:
         with suppress(Exception):  # the query will say what is wrong

@@ -168,6 +168,16 @@ class BatchReader(DataSourceReader):
                 yield self.rows.batch(named(raw), path, place)
 
 
+def import_all() -> None:
+    """Import what a read needs, which else it does at its first record."""
+    import pyarrow as pa
+
+    from qewqew_spark.codecs import from_json  # noqa: F401
+    from qewqew_spark.source import decoding, frames  # noqa: F401
+
+    pa.array([])  # for this, Arrow imports pandas
+
+
 def records(
     store: Store,
     segment: Segment,
