@@ -29,7 +29,7 @@ not believed. The files do not say which dialect they are in.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import accumulate, count, repeat
 from typing import Any, NamedTuple
 
@@ -268,30 +268,40 @@ def pack_head(
     return head[:8] + crc32(head[16:LENGTH_AT]).to_bytes(8) + head[16:]
 
 
-def pack_heads(dialect: str, offset: int, number: int, time: int, messages: Collection[tuple[Any, ...]]) -> Iterable[bytes]:
+def pack_heads(
+    dialect: str,
+    offset: int,
+    number: int,
+    time: int,
+    bodies: Sequence[Sized],
+    tags: Sequence[str | None],
+    ids: Sequence[str | None],
+    corr_offsets: Sequence[int],
+    timestamps: Sequence[int | None],
+) -> Iterable[bytes]:
     """The heads of messages that were checked and lie side by side; those without a timestamp have this ``time``.
 
     ``offset`` and ``number`` are those of the first. Column by column: `pack_head` for each takes twice the time.
     """
-    if len(messages) == 1:
-        return [_head_of(dialect, offset, number, time, *messages)]
-    bodies, tags, ids, corr_offsets, timestamps, _, _, _ = zip(*messages, strict=True)
+    if len(bodies) == 1:
+        ((tag,), (id,), (corr_offset,), (timestamp,)) = tags, ids, corr_offsets, timestamps
+        slots = id.encode() if id else b"", tag.encode() if tag else b""
+        at = time if timestamp is None else timestamp
+        return [pack_head(dialect, offset, at, slots[0], corr_offset, number, slots[1], len(bodies[0]))]
     lengths = [*map(len, bodies)]
     offsets = accumulate(map(HEAD.__add__, lengths), initial=offset)
-    if dialect == "C":
-        return map(_head_of, repeat("C"), offsets, count(number), repeat(time), messages)
     no_times = timestamps.count(None) == len(timestamps)
     times = repeat(time) if no_times else [time if timestamp is None else timestamp for timestamp in timestamps]
-    slots = {text: _slot((text or "").encode()) for text in {*ids, *tags}}.__getitem__
-    return map(_HEAD_B.pack, offsets, times, map(slots, ids), corr_offsets, count(number), map(slots, tags), lengths)
+    if dialect == "C":
+        id_bytes, tag_bytes = _encoded(ids, bytes), _encoded(tags, bytes)
+        return map(pack_head, repeat(dialect), offsets, times, id_bytes, corr_offsets, count(number), tag_bytes, lengths)
+    return map(_HEAD_B.pack, offsets, times, _encoded(ids, _slot), corr_offsets, count(number), _encoded(tags, _slot), lengths)
 
 
-def _head_of(dialect: str, offset: int, number: int, time: int, message: tuple[Any, ...]) -> bytes:
-    body, tag, id, corr_offset, timestamp, _, _, _ = message
-    id_bytes, tag_bytes = id.encode() if id else b"", tag.encode() if tag else b""
-    return pack_head(
-        dialect, offset, time if timestamp is None else timestamp, id_bytes, corr_offset, number, tag_bytes, len(body)
-    )
+def _encoded(texts: Sequence[str | None], made: Callable[[bytes], bytes]) -> Iterable[bytes]:
+    """What ``made`` makes of the bytes of each text; it is called once for those that are alike."""
+    found = {text: made((text or "").encode()) for text in {*texts}}
+    return repeat(*found.values()) if len(found) == 1 else map(found.__getitem__, texts)
 
 
 def crc_is_right(data: bytes, at: int) -> bool:

@@ -207,6 +207,8 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
         return journal.json_fields(frame.body)
     if frame.kind == topic_log.PUT_KEYS:
         return {"keys": _keys(topic_log.unpack_keys(frame.body))}
+    if frame.kind == topic_log.PIECES:
+        return {"pieces": topic_log.unpack_pieces(frame.body)}
     return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
 
 
