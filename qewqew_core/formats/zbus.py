@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence, Sized
-from itertools import accumulate, count, repeat
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, count, repeat
+from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.errors import BadArgument, BadRecord, Corrupt, RecordTooLarge
@@ -350,35 +350,42 @@ def timestamp_at(data: bytes, at: int, dialect: str) -> int:
 
 def unpack_message(data: bytes, at: int, base: int, dialect: str, attempt: int = 1) -> Message:
     """The message at ``at`` of bytes that begin at the offset ``base`` of the topic and hold all of it."""
-    head = unpack_head(dialect)(data, at)
-    body = data[at + HEAD : at + HEAD + head[LENGTH]]
-    return messages_of(dialect, [head], [body], [base + at], attempt)[0]
+    heads = unpack_heads(dialect, data, [at])
+    body = data[at + HEAD : at + HEAD + heads.lengths[0]]
+    return messages_of(heads, [body], [base + at], attempt)[0]
 
 
-NUMBER, TAG, LENGTH = 4, 5, 6  # of what `unpack_head` gives
+class Heads(NamedTuple):
+    """Heads of messages, in columns: a list of objects for each of them would keep the collector of garbage busy."""
+
+    tags: list[bytes]  # their slots
+    ids: list[bytes]  # the same
+    corr_offsets: list[int]
+    timestamps: list[int]
+    numbers: list[int]
+    lengths: list[int]
+
+    def first(self, count: int) -> Heads:
+        return self._make([column[:count] for column in self])  # type: ignore[arg-type, call-arg]
 
 
-def unpack_head(dialect: str) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """What takes a head apart, for `messages_of`: call it with the bytes, and where in them the message begins."""
-    return (_HEAD_C if dialect == "C" else _HEAD_B).unpack_from
+def unpack_heads(dialect: str, data: bytes, places: Iterable[int]) -> Heads:
+    """The heads that begin at these places."""
+    unpack = (_HEAD_C if dialect == "C" else _HEAD_B).unpack_from
+    fields = list(chain.from_iterable(map(unpack, repeat(data), places)))
+    _, second, ids, fourth, numbers, tags, lengths = (fields[column::7] for column in range(7))
+    corr_offsets, timestamps = ([0] * len(ids), fourth) if dialect == "C" else (fourth, second)
+    return Heads(tags, ids, corr_offsets, timestamps, numbers, lengths)
 
 
-def messages_of(
-    dialect: str, heads: Sequence[tuple[Any, ...]], bodies: Iterable[bytes], offsets: Iterable[int], attempt: int = 1
-) -> list[Message]:
+def messages_of(heads: Heads, bodies: Iterable[bytes], offsets: Iterable[int], attempt: int = 1) -> list[Message]:
     """The messages with these heads; column by column, which takes a third of the time of one by one."""
-    if not heads:
-        return []
-    if dialect == "C":
-        _, _, ids, timestamps, numbers, tags, _ = zip(*heads, strict=True)
-        corr_offsets: Iterable[int] = repeat(0)
-    else:
-        _, timestamps, ids, corr_offsets, numbers, tags, _ = zip(*heads, strict=True)
-    texts = {slot: _text(slot) for slot in {*tags}}  # tags are few
-    no_ids = ids.count(_NO_ID) == len(ids)
-    columns: list[Iterable[Any]] = [bodies, map(texts.__getitem__, tags), repeat(None) if no_ids else map(_text, ids)]
-    columns += [corr_offsets, timestamps, numbers, offsets, repeat(attempt)]
-    return list(map(_tuple, repeat(Message), zip(*columns, strict=False)))
+    texts = {slot: _text(slot) for slot in {*heads.tags}}  # tags are few
+    no_ids = heads.ids.count(_NO_ID) == len(heads.ids)
+    ids: Iterable[str | None] = repeat(None) if no_ids else map(_text, heads.ids)
+    tags = map(texts.__getitem__, heads.tags)
+    columns = zip(bodies, tags, ids, heads.corr_offsets, heads.timestamps, heads.numbers, offsets, repeat(attempt))
+    return list(map(_tuple, repeat(Message), columns))
 
 
 def _text(slot: bytes) -> str | None:

@@ -242,7 +242,7 @@ def _block(file: File) -> Iterator[Line]:
             return
         size = after - at - zbus.HEAD
         shown = file.read(at + zbus.HEAD, min(size, file.most))
-        (message,) = zbus.messages_of(dialect, [zbus.unpack_head(dialect)(head, 0)], [shown], [at])
+        (message,) = zbus.messages_of(zbus.unpack_heads(dialect, head, [0]), [shown], [at])
         fields = {name: getattr(message, name) for name in ("number", "tag", "id", "timestamp", "corr_offset")}
         yield Line(at, "message", {**fields, "bytes": size, "data": shown})
         at, number = after, number + 1
