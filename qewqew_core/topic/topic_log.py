@@ -74,7 +74,7 @@ class Replayed:
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
     frames: int = 0  # behind the snapshot
-    torn: bool = False  # something that is no whole frame follows
+    torn: bool = False  # something follows that is not a whole frame
     unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
 
