@@ -39,11 +39,14 @@ class Run(NamedTuple):
     def frames(self) -> Frames:
         return self.content.frames if isinstance(self.content, Framed) else chunk.frame(self.content)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is small records, which are joined before they are written."""
+        return not isinstance(self.content, Framed) and self.size < LIMITS.joined_bytes * len(self.content)
+
     def buffers(self) -> Sequence[Frames]:
-        """The same: small records joined, large ones as they are, each behind its length."""
-        if isinstance(self.content, Framed) or self.size < LIMITS.joined_bytes * len(self.content):
-            return [self.frames()]
-        return chunk.parts(self.content)
+        """The same as `frames`; large records are not joined."""
+        return [self.frames()] if self.is_small or isinstance(self.content, Framed) else chunk.parts(self.content)
 
 
 Runs = list[Run]
@@ -108,7 +111,7 @@ def write_runs(files: Files, fd: int, runs: Runs, at: int, crc: int) -> list[tup
     """Write runs at ``at`` of a chunk file; ``crc`` is that of what lies before them. Returns of each: records, bytes, crc32 up
     to its end.
 
-    What was joined is written at once: memory for all of it would cost more than writing does.
+    Small records are written as soon as they are joined: memory for all of them would cost more than writing does.
     """
     described = []
     waiting: list[Frames] = []
@@ -120,7 +123,7 @@ def write_runs(files: Files, fd: int, runs: Runs, at: int, crc: int) -> list[tup
         described.append((run.records, run.size, crc))
         waiting += buffers
         size += run.size
-        if len(buffers) == 1 or size >= LIMITS.write_bytes or run is runs[-1]:
+        if run.is_small or size >= LIMITS.write_bytes or run is runs[-1]:
             files.write_all(fd, waiting, at)
             at, size, waiting = at + size, 0, []
     return described
