@@ -32,7 +32,10 @@ class Body(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """Messages that were checked and are ready to be stored, in columns: one by one would take two or three times as long."""
+    """Messages that were checked and are ready to be stored, in columns: one by one would take two or three times as long.
+
+    The columns are the first fields of a `Message`.
+    """
 
     bodies: list[bytes | Body]
     tags: list[str | None]
@@ -62,22 +65,18 @@ def no_messages() -> Outgoing:
 def checked(messages: Iterable[bytes | Message], dialect: str) -> Outgoing:
     """These messages, ready to be stored; raises what is wrong with the first one with which something is."""
     given = list(messages)
-    count = len(given)
-    kinds = {*map(type, given)}
+    kinds, count = {*map(type, given)}, len(given)
     if kinds == {bytes}:
         found = Outgoing(cast(list[bytes | Body], given), [None] * count, [None] * count, [0] * count, [None] * count)
-    elif given:
+    else:
         if kinds != {Message}:
             given = [message if isinstance(message, Message) else Message(message) for message in given]
-        found = Outgoing(*[[*map(itemgetter(column), given)] for column in range(5)])
-    else:
-        return no_messages()
-    if _is_plain(found):
-        return found
-    for each in [message if isinstance(message, Message) else Message(message) for message in given]:
-        zbus.check_message(each, dialect)
-    # What may change after this call must not change what is stored.
-    found.bodies[:] = [body if type(body) is bytes else bytes(cast(bytes, body)) for body in found.bodies]
+        found = Outgoing(*[[*map(itemgetter(column), given)] for column in range(len(Outgoing._fields))])
+    if not _is_plain(found):
+        for each in map(cast(Any, Message), *found):
+            zbus.check_message(each, dialect)
+        # What may change after this call must not change what is stored.
+        found.bodies[:] = [body if type(body) is bytes else bytes(cast(bytes, body)) for body in found.bodies]
     return found
 
 
@@ -169,7 +168,7 @@ class Appends:
     @property
     def size(self) -> int:
         """The bytes that they take in blocks."""
-        return self._spilled.size + self._memory_size
+        return self._spilled.size + self._memory.size
 
     def add(self, messages: Outgoing) -> None:
         """Add all, or none if it raises (`DiskFull`)."""
