@@ -24,7 +24,8 @@ class Limits:
     group_rounds: int = 8  # how often it does so, as long as there are any
     spill_bytes: int = 1 << 20  # what a session of a queue keeps of its puts in memory
     topic_spill_bytes: int = 16 << 20  # what a session of a topic keeps
-    write_bytes: int = 1 << 20  # are written at once to a block; a body of this size is not copied for it
+    write_bytes: int = 1 << 20  # are written at once to a block or chunk; a body of this size is not copied for it
+    joined_bytes: int = 4 << 10  # records that are smaller are joined before they are written to a chunk
     log_bytes_at_close: int = 256 << 10  # behind the snapshot: the next opening reads them …
     log_frames_at_close: int = 64  # … and applies them
     log_bytes_at_handover: int = 1 << 20  # the same where another process waits: cutting the log back costs it more …

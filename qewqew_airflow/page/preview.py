@@ -79,7 +79,6 @@ def _records_of_batch(directory: str, body: manifest.Manifest, segment: manifest
 def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifest.Segment) -> Iterator[tuple[Message, int]]:
     """The messages, with their bodies cut, and the bodies' lengths. Does not check the checksum of the whole segment."""
     dialect, chosen = str(body.dialect), Filter(body.filter)
-    unpack = zbus.unpack_head(dialect)
     at = start = segment.start
     number, data = None, b""
     with segments.open_file(Local(directory), segment.file) as file:
@@ -87,10 +86,10 @@ def _messages_of_batch(directory: str, body: manifest.Manifest, segment: manifes
             if start + len(data) < min(at + zbus.HEAD + SHOWN, segment.end):
                 start, data = at, file.read(at, min(at + WINDOW, segment.end))
             after, number = zbus.check_head(data, start, at, segment.end, number, dialect, file.path)
-            head = unpack(data, at - start)
-            if chosen.matches_slot(head[zbus.TAG]):
+            heads = zbus.unpack_heads(dialect, data, [at - start])
+            if chosen.matches_slot(heads.tags[0]):
                 text = data[at + zbus.HEAD - start : after - start]
-                yield zbus.messages_of(dialect, [head], [text], [segment.base + at])[0], head[zbus.LENGTH]
+                yield zbus.messages_of(heads, [text], [segment.base + at])[0], heads.lengths[0]
             at, number = after, number + 1
 
 
@@ -109,7 +108,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
         chosen = Filter(state.filter if state else None)
         found: list[dict[str, Any]] = []
         for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
-            found += map(described_message, stretch.messages(), (head[zbus.LENGTH] for head in stretch.heads))
+            found += map(described_message, stretch.messages(), stretch.heads.lengths)
         return found
 
 

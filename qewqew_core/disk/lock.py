@@ -154,6 +154,11 @@ class NotNeeded(Exception):
     """What the lock was waited for has come about without it."""
 
 
+def is_held(fd: int) -> bool:
+    """Whether another opening of the file has the lock."""
+    return first_locked(fd, 0, _LINE) is not None
+
+
 def is_awaited(fd: int) -> bool:
     """Whether another process of ours, or another opening in this one, stands in line for a lock on the file."""
     return first_locked(fd, _LINE, _OWNERS - _LINE) is not None

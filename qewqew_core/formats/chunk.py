@@ -97,11 +97,16 @@ def checked_all(records: Iterable[Record], chunk_size: int) -> list[bytes]:
 
 
 def frame(records: Sequence[bytes]) -> bytes:
-    """The records as they stand in a chunk: length, payload, length, payload, …"""
-    parts = [b""] * (2 * len(records))
-    parts[::2] = map(LENGTH.pack, map(len, records))
-    parts[1::2] = records
-    return b"".join(parts)
+    """The records as they stand in a chunk."""
+    return b"".join(parts(records))
+
+
+def parts(records: Sequence[bytes]) -> list[bytes]:
+    """The same, not joined: length, payload, length, payload, …"""
+    found = [b""] * (2 * len(records))
+    found[::2] = map(LENGTH.pack, map(len, records))
+    found[1::2] = records
+    return found
 
 
 def split(frames: bytes, max_records: int | None = None) -> tuple[list[bytes], int]:

@@ -27,10 +27,10 @@ from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
 from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.queue import chunk_files, java, writing
 from qewqew_core.queue import log as logs
-from qewqew_core.queue.operations import Operation, Replace
+from qewqew_core.queue.operations import Extent, Operation, Replace
 from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
-from qewqew_core.queue.writing import Frames
+from qewqew_core.queue.writing import Frames, Runs
 
 
 class Chain:
@@ -153,15 +153,15 @@ class Chain:
         self.files.write(self.descriptor(chunk_id), frames, at)
         self.unsynced.add(chunk_id)
 
-    def write_ahead(self, chunk_id: int, writes: list[tuple[int, Frames]]) -> None:
-        """Write frames (offset, bytes) past the tail, where no reader looks before the commit."""
+    def write_ahead(self, chunk_id: int, runs: Runs, at: int, crc: int) -> Extent:
+        """Write past the tail, where no reader looks before the commit; see `write_runs`."""
         fd = self.descriptor(chunk_id)
-        for at, frames in writes:
-            self.files.write(fd, frames, at)
+        extent = Extent(chunk_id, writing.write_runs(self.files, fd, runs, at, crc))
         if self._engine.sync:
             self.files.sync(fd)
         else:
             self.unsynced.add(chunk_id)
+        return extent
 
     def store(self) -> None:
         """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""

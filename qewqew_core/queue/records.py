@@ -98,21 +98,13 @@ class Records:
                     chain.make(chunk_id, sizes[chunk_id])
                     made.append(chunk_id)
                     operations.append(NewChunk(chunk_id, sizes[chunk_id]))
-                ahead: list[tuple[int, Frames]] = []
-                extent: list[tuple[int, int, int]] = []
-                for run in runs:
+                for run in runs if inline else ():
                     frames = run.frames()
-                    if inline:
-                        operations.append(Append(chunk_id, run.records, frames))
-                        writes.append((chunk_id, at, frames))
-                    else:
-                        crc = crc32(frames, crc)
-                        extent.append((run.records, run.size, crc))
-                        ahead.append((at, frames))
+                    operations.append(Append(chunk_id, run.records, frames))
+                    writes.append((chunk_id, at, frames))
                     at += run.size
-                if ahead:
-                    chain.write_ahead(chunk_id, ahead)
-                    operations.append(Extent(chunk_id, extent))
+                if runs and not inline:
+                    operations.append(chain.write_ahead(chunk_id, runs, at, crc))
             if made and engine.sync:
                 chain.sync_names()
             position = chain.commit(operations + operations_behind, reserve=True)

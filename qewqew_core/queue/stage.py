@@ -38,7 +38,7 @@ from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
 
-_SETTINGS = inspect.signature(Queue)
+_DEFAULTS = {name: setting.default for name, setting in inspect.signature(Queue).parameters.items()}
 PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many stages may commit at once, and in turn
 
 
@@ -55,22 +55,18 @@ class Stage(Transaction):
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: Any) -> None:
-        try:
-            chosen = _SETTINGS.bind(path, **settings)
-        except TypeError as error:
-            raise BadArgument(f"not an argument of Queue: {error}") from None
-        chosen.apply_defaults()
+        if unknown := settings.keys() - _DEFAULTS.keys():
+            raise BadArgument(f"{', '.join(sorted(unknown))}: Queue has no such argument")
+        chosen = {**_DEFAULTS, **settings}
         self.path = paths.check_path(path)
-        self.chunk_size = arguments.check_whole(
-            "chunk_size", chosen.arguments["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE
-        )
-        arguments.check_choice("sync", chosen.arguments["sync"], ("commit", "never"))
-        arguments.check_timeout("lock_timeout", chosen.arguments["lock_timeout"])
+        self.chunk_size = arguments.check_whole("chunk_size", chosen["chunk_size"], chunk.MIN_CHUNK_SIZE, chunk.MAX_CHUNK_SIZE)
+        arguments.check_choice("sync", chosen["sync"], ("commit", "never"))
+        arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
-        self._files: Files = chosen.arguments["_files"] or Files()
-        self._terms = Terms(self.chunk_size, chosen.arguments["min_free_bytes"])
-        bounds = chosen.arguments["max_records"], chosen.arguments["max_bytes"]
-        self._joins_groups = chosen.arguments["sync"] == "commit" and bounds == (None, None)
+        self._files: Files = chosen["_files"] or Files()
+        self._terms = Terms(self.chunk_size, chosen["min_free_bytes"])
+        bounds = chosen["max_records"], chosen["max_bytes"]
+        self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
         self._put_bytes = 0
         self._claim: list[int] = []  # its descriptor, once something is spilled

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -38,6 +38,15 @@ class Run(NamedTuple):
 
     def frames(self) -> Frames:
         return self.content.frames if isinstance(self.content, Framed) else chunk.frame(self.content)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is small records, which are joined before they are written."""
+        return not isinstance(self.content, Framed) and self.size < LIMITS.joined_bytes * len(self.content)
+
+    def buffers(self) -> Sequence[Frames]:
+        """The same as `frames`; large records are not joined."""
+        return [self.frames()] if self.is_small or isinstance(self.content, Framed) else chunk.parts(self.content)
 
 
 Runs = list[Run]
@@ -96,6 +105,28 @@ def make_chunk(files: Files, path: str, size: int, durable: bool, owned: dict[in
                 files.unlink(path)
         close_each(owned, chunk_id)
         raise
+
+
+def write_runs(files: Files, fd: int, runs: Runs, at: int, crc: int) -> list[tuple[int, int, int]]:
+    """Write runs at ``at`` of a chunk file; ``crc`` is that of what lies before them. Returns of each: records, bytes, crc32 up
+    to its end.
+
+    Small records are written as soon as they are joined: memory for all of them would cost more than writing does.
+    """
+    described = []
+    waiting: list[Frames] = []
+    size = 0
+    for run in runs:
+        buffers = run.buffers()
+        for buffer in buffers:
+            crc = crc32(buffer, crc)
+        described.append((run.records, run.size, crc))
+        waiting += buffers
+        size += run.size
+        if run.is_small or size >= LIMITS.write_bytes or run is runs[-1]:
+            files.write_all(fd, waiting, at)
+            at, size, waiting = at + size, 0, []
+    return described
 
 
 class Spilled:
@@ -165,18 +196,11 @@ class Spill:
             spilled.size, spilled.is_durable = max(spilled.size, spilled.tail), False
 
     def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
-        described = []
-        tail, crc = target.tail, target.crc
         fd = self._files.open(target.path)
         try:
-            for run in runs:
-                frames = run.frames()
-                self._files.write(fd, frames, tail)
-                tail, crc = tail + run.size, crc32(frames, crc)
-                described.append((run.records, run.size, crc))
+            return write_runs(self._files, fd, runs, target.tail, target.crc)
         finally:
             self._files.close(fd)
-        return described
 
     def finish(self, durable: bool) -> None:
         """Make the files as they will be in the chain: not longer than their content, and ``durable`` but for their names."""

@@ -207,6 +207,8 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
         return journal.json_fields(frame.body)
     if frame.kind == topic_log.PUT_KEYS:
         return {"keys": _keys(topic_log.unpack_keys(frame.body))}
+    if frame.kind == topic_log.PIECES:
+        return {"pieces": topic_log.unpack_pieces(frame.body)}
     return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
 
 
@@ -240,7 +242,7 @@ def _block(file: File) -> Iterator[Line]:
             return
         size = after - at - zbus.HEAD
         shown = file.read(at + zbus.HEAD, min(size, file.most))
-        (message,) = zbus.messages_of(dialect, [zbus.unpack_head(dialect)(head, 0)], [shown], [at])
+        (message,) = zbus.messages_of(zbus.unpack_heads(dialect, head, [0]), [shown], [at])
         fields = {name: getattr(message, name) for name in ("number", "tag", "id", "timestamp", "corr_offset")}
         yield Line(at, "message", {**fields, "bytes": size, "data": shown})
         at, number = after, number + 1

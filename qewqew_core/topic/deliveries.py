@@ -14,7 +14,6 @@ from operator import attrgetter
 
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import BadArgument, CommitConflict, Full
-from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import now_ms
 from qewqew_core.topic.in_flight import Delivered, evenly
@@ -225,7 +224,7 @@ def _fitting(bodies: list[bytes], room: int, first: bool) -> tuple[int, int]:
 
 def _delivered(stretch: Stretch) -> list[Delivered]:
     """The messages of a stretch, parted where a filter holds others back between them."""
-    numbers = [head[zbus.NUMBER] for head in stretch.heads]
+    numbers = stretch.heads.numbers
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return [(stretch.base, stretch.block, 1, numbers[0], evenly(stretch.places))]
     ends = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]

@@ -29,7 +29,7 @@ class OpenTopic(Protocol):
     def writer(self) -> Writer:
         """The topic's writer, with its lock, which the first call takes."""
 
-    def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
+    def checked(self, messages: Iterable[bytes | Message]) -> Outgoing:
         """Messages as they are appended; raises before anything changes."""
 
     def trim_quietly(self) -> None:

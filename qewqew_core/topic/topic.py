@@ -21,14 +21,14 @@ from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Closes, Files, read_whole
+from qewqew_core.disk.files import Closes, Descriptors, Files, read_all, read_whole
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
 from qewqew_core.topic import outgoing, reader_files, reader_inspection, retention, topic_log, topic_paths, topic_verification
 from qewqew_core.topic.header import HasHeader
-from qewqew_core.topic.outgoing import Outgoing, size_of
+from qewqew_core.topic.outgoing import Outgoing
 from qewqew_core.topic.reader import Reader
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
@@ -149,19 +149,23 @@ class Topic(HasHeader, Closes):
 
     def _recovered_dialect(self) -> str:
         """Make sure that what a crash has left was repaired, by us or by the writer that lives; the dialect."""
-        until = arguments.deadline(self.lock_timeout)
+        files, until = self.files, arguments.deadline(self.lock_timeout)
         lock_path, log_path = topic_paths.lock_of(self.path), topic_paths.log_of(self.path)
         while True:
-            try:
-                with contextlib.closing(self._open_writer(0)) as writer:
-                    return writer.engine.state.dialect
-            except Locked:
-                with contextlib.suppress(FileNotFoundError, Corrupt):  # while the writer begins a new log
-                    if read_whole(self.files, lock_path) == RECOVERED:
-                        return topic_log.replay(read_whole(self.files, log_path), log_path).state.dialect
-                if until is not None and clock.monotonic() >= until:
-                    raise
-                clock.sleep(0.002)
+            is_late = until is not None and clock.monotonic() >= until
+            is_held = False
+            with contextlib.suppress(OSError, Corrupt), Descriptors([files.open_to_read(lock_path)]) as (fd,):
+                is_held = lock.is_held(fd)
+                if is_held and read_all(files, fd, lock_path) == RECOVERED:
+                    return topic_log.dialect_of(read_whole(files, log_path), log_path)
+            if is_late or not is_held:
+                try:
+                    with contextlib.closing(self._open_writer(0)) as writer:
+                        return writer.engine.state.dialect
+                except Locked:
+                    if is_late:
+                        raise
+            clock.sleep(0.002)
 
     def writer(self) -> Writer:
         """The writer, with its lock."""
@@ -186,7 +190,9 @@ class Topic(HasHeader, Closes):
     def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
         """Recovery, with the lock of the writer: sessions that died while they committed."""
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
-        self.files.sync_directory(os.path.join(self.path, "reader"))
+        # And a commit must not be forgotten as long as such a reader may come back that was part of it.
+        if self._opening or committed:
+            self.files.sync_directory(os.path.join(self.path, "reader"))
         reader_files.remove_leftovers(self.files, self.path)
         for name in self.files.list(os.path.join(self.path, "state")):
             if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
@@ -224,8 +230,8 @@ class Topic(HasHeader, Closes):
         ``timestamp``: milliseconds since the epoch; None: now. Raises `BadRecord`, `RecordTooLarge`, `BadArgument`, `DiskFull`,
         `Full` (the topic has 10,240 blocks), `Locked` (another process appends): nothing was stored.
         """
-        number, _ = self._append([Message(body, tag, id, corr_offset, timestamp)], None)
-        return number
+        message = Message(body, tag, id, corr_offset, timestamp)
+        return self._append(outgoing.checked_one(message, self.dialect), None)[0]
 
     def append_many(self, messages: Iterable[bytes | Message], key: str | None = None) -> int:
         """Append all messages, or none if one of them is wrong; returns how many. One commit, and they stay together.
@@ -234,29 +240,28 @@ class Topic(HasHeader, Closes):
         was used before (within thirty days, and among the last 65,536), it stores nothing and returns what the first call
         returned. Raises as `append`.
         """
-        return self._append(messages, key)[1]
+        return self._append(self.checked(messages), key)[1]
 
-    def _append(self, messages: Iterable[bytes | Message], key: str | None) -> tuple[int, int]:
+    def _append(self, ready: Outgoing, key: str | None) -> tuple[int, int]:
         """(number of the first message, how many)."""
-        ready = self.checked(messages)
         hashed = None if key is None else key_hash(arguments.check_key(key))
         writer = self.writer()
         with writer.engine.exclusive():
             number, blocks = writer.engine.state.number, writer.engine.state.last.block
             if hashed is not None and hashed in writer.engine.state.idempotency_keys:
-                ready, position = [], writer.engine.log.position  # another thread may still be waiting for that commit
+                position = writer.engine.log.position  # another thread may still be waiting for that commit
                 count = writer.engine.state.idempotency_keys[hashed][1]
-            elif not ready and hashed is None:
+            elif not ready.messages and hashed is None:
                 return number, 0
             else:
-                operations = [] if hashed is None else [PutKey(hashed, len(ready))]
-                position, count = writer.append(ready, size_of(ready), operations), len(ready)
+                operations = [] if hashed is None else [PutKey(hashed, ready.messages)]
+                position, count = writer.append([ready], ready.size, operations), ready.messages
         writer.durable(position)
         if writer.engine.state.last.block != blocks:
             self.trim_quietly()
         return number, count
 
-    def checked(self, messages: Iterable[bytes | Message]) -> list[Outgoing]:
+    def checked(self, messages: Iterable[bytes | Message]) -> Outgoing:
         """The messages, all checked before anything changes."""
         if isinstance(messages, (Message, bytes, bytearray, memoryview, str)):
             raise BadArgument("append_many takes an iterable of messages; for a single one use append")
@@ -264,9 +269,7 @@ class Topic(HasHeader, Closes):
             iterator = iter(messages)
         except TypeError as error:
             raise BadArgument(f"append_many takes an iterable of messages, not {type(messages).__name__}") from error
-        return outgoing.checked(
-            [message if isinstance(message, Message) else Message(message) for message in iterator], self.dialect
-        )
+        return outgoing.checked(iterator, self.dialect)
 
     def session(self) -> TopicSession:
         """A transaction: its appends, and its reads by readers of this topic, happen together or not at all."""

@@ -8,6 +8,7 @@ kind            body
 =============== ==============================================================================================================
 1 snapshot      JSON: `TopicState`
 2 put keys      (16-byte hash, u64 time, u64 messages) for each
+3 pieces        the checksums of the last block (below) without its end
 5 end           nothing: the snapshot is whole
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
@@ -20,23 +21,27 @@ there u32, time u64). The .sums file has all of a block, the last for its end, b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
+from qewqew_core.formats import zbus
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.topic.topic_state import Append, Block, Extent, NewBlock, Operation, PutKey, Redo, Session, TopicState, Trim
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
-SNAPSHOT, PUT_KEYS, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 5, 6, 7, 8
+SNAPSHOT, PUT_KEYS, PIECES, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 3, 5, 6, 7, 8
 KIND_NAMES = {
     SNAPSHOT: "snapshot",
     PUT_KEYS: "put keys",
+    PIECES: "pieces",
     _END: "end",
     COMMIT: "commit",
     CHECKPOINT: "checkpoint",
@@ -49,10 +54,10 @@ _PIECE = struct.Struct(">IIIQ")
 _CRC = struct.Struct(">I")
 # Operations of a commit
 _INLINE = struct.Struct(">cII")  # A messages, bytes; then these themselves, at the end of the last block
+_EXTENT = struct.Struct(">c?I")  # X whether it was on disk before, number of runs; then these
+_RUN = struct.Struct(">III")  # messages, bytes, crc of the block up to their end
 _SESSION = struct.Struct(">cI")  # S length; then JSON: {"id": …, "readers": […]}, what was read in the same transaction
 _OF_ONE_SIZE: dict[bytes, tuple[type[Operation], struct.Struct]] = {
-    # messages, bytes, crc of the block up to their end, whether that was on disk
-    b"X": (Extent, struct.Struct(">cIII?")),
     b"B": (NewBlock, struct.Struct(">cQ")),  # created: a new last block
     b"K": (PutKey, struct.Struct(">c16sQ")),  # hash of the key, messages appended under it
     b"T": (Trim, struct.Struct(">cI")),  # number of blocks: these, the oldest, are gone
@@ -69,6 +74,7 @@ class Replayed:
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
     frames: int = 0  # behind the snapshot
+    torn: bool = False  # something follows that is not a whole frame
     unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
 
@@ -77,6 +83,8 @@ def pack(operation: Operation) -> bytes:
         case Append():
             messages, data = operation
             return _INLINE.pack(b"A", messages, len(data)) + data
+        case Extent(runs, synced):
+            return _EXTENT.pack(b"X", synced, len(runs)) + b"".join(_RUN.pack(*run) for run in runs)
         case Session():
             body = json.dumps(operation._asdict()).encode()
             return _SESSION.pack(b"S", len(body)) + body
@@ -107,6 +115,12 @@ def unpack(body: bytes) -> Iterator[Operation]:
             if at > len(body):
                 raise ValueError("a commit is shorter than its messages")
             yield Append(messages, body[at - size : at])
+        elif letter == b"X":
+            _, synced, count = _EXTENT.unpack_from(body, at)
+            at += _EXTENT.size + count * _RUN.size
+            if at > len(body):
+                raise ValueError("a commit is shorter than its runs")
+            yield Extent(list(_RUN.iter_unpack(body[at - count * _RUN.size : at])), synced)
         elif letter in _OF_ONE_SIZE:
             kind, form = _OF_ONE_SIZE[letter]
             yield kind(*form.unpack_from(body, at)[1:])
@@ -127,18 +141,33 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         "start": state.start,
         "number": state.number,
         "sessions": state.sessions,
-        "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.pieces],
+        "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated],
     }
     parts = [journal.head(MAGIC, generation), journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)]
     if state.idempotency_keys:
         keys = b"".join(_KEY.pack(key, *value) for key, value in state.idempotency_keys.items())
         parts.append(journal.frame(PUT_KEYS, keys, generation))
+    if last.pieces:
+        parts.append(journal.frame(PIECES, b"".join(starmap(_PIECE.pack, last.pieces)), generation))
     parts.append(journal.frame(_END, b"", generation))
     return b"".join(parts)
 
 
+def unpack_pieces(body: bytes) -> list[IndexEntry]:
+    return [*starmap(IndexEntry, _PIECE.iter_unpack(body))]
+
+
 def unpack_keys(body: bytes) -> dict[bytes, tuple[int, int]]:
     return {key: (time, messages) for key, time, messages in _KEY.iter_unpack(body)}
+
+
+def dialect_of(data: bytes, path: str) -> str:
+    """The dialect alone, which is in the first frame. Raises `Corrupt`."""
+    for frame in journal.frames(data, journal.generation_of(data, MAGIC, path)):
+        with contextlib.suppress(*journal.NONSENSE):
+            return zbus.check_dialect(journal.json_fields(frame.body)["dialect"])
+        break
+    raise Corrupt("the transaction log does not begin with a snapshot", path=path, offset=journal.BEGIN)
 
 
 def replay(data: bytes, path: str) -> Replayed:
@@ -153,14 +182,14 @@ def replay(data: bytes, path: str) -> Replayed:
                 if state is not None:
                     raise ValueError("there is a second snapshot")
                 fields = journal.json_fields(body)
-                *numbers, pieces = fields.pop("last")
-                state = TopicState(**fields, last=Block(*numbers))
-                state.last.pieces = [IndexEntry(*piece) for piece in pieces]
+                state = TopicState(**{**fields, "last": Block(*fields["last"])})
                 state.check()
             elif state is None:
                 raise ValueError("no snapshot comes first")
             elif kind == PUT_KEYS and result is None:
                 state.idempotency_keys |= unpack_keys(body)
+            elif kind == PIECES and result is None:
+                state.last.pieces += unpack_pieces(body)
             elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:
@@ -182,13 +211,14 @@ def replay(data: bytes, path: str) -> Replayed:
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, start) from error
         at = end
-    if result is None or journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED)):
+    torn = not journal.ends_in_zeros(data, at)
+    if result is None or (torn and journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED))):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=at)
     try:
         result.state.check()
     except ValueError as error:
         raise Corrupt(f"the log contradicts itself: {error}", path=path, offset=at) from error
-    result.end = at
+    result.end, result.torn = at, torn
     return result
 
 
@@ -205,7 +235,7 @@ def sums_at(number: int) -> int:
 
 
 def pack_sums(pieces: list[IndexEntry]) -> bytes:
-    data = SUMS_MAGIC + b"".join(_PIECE.pack(*piece) for piece in pieces)
+    data = SUMS_MAGIC + b"".join(starmap(_PIECE.pack, pieces))
     return data + _CRC.pack(crc32(data))
 
 
@@ -214,4 +244,4 @@ def unpack_sums(data: bytes, path: str) -> list[IndexEntry]:
     middle = data[len(SUMS_MAGIC) : -_CRC.size]
     if data[: len(SUMS_MAGIC)] != SUMS_MAGIC or len(middle) % _PIECE.size or _CRC.pack(crc32(data[:-4])) != data[-4:]:
         raise Corrupt("the checksums of a block are damaged themselves", path=path, offset=0)
-    return [IndexEntry(*piece) for piece in _PIECE.iter_unpack(middle)]
+    return unpack_pieces(middle)

@@ -56,12 +56,14 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
             raise BadArgument(f"the topic {blocks.directory} is in dialect {found.state.dialect}, not {dialect}")
         state = found.state if closed else _redo(blocks, found)
     _remove_strays(blocks, state, ours)
-    if closed:
-        blocks.files.sync_directory(blocks.directory)  # who was killed after putting this log into place may not have done it
-    else:
+    if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
     resolve(set(state.sessions), state.dialect)
-    return _open_log(blocks, found) if found is not None and closed else _new_log(blocks, state), state
+    if found is None or not closed:
+        return _new_log(blocks, state), state
+    if not found.frames:  # who was killed after putting this log into place may not have done it
+        blocks.files.sync_directory(blocks.directory)
+    return _open_log(blocks, found), state
 
 
 # Step 1
@@ -86,8 +88,8 @@ def _replayed(blocks: Blocks) -> Replayed | None:
     except FileNotFoundError:
         return None
     found = topic_log.replay(data, blocks.log_path)
-    if found.end < len(data.rstrip(b"\0")):
-        found.clean = False  # a torn frame is to be cut off
+    if found.torn:
+        found.clean = False  # that is to be cut off
     return found
 
 

@@ -59,7 +59,7 @@ class TopicSession(Transaction):
         self._usable()
         ready = self._topic.checked(messages)
         self._appends.add(ready)
-        return len(ready)
+        return ready.messages
 
     def read(self, reader: Reader, timeout: float | None = 0) -> Message:
         """The next message of a reader of this topic; the session commits it. Waits and raises as `Reader.read`."""

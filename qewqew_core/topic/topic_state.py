@@ -23,9 +23,7 @@ class Append(NamedTuple):
 class Extent(NamedTuple):
     """Messages at the end of the last block, written to its file."""
 
-    messages: int
-    size: int
-    crc: int  # of the block up to their end
+    runs: list[tuple[int, int, int]]  # messages, bytes, crc of the block up to their end
     synced: bool  # whether they were on disk before
 
 
@@ -117,9 +115,9 @@ class TopicState:
         match operation:
             case Append():  # taken apart like this, it takes half the time
                 messages, data = operation
-                return self._append(messages, len(data), data, crc32(data, last.crc), False, time)
-            case Extent(messages, size, crc, synced):
-                return self._append(messages, size, None, crc, synced, time)
+                return self._append([(messages, len(data), crc32(data, last.crc))], data, False, time)
+            case Extent(runs, synced):
+                return self._append(runs, None, synced, time)
             case NewBlock(created):
                 self.full.append(last)
                 self.last = Block(last.block + 1, last.base + last.end, created, updated=created)
@@ -134,12 +132,13 @@ class TopicState:
                 self.sessions[session_id] = readers
         return None
 
-    def _append(self, messages: int, size: int, data: bytes | None, crc: int, synced: bool, time: int) -> Redo:
+    def _append(self, runs: list[tuple[int, int, int]], data: bytes | None, synced: bool, time: int) -> Redo:
         last = self.last
-        redo = Redo(last, last.end, size, data, last.crc, crc, synced)
-        last.append(messages, size, crc, time)
-        self.number += messages
-        return redo
+        begin, crc_before = last.end, last.crc
+        for messages, size, crc in runs:
+            last.append(messages, size, crc, time)
+            self.number += messages
+        return Redo(last, begin, last.end - begin, data, crc_before, last.crc, synced)
 
     def check(self) -> None:
         """Raises `ValueError` for a state that index, blocks and .sums cannot have and QewQew never writes."""
@@ -147,10 +146,7 @@ class TopicState:
         for block in (*self.full, self.last):
             small += [block.end, block.messages, block.crc]
             large += [block.block, block.base, block.created, block.updated]
-            positive += [block.base, block.updated if block.pieces else 0]
-            for piece in block.pieces:
-                small += piece[:3]
-                positive.append(piece.time)
+            positive += [block.base, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
         if (
             any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
             or any(type(number) is not int or not -(1 << 63) <= number < 1 << 63 for number in large + positive)

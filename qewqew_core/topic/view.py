@@ -12,8 +12,7 @@ import time as clock
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
@@ -21,7 +20,7 @@ from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
-from qewqew_core.formats.zbus import HEAD, LENGTH, NUMBER, TAG, Entry, Index, Message
+from qewqew_core.formats.zbus import HEAD, NUMBER_AT, Entry, Heads, Index, Message
 from qewqew_core.topic import topic_log
 from qewqew_core.topic.topic_paths import block_of, index_of, log_of
 
@@ -29,7 +28,6 @@ WINDOW = 1 << 16  # bytes that are read at once for a few messages …
 SCAN = 1 << 20  # … and for many
 _OPEN_BLOCKS = 8
 _BLOCKS = zbus.INDEX_HEAD - 8  # bytes of the index that say which blocks there are; then comes the number of the next message
-_length_of = itemgetter(LENGTH)
 
 
 class Position(NamedTuple):
@@ -60,27 +58,25 @@ class Stretch(NamedTuple):
     block: int
     base: int  # offset of the block in the topic
     places: list[int]  # where in the block each message begins
-    heads: list[tuple[Any, ...]]  # see `zbus.unpack_head`
+    heads: Heads
     bodies: list[bytes]  # of large ones maybe the beginning alone; the head has the length
     reached: Position  # up to here there is no other
 
     @property
     def size(self) -> int:
         """Bytes of all bodies."""
-        return sum(map(_length_of, self.heads))
+        return sum(self.heads.lengths)
 
-    def messages(self, count: int | None = None) -> list[Message]:
-        """All of them, or this many."""
-        offsets = [self.base + place for place in self.places]
-        return zbus.messages_of(self.dialect, self.heads[:count], self.bodies, offsets)
+    def messages(self) -> list[Message]:
+        return zbus.messages_of(self.heads, self.bodies, [self.base + place for place in self.places])
 
     def first(self, count: int) -> Stretch:
         """Only this many of them, at least one."""
         if count == len(self.places):
             return self
-        at, head = self.places[count - 1], self.heads[count - 1]
-        reached = Position(self.block, at + HEAD + head[LENGTH], head[NUMBER] + 1)
-        return Stretch(*self[:3], self.places[:count], self.heads[:count], self.bodies[:count], reached)
+        heads = self.heads.first(count)
+        reached = Position(self.block, self.places[count - 1] + HEAD + heads.lengths[-1], heads.numbers[-1] + 1)
+        return Stretch(*self[:3], self.places[:count], heads, self.bodies[:count], reached)
 
 
 Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
@@ -333,7 +329,7 @@ class View:
         """
         block, at, number = position
         begins = True
-        unpack = zbus.unpack_head(self.dialect)
+        keys_at = zbus.keys_at
         matches = filter.matches_slot if filter else None
         careful = self.dialect == "C"
         while most > 0 and (stop is None or (block, at) < (stop.block, stop.offset)):
@@ -361,32 +357,31 @@ class View:
             if begins:
                 number, begins = self.first_number(number, data, start, base, at, end), False
             places: list[int] = []
-            heads: list[tuple[Any, ...]] = []
             bodies: list[bytes] = []
             last = loaded - HEAD
             while at <= last and len(places) < most:
-                head = unpack(data, at - start)
+                found, tag, length = keys_at(data, at - start + NUMBER_AT)
                 body_at = at + HEAD
-                after = body_at + head[LENGTH]
-                if head[NUMBER] != number or after > end or careful:
+                after = body_at + length
+                if found != number or not body_at <= after <= end or careful:
                     try:
                         _, number = zbus.check_head(data, start, at, end, number, self.dialect, self.block_path(base))
                     except Corrupt:
                         if places:
                             break  # first those before it
                         raise
-                if matches is None or matches(head[TAG]):
+                if matches is None or matches(tag):
                     if after <= loaded:
                         bodies.append(data[body_at - start : after - start])
-                    elif head[LENGTH] < WINDOW:
+                    elif length < WINDOW:
                         break  # load again, from this message on
                     else:  # a large body is read to where it stays, and copied no more
-                        bodies.append(self.read(base, body_at, min(head[LENGTH], cut)))
+                        bodies.append(self.read(base, body_at, min(length, cut)))
                     places.append(at)
-                    heads.append(head)
                 at, number = after, number + 1
             most -= len(places)
             if places or matches is not None:
+                heads = zbus.unpack_heads(self.dialect, data, [place - start for place in places])
                 yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import cast
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Engine
@@ -84,22 +85,20 @@ class Writer:
             with self.engine.exclusive():
                 self._publish()
 
-    def append(self, messages: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
-        """Commit messages with a total of ``size`` bytes, then other operations; returns the position of the commit in the
-        log.
-        """
+    def append(self, parts: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
+        """Commit all these messages, ``size`` bytes in total, then other operations; returns the position of the commit."""
         engine, blocks, time = self.engine, self._blocks, now_ms()
         state = engine.state
         self._check_free(size)
         inline = size <= LIMITS.inline_bytes[self._sync]
         number = state.number
         base, at, crc = state.last.base, state.last.end, state.last.crc
-        begin = at  # of this commit in the block
         operations: list[Operation] = []
+        runs: list[tuple[int, int, int]] = []  # of the block: messages, bytes, crc up to their end
         made: list[int] = []
         writes: list[tuple[int, int, bytes]] = []
         try:
-            for begins, portion in portions(messages, at, self.block_size):
+            for begins, portion in portions(parts, at, self.block_size):
                 if begins:
                     if state.count + len(made) >= zbus.RING:
                         raise Full(
@@ -107,25 +106,26 @@ class Writer:
                             f"(max_age, max_bytes, max_records, trim()), or use a larger block_size than {self.block_size:,}",
                             path=engine.path,
                         )
-                    if not inline and at > begin:
-                        self._written(base)
-                    base, at, crc, begin = base + at, 0, 0, 0
+                    if runs:
+                        operations.append(self._written(base, runs))
+                        runs = []
+                    base, at, crc = base + at, 0, 0
                     made.append(base)
                     blocks.make(base)
                     operations.append(NewBlock(time))
                 frames = self._frames(portion, base + at, number, time)
                 if inline:
                     data = b"".join(frames)
-                    operations.append(Append(len(portion), data))
+                    operations.append(Append(portion.messages, data))
                     writes.append((base, at, data))
                     at += len(data)
                 else:
                     start = at
                     at, crc = blocks.write_ahead(base, at, frames, crc)
-                    operations.append(Extent(len(portion), at - start, crc, engine.sync))
-                number += len(portion)
-            if not inline and at > begin:
-                self._written(base)
+                    runs.append((portion.messages, at - start, crc))
+                number += portion.messages
+            if runs:
+                operations.append(self._written(base, runs))
             if made and engine.sync:
                 blocks.files.sync_directory(blocks.data)
             for base, start, data in writes:
@@ -169,27 +169,28 @@ class Writer:
             self._blocks.write_index(patch)
             patch.clear()
 
-    def _frames(self, portion: list[Outgoing], offset: int, number: int, time: int) -> Iterator[bytes]:
+    def _frames(self, portion: Outgoing, offset: int, number: int, time: int) -> Iterator[bytes]:
         """Messages as they stand in a block; ``offset`` and ``number`` are those of the first."""
-        heads = zbus.pack_heads(self.engine.state.dialect, offset, number, time, portion)
-        if len(portion) > 1:
-            bodies = [message[0] for message in portion if type(message[0]) is bytes]
-            if len(bodies) == len(portion) and max(map(len, bodies)) < LIMITS.piece_bytes:
-                yield b"".join(chain.from_iterable(zip(heads, bodies, strict=True)))
-                return
-        for head, message in zip(heads, portion, strict=True):
+        heads = zbus.pack_heads(self.engine.state.dialect, offset, number, time, *portion)
+        bodies = portion.bodies
+        # All others are smaller than the last one can be, see `portions`.
+        if len(bodies) > 1 and len(bodies[-1]) < LIMITS.piece_bytes and {*map(type, bodies)} == {bytes}:
+            yield b"".join(chain.from_iterable(zip(heads, cast(list[bytes], bodies), strict=True)))
+            return
+        for head, body in zip(heads, bodies, strict=True):
             yield head
-            body = message[0]
             if isinstance(body, Body):
                 for at in range(0, len(body), LIMITS.write_bytes):
                     yield self._blocks.files.read(body.fd, min(LIMITS.write_bytes, len(body) - at), body.offset + at)
             else:
                 yield body
 
-    def _written(self, base: int) -> None:
+    def _written(self, base: int, runs: list[tuple[int, int, int]]) -> Extent:
+        """These messages are in the block, and on disk if ``sync`` says so: the operation for the log."""
         self._blocks.unsynced.add(base)
         if self.engine.sync:
             self._blocks.sync_block(base)
+        return Extent(runs, self.engine.sync)
 
     def _check_free(self, size: int) -> None:
         if self.min_free_bytes and (free := self._blocks.files.free(self.engine.path)) - size < self.min_free_bytes:

@@ -346,7 +346,7 @@ def scripted_topic(data: bytes) -> bytes:
         if kind % 10 == 0:
             operations += topics.pack(TopicAppend(one % 4, bytes([two]) * three))
         elif kind % 10 == 1:
-            operations += topics.pack(TopicExtent(one % 4, two << 10, three, one > 127))
+            operations += topics.pack(TopicExtent([(one % 4, two << 10, three)], one > 127))
         elif kind % 10 == 2:
             operations += topics.pack(NewBlock(one))
         elif kind % 10 == 3:

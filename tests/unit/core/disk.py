@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qewqew_core.disk.files import Files
 
 
-class NoSync(Files):
+class OneWrite(Files):
+    """All that is written goes through `write`, which a test can stop, count or make fail."""
+
+    def write_all(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+        self.write(fd, b"".join(buffers), offset)
+
+
+class NoSync(OneWrite):
     """The real disk without waiting for it, where durability is not the point: an fsync costs more than all the rest."""
 
     def sync(self, fd: int) -> None:
@@ -42,7 +49,7 @@ class Call:
 
 
 @dataclass
-class JournalDisk(Files):
+class JournalDisk(OneWrite):
     root: str
     calls: list[Call] = field(default_factory=list)
     _nodes: dict[str, int] = field(default_factory=dict)  # path → file; files keep their number when renamed
