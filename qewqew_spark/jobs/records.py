@@ -225,9 +225,9 @@ def rows_of(spark: SparkSession, source: BatchReader, columns: StructType) -> Da
 
 
 def start_workers(spark: SparkSession, batches: Batches) -> None:
-    """Let Spark start its Python processes now, while it plans the first query, and not after that. Does not wait for them."""
+    """Have Spark start its Python processes while it plans the first query, and not only then. Returns at once."""
     context = spark.sparkContext
-    # As a DataFrame has it: in another environment, these would be other processes.
+    # Spark sets it for DataFrames, and these use no processes that have another environment.
     context.environment["SPARK_SIMPLIFIED_TRACEBACK"] = "1"
     tasks = min(context.defaultParallelism, 1 + batches.bytes // RUN_BYTES)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 from spark_batches import make_batch, make_topic_batch
@@ -19,7 +21,7 @@ from qewqew_spark.jobs import batch as job
 from qewqew_spark.jobs import writing
 from qewqew_spark.jobs.batch import TransformFailed, run
 from qewqew_spark.jobs.output import Output
-from qewqew_spark.jobs.records import Records
+from qewqew_spark.jobs.records import Records, start_workers
 from qewqew_spark.tables.session import setting
 
 
@@ -505,6 +507,18 @@ def test_a_run_and_its_repetition_have_one_job_of_spark_for_each_output(spark, t
         assert (result["good"], result["bad"]) == (2, 0)
         assert len(context.statusTracker().getJobIdsForGroup(f"{tmp_path} {group}")) == runs
         assert len(loads) == 1
+
+
+def test_the_processes_that_are_started_early_are_those_that_read(spark, tmp_path, monkeypatch):
+    context = spark.sparkContext
+    monkeypatch.setattr(context, "environment", {**context.environment})
+    start_workers(spark, job.batch_at(str(make_batch(tmp_path / "b", [b"{}"])), {}))
+    early = context.parallelize([0], 1).map(lambda _: os.getppid()).first()
+
+    def parent(rows):
+        yield from (pa.RecordBatch.from_pydict({"pid": [os.getppid()] * row.num_rows}) for row in rows)
+
+    assert spark.range(1).mapInArrow(parent, "pid BIGINT").first().pid == early
 
 
 @pytest.mark.parametrize("query", ["SELECT * FROM batch LIMIT 1", "SELECT * FROM batch WHERE false"])
