@@ -239,6 +239,7 @@ def start_workers(spark: SparkSession, batches: Batches) -> None:
 
     def start() -> None:
         with suppress(Exception):  # the query will say what is wrong
+            context.setJobDescription("QewQew: start Python")
             context.parallelize(range(tasks), tasks).foreach(load)
 
     Thread(target=start, daemon=True).start()
