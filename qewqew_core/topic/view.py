@@ -54,7 +54,6 @@ def behind(message: Message, at: Position) -> Position:
 class Stretch(NamedTuple):
     """Messages of one block, in order; with a filter those that match."""
 
-    dialect: str
     block: int
     base: int  # offset of the block in the topic
     places: list[int]  # where in the block each message begins
@@ -76,7 +75,7 @@ class Stretch(NamedTuple):
             return self
         heads = self.heads.first(count)
         reached = Position(self.block, self.places[count - 1] + HEAD + heads.lengths[-1], heads.numbers[-1] + 1)
-        return Stretch(*self[:3], self.places[:count], heads, self.bodies[:count], reached)
+        return Stretch(self.block, self.base, self.places[:count], heads, self.bodies[:count], reached)
 
 
 Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
@@ -382,7 +381,7 @@ class View:
             most -= len(places)
             if places or matches is not None:
                 heads = zbus.unpack_heads(self.dialect, data, [place - start for place in places])
-                yield Stretch(self.dialect, block, base, places, heads, bodies, Position(block, at, number))
+                yield Stretch(block, base, places, heads, bodies, Position(block, at, number))
 
     def runs(self, base: int, at: int, number: int, ends: Iterable[int], filter: Filter | None = None) -> Iterator[RawMessages]:
         """The messages of a block that match, from ``at`` on, where message ``number`` begins, as they are in the file.
