@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -86,3 +87,14 @@ def test_records_of_all_sizes_stand_in_the_chunks_as_the_original_would_write_th
     with Queue(path) as queue:
         assert queue.verify().ok
         assert queue.get_many(len(records) + 1) == [b"first", *records]
+
+
+@pytest.mark.parametrize("size", [300, 10_240])
+def test_what_a_put_of_many_records_needs_in_memory_is_little_beside_them(size: int, tmp_path: Path) -> None:
+    records = [bytes(size)] * (30_000_000 // size)
+    with Queue(tmp_path / "q", sync="never", _files=NoSync()) as queue:
+        tracemalloc.start()
+        queue.put_many(records)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 12_000_000
