@@ -188,7 +188,7 @@ class Chain:
         self.store_header()
         chunks = engine.state.chain.values()
         stored = [(each.id, *each.stored) for each in chunks if each.id in self.unsynced and each.stored is not None]
-        engine.log.append(logs.HANDOVER, logs.handover(java.checkpoint_identity(files, self.path), files.boot(), stored))
+        engine.log.append(logs.HANDOVER, logs.handover(java.checkpoint_identity(files, self.path), stored))
 
     def store_header(self) -> None:
         """Make the header say which chunk is the first, durably."""

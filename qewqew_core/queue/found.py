@@ -25,7 +25,6 @@ class Found:
     path: str
     header: int  # id of the first chunk; 0 if there is none, or no header
     log: Replayed | None
-    boot: bytes = b""  # which run of the machine this is
 
     @cached_property
     def _listed(self) -> tuple[set[int], set[int]]:
@@ -49,13 +48,13 @@ class Found:
 
     @property
     def is_closed(self) -> bool:
-        """Whether header and pointers say what the log says, unless a Java program has used the queue since."""
+        """Whether header and pointers were made to say what the log says. A Java program may have used the queue since."""
         return self.log is not None and (self.log.clean or self.is_handed_over)
 
     @property
     def is_handed_over(self) -> bool:
         """Whether a process of ours closed the queue without syncing everything, for the next one; see `Chain.hand_over`."""
-        return self.log is not None and self.log.handed_over == self.boot != b""
+        return self.log is not None and self.log.handed_over
 
     @property
     def directory(self) -> str:
@@ -77,7 +76,7 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
     replayed = None if log is None else logs.replay(log, path + paths.LOG)
-    found = Found(files, path, first, replayed, files.boot() if replayed is not None and replayed.handed_over else b"")
+    found = Found(files, path, first, replayed)
     if longer and replayed is None and first not in found.ids:
         raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
     check_reference(first, path, 0)

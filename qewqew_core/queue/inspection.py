@@ -15,10 +15,11 @@ from qewqew_core.disk.journal import Body, look_again
 from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
-from qewqew_core.queue import java, paths
 from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
 from qewqew_core.queue.found import chain_of, look
 from qewqew_core.queue.reading import unread
+from qewqew_core.queue.recovery import believe
 from qewqew_core.queue.state import State
 
 _T = TypeVar("_T")
@@ -157,12 +158,16 @@ def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:
     found = look(files, path, header, read_whole(files, log) if files.exists(log) else None)
     if found.log is None:
         return State.of(chain_of(files, found)[0]), {}
-    if not found.is_closed or java.is_as_closed(files, found):
+    if not found.is_closed:
         return found.log.state, found.log.redo
+    redo = found.log.redo
+    believed, _ = believe(files, found)
+    if believed is None:
+        return found.log.state, redo
     generation, end = found.log.generation, found.log.end
     if _header(files, path) != header or _changed_since(files, path, generation, end):
         raise Corrupt("the queue changed while it was read", path=path)
-    return java.believed(files, found).state, {}
+    return believed.state, {}
 
 
 def _header(files: Files, path: str) -> bytes:

@@ -86,8 +86,32 @@ def may_be_made_anew(files: Files, found: Found) -> bool:
     assert found.log is not None
     if found.header != chunk.JAVA_FIRST or chunk.JAVA_FIRST not in found.log.state.chain or not found.log.checkpoint_identity:
         return False
-    log_inode, *header = found.log.checkpoint_identity
-    return files.identity(found.path + paths.LOG)[0] == log_inode and files.identity(found.path) != tuple(header)
+    return _is_where_it_was(files, found) and not _has_the_same_header(files, found)
+
+
+def _is_where_it_was(files: Files, found: Found) -> bool:
+    """Whether the log is the file that had the checkpoint, and not a copy."""
+    assert found.log is not None
+    return files.identity(found.path + paths.LOG)[:1] == found.log.checkpoint_identity[:1]
+
+
+def _has_the_same_header(files: Files, found: Found) -> bool:
+    """Whether the header is the file of the last checkpoint, and not changed since. In a copy that is never known."""
+    assert found.log is not None
+    return _is_where_it_was(files, found) and files.identity(found.path) == found.log.checkpoint_identity[1:]
+
+
+def was_made_anew(files: Files, found: Found) -> bool:
+    """The same, for sure: the header is younger, and records were written over, though perhaps not the pointers.
+
+    After a handover records may be missing because the disk has lost them. But then the header is not younger.
+    """
+    assert found.log is not None
+    return (
+        may_be_made_anew(files, found)
+        and files.identity(found.path)[1] > found.log.checkpoint_identity[2]
+        and not all_as_committed(files, found.path, found.log.state)
+    )
 
 
 def all_as_committed(files: Files, path: str, state: State) -> bool:
@@ -120,9 +144,25 @@ def _written_over(files: Files, path: str, chunk_state: Chunk, end: int) -> bool
 def believed(files: Files, found: Found) -> Believed:
     """What a queue with a clean log is, if the files do not say the same. Raises `Corrupt`, and changes no file."""
     assert found.log is not None
-    if may_be_made_anew(files, found) and not all_as_committed(files, found.path, found.log.state):
+    if _is_written_over(files, found):
         return _made_anew(files, found)
     return _Successor(files, found, found.log).believed()
+
+
+def _is_written_over(files: Files, found: Found) -> bool:
+    """Whether other records are in all chunks that are left of those that the log knows: a Java program has emptied the queue,
+    which removes the header, and begun another one.
+    """
+    assert found.log is not None
+    state, left = found.log.state, found.log.state.chain.keys() & found.ids
+    if not left or found.header == chunk.NONE or (found.header == chunk.JAVA_FIRST and _has_the_same_header(files, found)):
+        return False
+    for chunk_id in left:
+        chunk_state, path = state.chain[chunk_id], chunk.chunk_path(found.path, chunk_id)
+        end = min(read_pointers(files, path).tail, chunk_state.tail)
+        if end <= chunk_state.base or not _written_over(files, path, chunk_state, end):
+            return False
+    return True
 
 
 def _made_anew(files: Files, found: Found) -> Believed:
@@ -140,6 +180,7 @@ def _made_anew(files: Files, found: Found) -> Believed:
     return Believed(State.of(chain).with_batches_of(old), empty)
 
 
+_FEW_ZEROS = 8  # bytes: so few empty records a program puts; one bit of the tail that is wrong mostly makes more of them
 _BRING_BACK = "restore the files as they were"
 
 
@@ -178,6 +219,9 @@ class _Successor:
                     chunk_state.id, f"the chunk file has {disk.size} bytes, its records end at {chunk_state.tail}: it was cut"
                 )
             first, last = number == 0, number == len(left) - 1
+            path = self._chunk(chunk_state.id)
+            if self._found.is_handed_over and len(left) > 1 and not as_committed(self._files, path, chunk_state):
+                raise self._refused(chunk_state.id, "records are not those of the log")  # a disk may have lost them
             if last:
                 self._last_chunk(chunk_state, pointers, disk, alone=first)
             elif disk[2:] != pointers[1:] or (not first and disk.head != pointers[0]):
@@ -293,8 +337,13 @@ class _Successor:
         for frames, records in step_over(self._files, path, chunk_state.tail, disk.tail):
             self._state.append(chunk_state.id, len(frames), records, crc32(frames, chunk_state.crc), time)
             something = something or any(frames)
-        if not something and (pointers[1] ^ disk.tail).bit_count() == 1:  # zeros are empty records, or space that nobody has used
-            raise self._pointers(chunk_state, pointers, disk)
+        if disk.tail > pointers[1] and not something:  # zeros are empty records, or space that nobody has used
+            if disk.tail - pointers[1] > _FEW_ZEROS and (pointers[1] ^ disk.tail).bit_count() == 1:
+                raise self._pointers(chunk_state, pointers, disk)
+            self._note(
+                f"the tail of chunk {chunk_state.id} moved from {pointers[1]} to {disk.tail}, over zeros: another program has put "
+                "empty records, or this is damage. They are in the queue now"
+            )
 
     def _begun_anew(self, chunk_state: Chunk, content: Chunk | None) -> None:
         """All that the log knows of the chunk was taken. If nothing came after it, the file goes."""

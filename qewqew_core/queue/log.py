@@ -16,8 +16,8 @@ kind            body
 7 checkpoint    u64 inode of the log, u64 inode and u64 time of the header; header and pointers say the same as the log
 9 history       u64 number of acknowledged batches, u64 their records, u64 their bytes, u64 their bytes on disk; their lines, as
                 `history` has them. Of the snapshot; oldest acknowledgement first
-8 handover      as a checkpoint; u32 number of chunks that were written to and not synced, and id, head, tail, next of each; then
-                the bytes of `Files.boot`. It counts as a checkpoint until the machine is restarted
+8 handover      as a checkpoint; then id, head, tail, next of each chunk that was written to and not synced: header and pointers
+                say the same as the log, if the page cache has lived
 =============== ==============================================================================================================
 """
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -143,18 +143,16 @@ def checkpoint(log_inode: int, header_inode: int, header_time: int) -> bytes:
 unpack_checkpoint = _CHECKPOINT_IDENTITY.unpack  # inode of the log, inode and time of the header
 
 
-def handover(identity: bytes, boot: bytes, stored: Sequence[Stored]) -> bytes:
-    """``identity``: the body of a checkpoint; ``boot``: of `Files.boot`; ``stored``: pointers that were written, not synced."""
-    return identity + _COUNT.pack(len(stored)) + b"".join(_STORED.pack(*each) for each in stored) + boot
+def handover(identity: bytes, stored: Iterable[Stored]) -> bytes:
+    """``identity``: the body of a checkpoint; ``stored``: pointers that were written, and not synced."""
+    return identity + b"".join(_STORED.pack(*each) for each in stored)
 
 
-def unpack_handover(body: Body) -> tuple[bytes, tuple[int, ...], list[Stored]]:
-    """``boot``, ``identity`` as `unpack_checkpoint` gives it, ``stored``."""
-    (count,) = _COUNT.unpack_from(body, _CHECKPOINT_IDENTITY.size)
-    at = _CHECKPOINT_IDENTITY.size + _COUNT.size
-    end = at + count * _STORED.size
-    stored = [(chunk_id, head, tail, following) for chunk_id, head, tail, following in _STORED.iter_unpack(body[at:end])]
-    return bytes(body[end:]), _CHECKPOINT_IDENTITY.unpack_from(body), stored
+def unpack_handover(body: Body) -> tuple[tuple[int, ...], list[Stored]]:
+    """``identity`` as `unpack_checkpoint` gives it, and ``stored``."""
+    rest = body[_CHECKPOINT_IDENTITY.size :]
+    stored = [(chunk_id, head, tail, following) for chunk_id, head, tail, following in _STORED.iter_unpack(rest)]
+    return _CHECKPOINT_IDENTITY.unpack_from(body), stored
 
 
 unpack_end = _SNAPSHOT_END.unpack  # how many frames are before it, how often batches had changed, when one was leased last
@@ -211,7 +209,7 @@ class Replayed:
     snapshot_end: int
     frames: int  # behind the snapshot
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
-    handed_over: bytes  # the last frame is a handover: in this run of the machine (`Files.boot`); else empty
+    handed_over: bool  # the last frame is a handover
     handed: dict[int, list[Pointers]]  # chunk id: what handovers since the last checkpoint have stored in its file, unsynced
     redo: dict[int, list[tuple[int, Body]]]  # chunk id: (offset, frames) that may not have reached its file yet
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
@@ -221,6 +219,11 @@ class Replayed:
     last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
     torn: bool = False  # there is something other than zeros behind the last whole frame
+
+    @property
+    def unsure(self) -> set[int]:
+        """Chunks of the chain whose files may not be on disk as the log says."""
+        return self.state.chain.keys() & (self.made | self.handed.keys() | self.redo.keys())
 
     def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
         """Whether a crash may have left these pointers in the file of a chunk whose pointers are to be ``pointers``: each of the
@@ -236,7 +239,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, b"", {}, {}, {0}, set(), set(), (), None, keep_redo)
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), (), None, keep_redo)
     snapshot = True
     whole, view = list(journal.places(data, generation)), memoryview(data)
     marks = [each.start for each in whole if each.kind in (END, CHECKPOINT)]
@@ -247,13 +250,14 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
             if kind == COMMIT:
                 if snapshot:
                     raise ValueError("a commit inside the snapshot")
-                result.clean, result.handed_over = False, b""
+                result.clean = result.handed_over = False
                 _apply(body, result)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
                 result.checkpoint_identity = unpack_checkpoint(body)
             elif kind == HANDOVER and not snapshot:
-                result.handed_over, result.checkpoint_identity, stored = unpack_handover(body)
+                result.clean, result.handed_over = False, True
+                result.checkpoint_identity, stored = unpack_handover(body)
                 result.last_json_operation = None
                 for chunk_id, head, tail, following in stored:
                     result.handed.setdefault(chunk_id, []).append((head, tail, following))
@@ -275,7 +279,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
 
 
 def _checkpoint(result: Replayed, last: bool) -> None:
-    result.clean, result.handed_over = True, b""
+    result.clean, result.handed_over = True, False
     result.handed.clear()
     if not result.keep_redo:
         result.redo.clear()

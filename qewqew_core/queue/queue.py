@@ -236,7 +236,6 @@ class Queue(HasBatches, Closes):
             and not any(each.consumed for each in state.chain.values())  # a Java program knows no gaps
             and log.end - log.snapshot_end < LIMITS.log_bytes_at_handover
             and log.frames < LIMITS.log_frames_at_handover
-            and self._files.boot() != b""
             and chain.header.is_still_at(self.path)
             and (lock.is_awaited(chain.header.fd) or group_commit.is_asked(self._files, self.path))
         )

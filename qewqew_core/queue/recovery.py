@@ -4,20 +4,23 @@
 
 1. Look, and change nothing: header, names, transaction log. Whatever contradicts itself is `Corrupt`.
 2. No log: a Java program made the chunk files, and they are all there is. Step over every record of the chain.
-3. A clean log: its last frame is a checkpoint, or a handover in this run of the machine. The header and the pointers of the
-   first and the last chunk must say the same. If they do not, a Java program may have used the queue since. `java` knows how
-   such a program changes a queue: what it can have made is believed, with the batches and keys of the log. Everything else
-   is `Corrupt`.
+3. A clean log: its last frame is a checkpoint. The header and the pointers of the first and the last chunk must say the same.
+   If they do not, a Java program may have used the queue since. `java` knows how such a program changes a queue: what it can
+   have made is believed, with the batches and keys of the log. Everything else is `Corrupt`.
 4. A log that is not clean is the truth. Every pointer in the files must be one that we may have stored: that of the last
    checkpoint, of a handover since, or of the end of the log. Otherwise another program used the queue after our crash, and
-   nobody can say which records are meant: `Corrupt`. (If the header names no chunk, or the chunk of another queue, it is
-   stored again: a Java program that closed an empty queue just before we opened ours removes its header.)
+   nobody can say which records are meant: `Corrupt`. But if the last frame is a handover, that program found what the log
+   says: then `java` decides, as in step 3. (If the header names no chunk, or the chunk of another queue, it is stored again:
+   a Java program that closed an empty queue just before we opened ours removes its header.)
 5. The log: cut off a torn frame, and make the rest durable. After step 2, and after step 3 if it believed a Java program, put
    a new log in its place.
 6. Finish what the last commit began: the moves of a lease, a put-back, an end of a batch.
-7. Redo: write records that only the log carries into the chunk files.
+7. Redo: write records that the log carries into the chunk files, as none of them was synced since the last checkpoint.
 8. Make pointers and header say what the log says, durably.
-9. Remove chunk files that were read to their end. Then write the checkpoint: the log says that the files agree.
+9. Remove chunk files that were read to their end. Then write the checkpoint: the log says that the files agree. After a
+   handover nothing of steps 7 to 9 waits for the disk, and there is no checkpoint: `Chain.store` makes up for it later. That
+   the files look as the log says proves nothing, in the same run of the machine either: the disk may have lost what was in
+   the page cache, or be a snapshot of itself.
 10. Remove what no commit refers to: an unfinished batch, what sessions spilled, empty new chunks, temporary files.
     Requests that the log says were served are marked as done first.
 
@@ -64,6 +67,7 @@ class Recovered:
     handed_over: bool  # the last owner has left the checkpoint to this one
     unsynced: set[int]  # chunks that it has written to, and not synced
     begin: int  # the id of the first chunk of an empty queue
+    by_java: bool  # a Java program has used it since it was closed
     notes: list[str]  # what a person should know
 
 
@@ -76,11 +80,12 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
     log: Journal | None = None
     try:
         found = _look(files, path, header_fd, owned, log_fd)  # step 1
-        believed, replayed = _believed(files, found), found.log  # steps 2 to 4
+        (believed, agrees), replayed = believe(files, found), found.log  # steps 2 to 4
+        handed_over = found.is_handed_over and agrees
         if believed is not None:
             state = believed.state
-            if found.is_handed_over and replayed is not None:
-                _sync_chunks(files, path, replayed.handed.keys() & found.ids)  # the log that says the same is replaced
+            if replayed is not None:
+                _sync_chunks(files, path, replayed.unsure & found.ids)  # the log that says the same is replaced
             log = _begin_log(files, found, believed, owned)  # step 5
             store_pointers(files, path, state)  # step 8
             store_header(files, header_fd, state.first)
@@ -91,34 +96,42 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
         else:
             assert replayed is not None
             state, log = replayed.state, open_log(files, replayed, path, log_fd)  # step 5
-            if not found.is_closed:
+            if handed_over:
+                redo(files, path, replayed.redo, durable=False)  # step 7
+                for chunk_state, pointers in state.pointers():  # step 8: they agree
+                    chunk_state.stored = pointers
+                _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
+            elif replayed.clean:
+                if replayed.checkpoint_identity[:1] != files.identity(log.path)[:1]:
+                    # The log has no checkpoint: a killed process may have renamed it and not synced that.
+                    files.sync_directory(found.directory)
+            else:
                 log.sync(log.position, refuse=False)  # after a kill its last frames may be in the page cache only
                 finish_moves(files, path, state, replayed.last_json_operation)  # step 6
                 sync_moved(files, path)
                 redo(files, path, replayed.redo)  # step 7
-                store_pointers(files, path, state, unsure=replayed.made | replayed.handed.keys())  # step 8
+                store_pointers(files, path, state, unsure=replayed.unsure)  # step 8
                 store_header(files, header_fd, state.first, sure=False)
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
         removed = remove_leftovers(files, path, state, found.ids)  # step 10
-        as_found = found.is_closed and believed is None
+        as_found = believed is None and replayed is not None and replayed.clean
         taken = found.ids - removed if as_found else paths.chunk_ids(path, files.list(found.directory))
     except BaseException:
         close_all(log_fd)
         if log is not None:
             log.close()
         raise
-    begin, notes = chunk.OUR_FIRST, list[str]()
+    begin, notes, by_java = chunk.OUR_FIRST, list[str](), believed is not None and replayed is not None
     if believed is not None:
         notes = believed.notes
         if found.header or replayed is not None:
             # A Java program was here. Another one may have opened a header that was removed since, and take it for its queue
             # with the ids that it had then: ours are not to be the same.
             begin = random.SystemRandom().randrange(1 << 10, chunk.MAX_ID)
+    unsynced = replayed.unsure if handed_over and replayed else set[int]()
     # A Java program that has closed an empty queue just before we opened it is about to remove the file of its last chunk.
-    handed_over = found.is_handed_over and believed is None
-    unsynced = state.chain.keys() & replayed.handed.keys() if handed_over and replayed else set[int]()
-    return Recovered(state, log, taken | {found.header}, handed_over, unsynced, begin, notes)
+    return Recovered(state, log, taken | {found.header}, handed_over, unsynced, begin, by_java, notes)
 
 
 # Step 1
@@ -164,22 +177,25 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
 # Steps 2 to 4
 
 
-def _believed(files: Files, found: Found) -> Believed | None:
-    """Steps 2 to 4: what to believe of the files; None if the log is the truth. After it nothing on disk is in doubt."""
+def believe(files: Files, found: Found) -> tuple[Believed | None, bool]:
+    """Steps 2 to 4: what to believe of the files, None if the log is the truth; and whether header and pointers agree with it.
+
+    After it nothing on disk is in doubt. Raises `Corrupt`, and changes nothing.
+    """
     if found.log is None:
-        return Believed(*_without_log(files, found))
-    if not found.is_closed:
-        must_be_ours(files, found)
-        return None
-    for handed, pointers in found.log.state.pointers() if found.is_handed_over else ():
-        handed.stored = pointers
+        return Believed(*_without_log(files, found)), False
+    if found.is_handed_over:
+        if java.was_made_anew(files, found):
+            return java.believed(files, found), False
+        try:
+            return None, must_be_ours(files, found)
+        except Corrupt:  # they are not ours: then they are those of a program that found what the log says
+            return java.believed(files, found), False
+    if not found.log.clean:
+        return None, must_be_ours(files, found)
     if not java.is_as_closed(files, found):
-        return java.believed(files, found)
-    log_inode = files.identity(found.path + paths.LOG)[:1]
-    if found.log.checkpoint_identity[:1] != log_inode:
-        # The log has no checkpoint: a killed process may have renamed it and not synced that.
-        files.sync_directory(found.directory)
-    return None
+        return java.believed(files, found), False
+    return None, True
 
 
 def _without_log(files: Files, found: Found) -> tuple[State, list[int]]:
@@ -188,10 +204,17 @@ def _without_log(files: Files, found: Found) -> tuple[State, list[int]]:
     return State.of(chain), empty
 
 
-def must_be_ours(files: Files, found: Found) -> None:
-    """Step 4: the files of a queue that crashed must be as we may have left them."""
+def must_be_ours(files: Files, found: Found) -> bool:
+    """Step 4: files that follow a log which is not clean must be as we may have left them; whether they agree with it.
+
+    After a handover the pointers of chunks in the middle that were not written to are not looked at.
+    """
     assert found.log is not None
     state, expected = found.log.state, found.log.firsts | {found.log.state.first}
+    agree, chunks = found.header == state.first, state.pointers()
+    looked_at = set(state.chain)
+    if found.is_handed_over:
+        looked_at = found.log.unsure.union(each.id for each, _ in (*chunks[:1], *chunks[-1:]))
     torn = {first & 0xFF00 | second & 0x00FF for first in expected for second in expected}  # a write may stop in the middle
     # Any other chunk is that of a queue that a Java program began where there was no header.
     if found.header not in torn and found.header in state.chain.keys() | found.log.dropped:
@@ -201,7 +224,7 @@ def must_be_ours(files: Files, found: Found) -> None:
             offset=0,
         )
     coming = _coming_files(found)
-    for chunk_state, pointers in state.pointers():
+    for chunk_state, pointers in chunks:
         path = chunk.chunk_path(found.path, chunk_state.id)
         if chunk_state.id not in found.ids:
             if chunk_state.id in coming:
@@ -209,15 +232,19 @@ def must_be_ours(files: Files, found: Found) -> None:
             raise Corrupt(
                 "the chunk file is missing; the transaction log says that it holds records. Nothing was changed", path=path
             )
+        if chunk_state.id not in looked_at:
+            continue
         on_disk = read_pointers(files, path)
         if on_disk.size < chunk_state.tail:
             raise Corrupt(
                 f"the chunk file has {on_disk.size} bytes, its records end at {chunk_state.tail}. Nothing was changed", path=path
             )
+        agree = agree and on_disk[1:] == pointers
         if not found.log.may_be_ours(chunk_state, pointers, on_disk[1:]):
             raise Corrupt(
                 f"head, tail, next are {on_disk[1:]}, not {chunk_state.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
             )
+    return agree
 
 
 _FOREIGN = (
@@ -333,13 +360,14 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
 # Step 7
 
 
-def redo(files: Files, path: str, redo: dict[int, list[tuple[int, Body]]]) -> None:
+def redo(files: Files, path: str, redo: dict[int, list[tuple[int, Body]]], durable: bool = True) -> None:
     """Write frames that the log carries into their chunk files, durably."""
     for chunk_id, runs in redo.items():
         with Descriptors([files.open(chunk.chunk_path(path, chunk_id))]) as (fd,):
             for offset, frames in runs:
                 files.write(fd, frames, offset)
-            files.sync(fd)
+            if durable:
+                files.sync(fd)
 
 
 # Step 9

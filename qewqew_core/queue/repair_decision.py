@@ -42,7 +42,7 @@ class Decision:
         header = self._files.read(self._plan.header_fd, 64, 0)
         self._plan.look_again()
         first = chunk.FIRST.unpack_from(header)[0] if len(header) > 1 else 0
-        found = Found(self._files, self._path, first, None, self._files.boot())
+        found = Found(self._files, self._path, first, None)
         log_path = self._plan.log_path
         if not self._files.exists(log_path):
             return self._as_opened(found) or self._without_log(found)
@@ -79,7 +79,7 @@ class Decision:
         """Whether a chunk that opening does not look into has wrong pointers."""
         assert found.log is not None
         return (
-            found.is_closed
+            found.log.clean
             and java.is_as_closed(self._files, found)
             and not java.is_as_closed(self._files, found, all_chunks=True)
         )
@@ -88,7 +88,7 @@ class Decision:
         """What opening believes; None if it gives up."""
         self._plan.refused = None
         owned: dict[int, int] = {}
-        before = found.log.state.records if found.log and found.is_closed and not java.is_as_closed(self._files, found) else None
+        before = found.log.state.records if found.log else 0
         try:
             opened = recovery.recover(self._files, self._path, self._plan.header_fd, owned)
             opened.log.close()
@@ -100,7 +100,7 @@ class Decision:
             close_each(owned)
             self._plan.look_again()
         self._plan.report.notes += opened.notes
-        if before is not None:
+        if opened.by_java:
             self._plan.report.notes.append(
                 f"{self._path}: another program has used the queue since it was closed. It holds {opened.state.records} "
                 f"records; it held {before}"

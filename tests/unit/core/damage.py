@@ -49,6 +49,14 @@ class Cut:
 Damage = Change | Cut
 
 
+def grows_over_few_zeros(old: bytes, new: bytes | None) -> bool:
+    """Whether the tail of a chunk, and nothing else, is that after a few empty records."""
+    if new is None:
+        return False
+    was, now = int.from_bytes(old[4:8]), int.from_bytes(new[4:8])
+    return (old[:4], old[8:]) == (new[:4], new[8:]) and was < now <= was + 8
+
+
 def written(data: bytes) -> int:
     """Behind that is allocated space, and little of it is enough."""
     return min(len(data), len(data.rstrip(b"\0")) + 8)
