@@ -220,7 +220,7 @@ def dump(
     Locks and changes nothing. Damaged places are marked, and the exit code is 5.
     """
     if os.path.isdir(path):
-        raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.log or TOPIC/data/….zbus", path=path)
+        raise BadPath("is a directory; dump shows one file, such as QUEUE.1, QUEUE.wal or TOPIC/data/….zbus", path=path)
     files = Files()
     path = os.path.abspath(path)
     with Descriptors([files.open_to_read(path, follow=True)]) as (fd,):

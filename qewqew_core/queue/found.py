@@ -12,7 +12,7 @@ from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import paths
+from qewqew_core.queue import paths, stamp
 from qewqew_core.queue.log import Replayed
 from qewqew_core.queue.reading import read_pointers, scan
 
@@ -25,6 +25,7 @@ class Found:
     path: str
     header: int  # id of the first chunk; 0 if there is none, or no header
     log: Replayed | None
+    is_stamped: bool = False  # there is a stamp, which says that there is a log
 
     @cached_property
     def _listed(self) -> tuple[set[int], set[int]]:
@@ -75,6 +76,8 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
             raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
         (first,) = chunk.FIRST.unpack_from(header)
         longer = len(header) > chunk.FIRST.size
+    if log is None:
+        stamp.check_no_log(files, path)
     replayed = None if log is None else logs.replay(log, path + paths.LOG)
     found = Found(files, path, first, replayed)
     if longer and replayed is None and first not in found.ids:

@@ -341,7 +341,7 @@ class _Successor:
             if disk.tail - pointers[1] > _FEW_ZEROS and (pointers[1] ^ disk.tail).bit_count() == 1:
                 raise self._pointers(chunk_state, pointers, disk)
             self._note(
-                f"the tail of chunk {chunk_state.id} moved from {pointers[1]} to {disk.tail}, over zeros: another program has put "
+                f"the tail of chunk {chunk_state.id} moved from {pointers[1]} to {disk.tail}, over zeros: another program put "
                 "empty records, or this is damage. They are in the queue now"
             )
 

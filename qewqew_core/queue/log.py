@@ -1,4 +1,4 @@
-"""The transaction log `NAME.log` of a queue: what its frames say. No other module knows their bytes; `journal` has the framing.
+"""The transaction log `NAME.wal` of a queue: what its frames say. No other module knows their bytes; `journal` has the framing.
 
 The chunk files alone cannot say what is committed; the log does. It is a snapshot of the queue's state (kinds 1 to 5, and 9)
 followed by one frame for each commit since. All integers are big-endian. docs/format/index.md has the whole grammar.

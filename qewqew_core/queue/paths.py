@@ -4,9 +4,9 @@
 
     NAME               header file            NAME.batches/ID/   batches: leased, returned, acknowledged
     NAME.1, NAME.2 …   chunk files            NAME.dead/ID/      dead letters
-    NAME.log           transaction log        NAME.lease/        the batch that is being made
+    NAME.wal           transaction log        NAME.lease/        the batch that is being made
     NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
-    NAME.stamp         how often batches changed
+    NAME.stamp         says that there is a log, and how often batches changed
     NAME.staged/       what stages have put, and not committed yet
 """
 
@@ -22,7 +22,7 @@ from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 
-LOG, LEASE, SPILL, STAGED, STAMP = ".log", ".lease", ".spill", ".staged", ".stamp"
+LOG, LEASE, SPILL, STAGED, STAMP = ".wal", ".lease", ".spill", ".staged", ".stamp"
 
 
 def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:

@@ -202,12 +202,11 @@ class Queue(HasBatches, Closes):
         if not state.records and state.chain:
             self._records.clear()
         if not (state.chain or state.batches or state.history or state.idempotency_keys or state.expired_keys):
-            stamp.remove(files, self.path)  # the next log counts from zero
+            stamp.remove(files, self.path)
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
-            if log.position > self._opened_at:
-                chain.sync_names()  # before the log forgets which chunks were removed
+            chain.sync_names()  # the log goes last: it knows which chunks were removed, and the stamp says that it is there
             files.unlink(log.path)
         else:
             if state.chain:

@@ -96,6 +96,8 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
         else:
             assert replayed is not None
             state, log = replayed.state, open_log(files, replayed, path, log_fd)  # step 5
+            if not found.is_stamped:
+                stamp.make(files, path, state.changes)
             if handed_over:
                 redo(files, path, replayed.redo, durable=False)  # step 7
                 for chunk_state, pointers in state.pointers():  # step 8: they agree
@@ -148,7 +150,7 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
     if found.log is not None:
         if isinstance(found.log.last_json_operation, Repair):
             raise Corrupt("a repair of the queue was interrupted; repair it again to finish", path=path)
-        stamp.check(files, path, found.log.state.changes)
+        found.is_stamped = stamp.check(files, path, found.log.state.changes)
     return found
 
 
@@ -295,8 +297,6 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         )
     for chunk_state in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
         own_chunk(files, found.path, owned, chunk_state.id)
-    if found.log is None:
-        stamp.remove(files, found.path)
     generation = journal.new_generation()
     data = logs.snapshot(state, generation)
     snapshot_end = len(data)
@@ -310,20 +310,20 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
     log_fd = Descriptors()
     try:
-        _new_log(files, found.path, data, log_fd)
+        _new_log(files, found.path, data, state.changes, log_fd)
     except BaseException:
         log_fd.close()  # now: a kept traceback would keep it locked
         raise
     return Journal(files, found.path + paths.LOG, log_fd, generation, len(data), snapshot_end)
 
 
-def _new_log(files: Files, path: str, data: bytes, log_fd: list[int]) -> None:
+def _new_log(files: Files, path: str, data: bytes, changes: int, log_fd: list[int]) -> None:
     """Put a log with this content in the place of the one that is there, durably; the list gets its descriptor."""
     log_path = path + paths.LOG
     write_new(files, log_path + ".tmp", data, log_fd)
     lock.whole(log_fd[0])
     files.rename(log_path + ".tmp", log_path)
-    files.sync_directory(os.path.dirname(path))
+    stamp.make(files, path, changes)
 
 
 def _unknown_batches(files: Files, path: str, state: State) -> list[str]:

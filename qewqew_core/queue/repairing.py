@@ -50,7 +50,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     """
     full = paths.check_path(path)
     files = _files or Files()
-    parts = [full, *(full + suffix for suffix in (paths.LOG, places.BATCHES, places.DEAD))]
+    parts = [full, *(full + suffix for suffix in (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD))]
     if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
         return RepairReport()
     try:
@@ -122,7 +122,7 @@ class _Repair:
         files.sync_directory(plan.parent)
         plan.made.clear()
         files.rename(plan.log_path + ".tmp", plan.log_path)
-        files.sync_directory(plan.parent)
+        stamp.make(files, self._path, new.changes)
         replayed = logs.replay(data, plan.log_path)
         assert isinstance(replayed.last_json_operation, Repair)
         return replayed, replayed.last_json_operation
@@ -130,7 +130,7 @@ class _Repair:
     def _new_state(self, chain: list[Chunk], state: State) -> State:
         new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
         new.with_batches_of(state)
-        new.changes = max(new.changes, stamp.read(self._files, self._path))
+        new.changes = max(new.changes, stamp.read(self._files, self._path) or 0)
         for chunk_state in chain:
             size = read_pointers(self._files, self._plan.chunk_path(chunk_state.id)).size
             chunk_state.size = max(chunk_state.tail, min(chunk_state.size, size))

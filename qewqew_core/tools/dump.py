@@ -293,12 +293,12 @@ def _sums(file: File) -> Iterator[Line]:
 
 def _stamp(file: File) -> Iterator[Line]:
     changes = stamp.unpack(file.whole())
-    yield Line(0, "stamp", {"changes": changes}, None if changes else "it cannot be read")
+    yield Line(0, "stamp", {"changes": changes}, "it cannot be read" if changes is None else None)
 
 
 # What the names of these files are, and what decodes them. A header has the name of its queue, which may be any.
 _FORMATS: dict[FileKind, tuple[str, Callable[[File], Iterable[Line]]]] = {
-    FileKind.LOG: (r".+\.log(\.tmp)?", _log),
+    FileKind.LOG: (r".+\.(wal|log)(\.tmp)?", _log),
     FileKind.BLOCK: (r"\d{20}\.zbus", _block),
     FileKind.SUMS: (r"\d{20}\.sums", _sums),
     FileKind.STAMP: (r".+\.stamp", _stamp),

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from qewqew_core.batch import manifest, places
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import paths
+from qewqew_core.queue import paths, stamp
 from qewqew_core.topic.topic_paths import is_topic
 
-_REMAINS = (paths.LOG, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
+_REMAINS = (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
 _OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, paths.STAGED, places.DAMAGED)  # directories of a queue
 
 
@@ -98,7 +98,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def _is_queue(directory: str, name: str, names: set[str]) -> bool:
-    """A header with a log or chunk files beside it; or a log, or batches, of an empty closed queue that remembers them."""
+    """A header with a log or chunk files beside it; or a log, batches, or the stamp of a lost log, without a header."""
     path = os.path.join(directory, name)
     with contextlib.suppress(OSError):  # what vanishes, or may not be read
         if name in names:
@@ -107,10 +107,11 @@ def _is_queue(directory: str, name: str, names: set[str]) -> bool:
                 return False
             if status.st_size == chunk.FIRST.size and (name + paths.LOG in names or paths.chunk_ids(path, list(names))):
                 return True
-        if name + paths.LOG in names:
-            with open(path + paths.LOG, "rb") as file:
-                if file.read(len(logs.MAGIC)) == logs.MAGIC:
-                    return True
+        for suffix, magic in ((paths.LOG, logs.MAGIC), (paths.STAMP, stamp.MAGIC)):
+            if name + suffix in names:
+                with open(path + suffix, "rb") as file:
+                    if file.read(len(magic)) == magic:
+                        return True
         homes = [os.path.join(directory, home) for home in names & {name + places.BATCHES, name + places.DEAD}]
         return any(os.path.exists(os.path.join(home, batch, manifest.MANIFEST)) for home in homes for batch in os.listdir(home))
     return False

@@ -139,7 +139,7 @@ def test_whoever_may_not_read_the_connection_sees_numbers_and_no_paths_keys_or_r
 ) -> None:
     dead_batch(directory, [b"x"] * 3)
     (directory / "broken").write_bytes(b"\x00\x01")
-    (directory / "broken.log").write_bytes(b"no log at all")
+    (directory / "broken.wal").write_bytes(b"no log at all")
     seen = only_connection(client("viewer"))
     text = json.dumps(seen)
     assert str(directory) not in text

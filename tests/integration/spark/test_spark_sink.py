@@ -69,7 +69,7 @@ def test_a_job_arrives_whole_and_in_the_order_of_its_partitions(spark, tmp_path)
     rows = spark.range(200_000, numPartitions=5)
     write(rows.selectExpr("cast(id as string) as value"), tmp_path / "orders.qew")
     assert records(tmp_path / "orders.qew") == [b"%d" % number for number in range(200_000)]
-    assert os.listdir(tmp_path) == ["orders.qew", "orders.qew.30001", "orders.qew.log"] or not list(tmp_path.glob("*staging*"))
+    assert os.listdir(tmp_path) == ["orders.qew", "orders.qew.30001", "orders.qew.wal"] or not list(tmp_path.glob("*staging*"))
 
 
 def test_what_is_there_stays(spark, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from disk import NoSync
 
 from qewqew_core import Queue
+from qewqew_core.queue import paths
 
 POINTERS = struct.Struct(">iiH")  # of a chunk: head, tail, next
 
@@ -59,6 +60,12 @@ def crashed(folder: Path, name: str = "image") -> Path:
     return image / "q"
 
 
+def forget_log(path: Path) -> None:
+    """Leave header and chunks of a queue alone, as a Java program leaves them."""
+    for suffix in (paths.LOG, paths.STAMP):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
 def is_plain(path: Path, expected: list[bytes]) -> None:
     """A closed queue is these records in the plain format: with its log and without it, and an empty one is no file at all."""
     assert plain(path) == expected
@@ -68,7 +75,7 @@ def is_plain(path: Path, expected: list[bytes]) -> None:
         assert q.verify().problems == q.verify().orphans == []
     assert plain(path) == expected
     without_log = crashed(path.parent, "nolog")
-    without_log.with_name("q.log").unlink(missing_ok=True)
+    forget_log(without_log)
     with Queue(without_log, _files=NoSync()) as q:
         assert list(q) == expected
     shutil.rmtree(without_log.parent)

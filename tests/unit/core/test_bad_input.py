@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from damage import in_time, tree
 from disk import NoSync
+from plain import forget_log
 from refusal import refused
 from stores import STORES, QueueStore, TopicStore
 
@@ -84,14 +85,14 @@ def test_what_cannot_be_a_path_is_refused(tmp_path, opening, path, monkeypatch):
 
 @pytest.mark.req("REQ-36")
 @BOTH
-@pytest.mark.parametrize("name", ["q.30001", "q.30002", "q.65534", "q.log", "q.batches", "q.dead", "q.lease"])
+@pytest.mark.parametrize("name", ["q.30001", "q.30002", "q.65534", "q.wal", "q.batches", "q.dead", "q.lease"])
 def test_a_file_of_another_queue_is_no_queue(tmp_path, opening, name):
     """The original cuts a chunk file to two bytes, and deletes it when it is closed."""
     with Queue(tmp_path / "q", chunk_size=20) as q:
         q.put_many(RECORDS)
     with refused(tmp_path, BadPath, f"is a file of the queue {tmp_path}/q; open that, or choose another name", tmp_path / name):
         opening(tmp_path / name)
-    (tmp_path / "q.log").unlink()  # the original leaves none
+    forget_log(tmp_path / "q")  # the original leaves none
     with refused(tmp_path, BadPath, "is a file of the queue"):
         opening(tmp_path / name)
 
@@ -100,8 +101,8 @@ def test_the_log_of_a_queue_without_header_is_no_queue(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put_many(RECORDS, key="k")
         q.clear()
-    assert [path.name for path in tmp_path.iterdir()] == ["q.log"]
-    for name in ("q.log", "q.30001"):
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.stamp", "q.wal"]
+    for name in ("q.wal", "q.30001"):
         with refused(tmp_path, BadPath, "is a file of the queue"):
             Queue(tmp_path / name)
 
@@ -156,7 +157,7 @@ def test_a_chunk_that_is_a_link_is_refused_when_the_queue_is_opened(tmp_path, na
         Queue(tmp_path / "q", chunk_size=20)
 
 
-@pytest.mark.parametrize("name", ["q.30001", "q.30002", "q.9", "q.log"])
+@pytest.mark.parametrize("name", ["q.30001", "q.30002", "q.9", "q.wal"])
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
 @BOTH
 def test_something_else_at_the_place_of_a_file_of_the_queue_is_named_and_never_waited_for(tmp_path, opening, name, kind):
@@ -443,11 +444,11 @@ def closed(tmp_path) -> Path:
 
 
 def test_a_log_with_bytes_behind_it_or_of_zeros_or_of_another_queue(closed, tmp_path):
-    data = closed.with_name("q.log").read_bytes()
+    data = closed.with_name("q.wal").read_bytes()
     (tmp_path / "other").mkdir()
     with Queue(tmp_path / "other" / "q", chunk_size=20) as q:
         q.put_many([b"other"] * 6)
-    other = (tmp_path / "other" / "q.log").read_bytes()
+    other = (tmp_path / "other" / "q.wal").read_bytes()
     contents = [
         (data + bytes(100), [RECORDS]),
         (data + b"garbage" * 30, [RECORDS]),
@@ -458,7 +459,7 @@ def test_a_log_with_bytes_behind_it_or_of_zeros_or_of_another_queue(closed, tmp_
     ]
     for number, (content, allowed) in enumerate(contents):
         copy = shutil.copytree(closed.parent, tmp_path / f"copy {number}") / "q"
-        copy.with_name("q.log").write_bytes(content)
+        copy.with_name("q.wal").write_bytes(content)
         try:
             with Queue(copy, chunk_size=20) as q:
                 assert list(q) in allowed
@@ -474,9 +475,9 @@ def test_who_would_wait_an_hour_for_the_lock_is_told_of_damage_at_once(closed, t
         with Queue(closed, chunk_size=20) as q:
             q.put(b"more")
             closed = shutil.copytree(closed.parent, tmp_path / "crashed") / "q"
-    log = closed.with_name("q.log")
+    log = closed.with_name("q.wal")
     log.write_bytes(content)
-    with in_time(), refused(closed.parent, Corrupt, r"q\.log", log):
+    with in_time(), refused(closed.parent, Corrupt, r"q\.wal", log):
         Queue(closed, chunk_size=20, lock_timeout=3600)
 
 
@@ -502,7 +503,7 @@ def test_batches_without_their_log_are_not_forgotten(closed):
     """Nobody could say which of them were acknowledged."""
     with Queue(closed, chunk_size=20) as q:
         q.lease("key", max_records=1)
-    closed.with_name("q.log").unlink()
+    forget_log(closed)
     with refused(closed.parent, Corrupt, "there are batches that no transaction log knows.* restore the log, or move"):
         Queue(closed, chunk_size=20)
 

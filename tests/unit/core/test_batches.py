@@ -588,7 +588,7 @@ def test_a_batch_is_read_without_the_queue(tmp_path):
         q.put_many(numbers(0, 50))
         batch = q.lease("key", max_records=33)
     assert list(batch) == numbers(0, 33)  # closed
-    os.remove(tmp_path / "q.log")
+    os.remove(tmp_path / "q.wal")
     assert list(batch) == numbers(0, 33)
 
 

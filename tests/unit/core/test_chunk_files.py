@@ -87,7 +87,7 @@ def test_files_belong_to_their_owner_alone_whatever_the_umask(tmp_path, umask):
             kinds = {path.name: path.is_dir() for path in tmp_path.rglob("*")}
     finally:
         os.umask(old)
-    assert {"q", "q.log", "q.batches", "q.dead", "manifest.json"} <= found.keys()
+    assert {"q", "q.wal", "q.batches", "q.dead", "manifest.json"} <= found.keys()
     assert found == {name: 0o700 if is_directory else 0o600 for name, is_directory in kinds.items()}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import done, refused, run
+from plain import forget_log
 
 from qewqew_core import Queue, inspect
 from qewqew_core.cli.terminal import EXIT_CODES
@@ -178,7 +179,7 @@ def test_ls_finds_the_queues_of_a_directory_and_nothing_else(tmp_path):
     fill(tmp_path / "plain", [b"x"])
     fill(tmp_path / "with.dots.qew", [b"x"])
     fill(tmp_path / "of java", [b"x"])
-    (tmp_path / "of java.log").unlink()
+    forget_log(tmp_path / "of java")
     with Queue(tmp_path / "remembers", retention_bytes=0) as q:
         q.put(b"x")
         batch = q.lease("run")
@@ -186,12 +187,12 @@ def test_ls_finds_the_queues_of_a_directory_and_nothing_else(tmp_path):
     fill(tmp_path / "emptied", [b"x"])
     with Queue(tmp_path / "emptied") as q:
         q.get()
-    (tmp_path / "notes.log").write_text("a log of something else")
+    (tmp_path / "notes.wal").write_text("a log of something else")
     (tmp_path / "notes").write_text("and its file")
     (tmp_path / "pid").write_text("42")
     (tmp_path / "other.batches").mkdir()
     (tmp_path / "directory").mkdir()
-    (tmp_path / "directory.log").write_text("x")
+    (tmp_path / "directory.wal").write_text("x")
     with Queue(tmp_path / "open") as q:
         q.put(b"x")
         rows = json.loads(done("ls", tmp_path, "--json"))
@@ -221,7 +222,7 @@ def test_ls_takes_single_queues_and_knows_the_working_directory(tmp_path, monkey
 def test_ls_shows_what_cannot_be_read_and_goes_on(tmp_path):
     for name in ("a", "b", "c"):
         fill(tmp_path / name, [b"x"])
-    damage(tmp_path / "a.log", 40)
+    damage(tmp_path / "a.wal", 40)
     (tmp_path / "b").write_bytes(b"x")
     result = run("ls", tmp_path, "--json")
     rows = json.loads(result.stdout)
@@ -286,7 +287,7 @@ def test_verify_reports_what_it_read(path):
 @pytest.mark.parametrize("what", ["chunk", "log"])
 def test_verify_finds_damage(path, what):
     fill(path, [b"one", b"two"])
-    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.log"))
+    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.wal"))
     result = refused(5, "verify", path, match="qewqew repair")
     assert result.stdout.startswith(f"damage: {path}.")
     assert "1 problem: " in result.stdout
@@ -299,7 +300,7 @@ def test_verify_finds_damage(path, what):
 @pytest.mark.parametrize("what", ["chunk", "log"])
 def test_repair_says_what_it_did(path, what):
     fill(path, [b"one", b"two"])
-    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.log"), 12)
+    damage(Path(f"{path}.30001") if what == "chunk" else Path(f"{path}.wal"), 12)
     before = sorted(path.parent.iterdir())
     refused(2, "repair", path, match="--yes")
     assert sorted(path.parent.iterdir()) == before
@@ -331,7 +332,7 @@ def orphan(path):
     fill(path, [b"mine"])
     fill(path.parent / "other", RECORDS)
     (path.parent / "other.30001").rename(path.parent / "orders.qew.9")
-    for name in ("other", "other.log"):
+    for name in ("other", "other.wal"):
         (path.parent / name).unlink()
     return path.parent / "orders.qew.9"
 
@@ -426,7 +427,7 @@ def test_ack_drops_no_records_that_their_owner_wants_to_keep(path):
         q.put_many([b"1", b"2"])
         first, second = q.lease("run 1", max_records=1), q.lease("run 2", max_records=1)
         first.ack()
-    log = Path(f"{path}.log")
+    log = Path(f"{path}.wal")
     assert log.exists()
     done("ack", path, second.id)
     assert list(first) == [b"1"]
@@ -473,7 +474,7 @@ def test_a_dead_batch_is_dropped_only_on_purpose(path, dead):
     refused(2, "dead", "drop", path, dead, match="--yes")
     assert inspect(path).dead == 1
     assert json.loads(done("dead", "drop", path, dead, "--yes", "--json")) == {"id": dead, "records": len(RECORDS)}
-    assert not Path(f"{path}.log").exists()
+    assert not Path(f"{path}.wal").exists()
     refused(3, "dead", "drop", path, dead, "--yes", match="there is no queue or topic here")
 
 
@@ -512,7 +513,7 @@ def test_a_locked_queue_is_4(path, command):
 @pytest.mark.parametrize("command", [one for one in WITHOUT_BATCH + WITH_BATCH if one[0] != "repair"], ids=" ".join)
 def test_a_damaged_queue_is_5(path, command):
     fill(path, [b"x"])
-    damage(Path(f"{path}.log"), 40)
+    damage(Path(f"{path}.wal"), 40)
     result = run(*command, path, *(["id"] if command in WITH_BATCH else []))
     assert result.exit_code == 5
     assert "qewqew repair" in result.stderr

@@ -16,7 +16,7 @@ from qewqew_core import Message, Queue, Topic
 from qewqew_core.formats import zbus
 
 DATA = Path(__file__).parents[2] / "data"
-BINARY = ("*.dat", "*.dat.*", "*.zbus", "*.idx", "*.rdx", "*.nak", "*.log", "*.sums", "*.stamp", "q", "q.*")
+BINARY = ("*.dat", "*.dat.*", "*.zbus", "*.idx", "*.rdx", "*.nak", "*.wal", "*.sums", "*.stamp", "q", "q.*")
 
 
 def lines(file: Path, *options: object, code: int = 0) -> list[dict[str, Any]]:
@@ -83,13 +83,13 @@ def test_each_kind_of_file_is_told_in_order_and_without_damage(busy):
 
 
 def test_all_operations_of_all_logs_are_told(busy):
-    said = {log.name: [operation for one in lines(log) for operation in one.get("operations", [])] for log in busy.rglob("*.log")}
+    said = {log.name: [operation for one in lines(log) for operation in one.get("operations", [])] for log in busy.rglob("*.wal")}
     names = {name: {one["op"] for one in operations} for name, operations in said.items()}
     queue = {"new chunk", "append", "put key", "take", "lease", "lease again", "end lease", "forget"}
-    assert names["q.log"] == queue
+    assert names["q.wal"] == queue
     assert names["t.log"] == {"append", "extent", "new block", "put key", "session"}
     assert names["r.log"] >= {"deliver", "commit", "prepare", "lease"}
-    dead = [one["reason"] for one in said["q.log"] if one["op"] == "end lease" and one["state"] == "dead"]
+    dead = [one["reason"] for one in said["q.wal"] if one["op"] == "end lease" and one["state"] == "dead"]
     assert "why" in dead
 
 
@@ -126,7 +126,7 @@ def test_what_the_files_of_a_queue_say(tmp_path):
     assert (pointers["head"], pointers["tail"], pointers["next"]) == (17, 28, 0)
     assert [(one["offset"], one["number"], one["bytes"]) for one in records] == [(17, 0, 5), (24, 1, 2)]
     assert (records[0]["text"], records[1]["hex"]) == ("grün", "ff00")
-    found = lines(tmp_path / "q.log")
+    found = lines(tmp_path / "q.wal")
     assert found[0]["magic"] == "QEWQLOG1"
     put, got = named(found, "commit")
     assert [one["op"] for one in put["operations"]] == ["new chunk", "append"]
@@ -186,33 +186,33 @@ def test_damage_in_a_log_is_a_frame_and_what_lies_behind_it_is_shown(tmp_path):
     with Queue(tmp_path / "q") as q:
         for number in range(5):
             q.put(b"%d" % number)
-    whole = lines(tmp_path / "q.log")
+    whole = lines(tmp_path / "q.wal")
     second, third = named(whole, "commit")[1:3]
-    damage(tmp_path / "q.log", third["offset"] - 1)
-    found = lines(tmp_path / "q.log", code=5)
+    damage(tmp_path / "q.wal", third["offset"] - 1)
+    found = lines(tmp_path / "q.wal", code=5)
     (bad,) = (one for one in found if one["damage"])
     assert (bad["offset"], bad["what"], bad["bytes"]) == (second["offset"], "frame", third["offset"] - second["offset"])
     assert [one for one in found if one["offset"] >= third["offset"]] == whole[whole.index(third) :]
-    damage(tmp_path / "q.log", 3)
-    assert "not a transaction log" in lines(tmp_path / "q.log", code=5)[0]["damage"]
+    damage(tmp_path / "q.wal", 3)
+    assert "not a transaction log" in lines(tmp_path / "q.wal", code=5)[0]["damage"]
 
 
 def test_a_last_frame_that_ends_in_zeros_is_not_torn(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put(bytes(20))
-        shutil.copy(tmp_path / "q.log", tmp_path / "other.log")
-    data = (tmp_path / "other.log").read_bytes().rstrip(b"\0")
-    (tmp_path / "other.log").write_bytes(data + bytes(20))
-    assert lines(tmp_path / "other.log")[-1]["what"] == "commit"
+        shutil.copy(tmp_path / "q.wal", tmp_path / "other.wal")
+    data = (tmp_path / "other.wal").read_bytes().rstrip(b"\0")
+    (tmp_path / "other.wal").write_bytes(data + bytes(20))
+    assert lines(tmp_path / "other.wal")[-1]["what"] == "commit"
 
 
 def test_a_commit_that_was_torn_is_no_damage(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put(b"1")
         q.put(b"2")
-        data = (tmp_path / "q.log").read_bytes()
-    (tmp_path / "other.log").write_bytes(data.rstrip(b"\0")[:-1])
-    assert lines(tmp_path / "other.log")[-1]["what"] == "torn"
+        data = (tmp_path / "q.wal").read_bytes()
+    (tmp_path / "other.wal").write_bytes(data.rstrip(b"\0")[:-1])
+    assert lines(tmp_path / "other.wal")[-1]["what"] == "torn"
 
 
 def test_a_file_whose_name_says_nothing_needs_to_be_told(tmp_path):

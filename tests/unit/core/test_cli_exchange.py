@@ -374,7 +374,7 @@ def test_a_damaged_log_is_refused_wherever_damage_can_be_seen(tmp_path, net):
         with pytest.raises(Corrupt, match=rf"{log}, offset \d+: "):
             diskqueue.find(str(net.directory))
     refused(5, "import", tmp_path / "q", net.directory, match=f"Corrupt: {log}, offset ")
-    assert not (tmp_path / "q.log").exists()
+    assert not (tmp_path / "q.wal").exists()
 
 
 @pytest.mark.parametrize("new", [b"", START, None])

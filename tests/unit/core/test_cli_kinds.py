@@ -58,7 +58,7 @@ def test_what_lies_at_a_path_is_told_by_its_files(tmp_path):
     assert kind_of(str(tmp_path)) is None
 
 
-@pytest.mark.parametrize("lost", ["q", "q.log", "q.30001"])
+@pytest.mark.parametrize("lost", ["q", "q.wal", "q.30001"])
 def test_a_queue_of_which_a_file_is_lost_is_one_still(tmp_path, lost):
     put(tmp_path / "q", "queue", "x")
     (tmp_path / lost).unlink()
@@ -144,7 +144,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": []}
     whole = f"the {kind} holds 3 records and 0 batches"
     assert done("repair", path, "--yes").decode() == f"nothing to repair: {whole}\n"
-    log = path.parent / "it.log" if kind == "queue" else path / "it.log"
+    log = path.parent / "it.wal" if kind == "queue" else path / "it.log"
     flip(log, 40)
     assert run("verify", path).exit_code == 5
     refused(5, "put", path, "x", match=" repair")

@@ -192,7 +192,7 @@ def test_top_shows_queues_and_topics_and_what_cannot_be_read(tmp_path, queue, to
     (tmp_path / "below").mkdir()
     with Queue(tmp_path / "below" / "damaged") as q:
         q.put(b"x")
-    (tmp_path / "below" / "damaged.log").write_bytes(b"QEWQLOG1" + bytes(20))
+    (tmp_path / "below" / "damaged.wal").write_bytes(b"QEWQLOG1" + bytes(20))
     rows = [line.decode() for line in lines("top", tmp_path, "--once")]
     assert [line.split()[:3] for line in rows] == [
         *(["path", "kind", "records"], ["q", "queue", "2,400"], ["below/damaged", "queue", "?"], ["t", "topic", "1,000"])

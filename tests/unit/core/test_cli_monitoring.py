@@ -84,15 +84,15 @@ def test_damage_is_critical_and_what_cannot_be_read_is_unknown(tmp_path):
     for name in ("good", "bad"):
         with Queue(tmp_path / name) as q:
             q.put(b"x")
-    data = bytearray((tmp_path / "bad.log").read_bytes())
+    data = bytearray((tmp_path / "bad.wal").read_bytes())
     data[30] ^= 1
-    (tmp_path / "bad.log").write_bytes(data)
+    (tmp_path / "bad.wal").write_bytes(data)
     code, text = checked(tmp_path)
     assert (code, "bad: Corrupt: " in text) == (2, True)
     result = run("check", tmp_path / "missing")
     assert (result.exit_code, result.stdout.startswith("QEWQEW UNKNOWN: ")) == (3, True)
     if os.geteuid():
-        (tmp_path / "bad.log").chmod(0)
+        (tmp_path / "bad.wal").chmod(0)
         assert checked(tmp_path)[0] == 3
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from disk import NoSync
 from interrupting import interrupts
-from plain import crashed
+from plain import crashed, forget_log
 
 from qewqew_core import Broken, Closed, Locked, Queue
 
@@ -90,7 +90,7 @@ def test_an_opening_that_was_interrupted_anywhere_leaves_nothing_open_or_locked(
     if left != "crashed":
         image = tmp_path / "live"
     if left == "without its log":
-        (image / "q.log").unlink()
+        forget_log(image / "q")
     for interrupt in interrupts(every, MODULES, quick=10, full=5):
         path = shutil.copytree(image, tmp_path / str(interrupt.point)) / "q"
         q = None

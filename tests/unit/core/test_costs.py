@@ -467,7 +467,7 @@ with Queue(sys.argv[1], sync="never", _files=disk) as q:
         session.put_many([b"new"] * 1000)
         session.get_many(1000)
         session.rollback()
-        print(disk.read_from_chunks, os.stat(sys.argv[1] + ".log").st_size)
+        print(disk.read_from_chunks, os.stat(sys.argv[1] + ".wal").st_size)
         session.put_many([b"new"] * 1000)
         session.get_many(1000)
         session.commit()

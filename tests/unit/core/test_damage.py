@@ -113,7 +113,7 @@ def made(tmp_path_factory) -> dict[str, tuple[Path, list[View], set[str]]]:
                 shutil.copytree(live, kept)
         if kind in CLOSED:
             shutil.copytree(live, kept)
-        log = kept / "q.log"
+        log = kept / "q.wal"
         log.write_bytes(log.read_bytes().rstrip(b"\0") + bytes(20))  # of the space behind the end, a little is enough
         kinds[kind] = kept, history, ids
     return kinds
@@ -160,7 +160,7 @@ def test_the_log_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, ever
     folder, history, ids = made[kind]
     allowed = history[-1:] if kind in CLOSED else history[-2:] if (kind, what) == ("crashed", changes) else history
     copy = QueueCopy(folder, tmp_path / "copy")
-    outcomes = [copy.is_right("q.log", one, allowed, ids) for one in every(what(copy.files["q.log"]), quick=20, full=5)]
+    outcomes = [copy.is_right("q.wal", one, allowed, ids) for one in every(what(copy.files["q.wal"]), quick=20, full=5)]
     assert outcomes.count(False) > len(outcomes) / 3
 
 
@@ -169,7 +169,7 @@ def test_a_log_that_was_cut_does_not_let_batches_be_forgotten(tmp_path, behind):
     with Queue(tmp_path / "q", chunk_size=64) as q:
         q.put_many([b"%d" % number for number in range(10)])
         q.lease("key", max_records=4)
-    path = tmp_path / "q.log"
+    path = tmp_path / "q.wal"
     data = path.read_bytes()
     path.write_bytes(data[: log.replay(data, "").snapshot_end + behind])
     with pytest.raises(Corrupt, match="batches"):
@@ -178,7 +178,7 @@ def test_a_log_that_was_cut_does_not_let_batches_be_forgotten(tmp_path, behind):
 
 def sweep(copy: QueueCopy, what: Callable[[bytes], list[Damage]]) -> list[tuple[str, Damage]]:
     """All damages of header and chunks."""
-    names = [name for name in copy.files if "/" not in name and name != "q.log"]
+    names = [name for name in copy.files if "/" not in name and name != "q.wal"]
     assert len(names) > 2
     return [(name, damage) for name in names for damage in what(copy.files[name])]
 

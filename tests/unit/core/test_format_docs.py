@@ -35,7 +35,7 @@ class FixedInodes(Files):
     """The real disk, on which what a checkpoint says of the files is the same each time."""
 
     def identity(self, path: str) -> tuple[int, int]:
-        return (23 if path.endswith(".log") else 17), 1_800_000_000_000_000_000
+        return (23 if path.endswith(".wal") else 17), 1_800_000_000_000_000_000
 
 
 def test_a_small_queue_has_the_bytes_that_the_page_explains(
@@ -66,7 +66,7 @@ def listing(directory: Path) -> list[str]:
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         name, size = str(path.relative_to(directory)), path.stat().st_size
         note = f"  first: {int.from_bytes(path.read_bytes())}" if name == "orders.qew" else ""
-        lines.append(name if name.endswith(".log") else f"{name:<60}{size:>3}{note}")
+        lines.append(name if name.endswith(".wal") else f"{name:<60}{size:>3}{note}")
     return lines
 
 
@@ -112,7 +112,7 @@ def test_a_kill_in_a_lease_leaves_the_states_that_the_page_numbers(tmp_path: Pat
 
 def state_of(path: Path) -> int:
     """The number that the page gives to what a kill has left of a lease."""
-    log = path.with_name("orders.qew.log")
+    log = path.with_name("orders.qew.wal")
     making = path.with_name("orders.qew.lease")
     if not logs.replay(log.read_bytes(), str(log)).state.batches:
         assert list(path.parent.glob("orders.qew.batches/*")) == []

@@ -80,7 +80,7 @@ class Waiting(threading.Thread):
 
 def commits(path: Path) -> int:
     """How many commits the log has."""
-    data = path.with_name("q.log").read_bytes()
+    data = path.with_name("q.wal").read_bytes()
     generation = journal.generation_of(data, logs.MAGIC, "")
     return sum(found.kind == logs.COMMIT for found in journal.frames(data, generation))
 

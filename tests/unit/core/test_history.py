@@ -149,7 +149,7 @@ def test_it_is_what_a_list_of_batches_would_be():
                 plain.append((batch, luck.randrange(1 << 30)))
                 state.history.add(*plain[-1])
             if luck.random() < 0.05:
-                state = logs.replay(logs.snapshot(state, 7), "q.log").state
+                state = logs.replay(logs.snapshot(state, 7), "q.wal").state
         found = state.history
         assert [vars_of(batch) for batch in found] == [vars_of(batch) for batch, _ in plain]
         assert list(found.ids()) == [batch.id for batch, _ in plain]
@@ -173,7 +173,7 @@ def test_a_line_that_nothing_of_ours_has_written_is_refused_and_repaired(line, t
     with Queue(path) as q:
         q.put_many([b"1", b"2"])
         q.lease("a", max_records=1).ack()
-    log = tmp_path / "q.log"
+    log = tmp_path / "q.wal"
     replayed = logs.replay(log.read_bytes(), str(log))
     replayed.state.history.blocks.append(Block(1, 1, 1, 1, b"\n" + line.encode()))
     log.write_bytes(logs.snapshot(replayed.state, journal.new_generation()))

@@ -116,7 +116,7 @@ def test_a_log_that_was_made_by_hand_leads_nobody_out_of_the_queue(what: str, pr
     (queue.parent / "queue.link").symlink_to(precious / "precious")
     (queue.parent / "queue2").mkdir()
     (queue.parent / "queue2" / "precious").write_bytes(b"theirs")
-    FORGED[what](queue.parent / "queue.log")
+    FORGED[what](queue.parent / "queue.wal")
     before = theirs(precious)
     with pytest.raises(Corrupt, match="queue"):
         Queue(queue)
@@ -237,7 +237,7 @@ def test_a_file_of_a_tebibyte_is_a_named_error_or_what_it_was(kind: str, tmp_pat
 
 @pytest.mark.parametrize("length", [0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_frame_that_says_that_it_has_gibibytes_was_torn_and_is_cut_off(length: int, tmp_path: Path) -> None:
-    for kind, logs_of in (("queue", ["queue.log"]), ("topic", ["topic/topic.log", "topic/state/all.log"])):
+    for kind, logs_of in (("queue", ["queue.wal"]), ("topic", ["topic/topic.log", "topic/state/all.log"])):
         for number, name in enumerate(logs_of):
             log = unpacked(tmp_path / f"{kind}{number}") / "closed" / name
             with log.open("ab") as opened:
@@ -347,7 +347,7 @@ def test_another_user_of_the_directory_reads_nothing_and_changes_nothing(shared:
         assert all(path.stat().st_mode & 0o077 == 0 for path in shared.rglob("*"))
 
 
-LATER = ["queue.log", "queue.log.tmp", "queue.1", "queue.lease", "queue.batches", "queue.spill", "queue.dead"]
+LATER = ["queue.wal", "queue.wal.tmp", "queue.1", "queue.lease", "queue.batches", "queue.spill", "queue.dead"]
 
 
 @needs_root

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from damage import in_time
+from plain import forget_log
 
 from qewqew_core import Corrupt, Locked, Queue, inspect
 from qewqew_core.formats.chunk import POINTERS
@@ -249,7 +250,7 @@ def closed(request, tmp_path) -> Path:
     with opened(tmp_path / "q") as q:
         q.put_many(OURS)
     if request.param == "Java's":
-        (tmp_path / "q.log").unlink()
+        forget_log(tmp_path / "q")
     return tmp_path / "q"
 
 

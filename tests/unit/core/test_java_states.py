@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from disk import JournalDisk, image
-from plain import plain_read
+from plain import forget_log, plain_read
 
 from qewqew_core import Corrupt, Queue, inspect, repair
 from qewqew_core.formats.chunk import POINTERS
@@ -424,7 +424,7 @@ def test_records_of_the_same_sizes_in_a_queue_that_the_original_made_anew_are_de
     for _ in range(count):
         original.enqueue(TWO)
     original.close()
-    written = (tmp_path / "q.log").stat().st_mtime
+    written = (tmp_path / "q.wal").stat().st_mtime
     os.utime(tmp_path / "q", (written + 1, written + 1))  # a second later: the clock of file systems is coarse
     assert inspect(tmp_path / "q").records == count
     with Queue(tmp_path / "q", chunk_size=22) as q:
@@ -446,7 +446,7 @@ def test_records_of_the_same_sizes_that_the_original_put_into_our_chunk_look_lik
         Queue(tmp_path / "q", chunk_size=22) as q,
     ):
         q.get_many(100)
-    (tmp_path / "q.log").unlink()
+    forget_log(tmp_path / "q")
     with Queue(tmp_path / "q", chunk_size=22) as q:
         assert q.get_many(100) == [TWO] * count
 

@@ -144,8 +144,8 @@ def test_bytes_made_to_be_searched_cost_in_proportion_to_their_number(
         topic.append(b"x")
         reader.commit(reader.read())
     path, replay, kind = {
-        "queue": (tmp_path / "q.log", log.replay, log.COMMIT),
-        "repair": (tmp_path / "q.log", log.salvage, log.COMMIT),
+        "queue": (tmp_path / "q.wal", log.replay, log.COMMIT),
+        "repair": (tmp_path / "q.wal", log.salvage, log.COMMIT),
         "topic": (tmp_path / "t" / "t.log", topic_log.replay, topic_log.COMMIT),
         "reader": (tmp_path / "t" / "state" / "r.log", reader_log.replay, reader_log.COMMIT),
     }[kind_of_log]
@@ -173,7 +173,7 @@ def test_a_queue_with_such_a_log_opens_and_one_that_is_damaged_before_it_can_be_
     path = tmp_path / "q"
     with Queue(path) as queue:
         queue.put_many([b"one", b"two"])
-    name = tmp_path / "q.log"
+    name = tmp_path / "q.wal"
     good = name.read_bytes().rstrip(b"\0")
     name.write_bytes(good + bytes(13) + frames_everywhere(1 << 20, len(good) + 1, log.COMMIT))
     with Queue(path) as queue:
@@ -194,7 +194,7 @@ def test_however_many_checkpoints_a_log_has_the_chunks_are_looked_at_once(
     """Each used to set the pointers of every chunk: a log of 10 MiB took more than an hour."""
     with Queue(tmp_path / "q", chunk_size=22) as queue:
         queue.put_many([b"%08d" % number for number in range(500)])
-    path = tmp_path / "q.log"
+    path = tmp_path / "q.wal"
     data = path.read_bytes().rstrip(b"\0")
     generation = journal.generation_of(data, log.MAGIC, str(path))
     data += journal.frame(log.CHECKPOINT, log.checkpoint(0, 0, 0), generation) * 500

@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as _place:
 NAMES = list(MADE)
 QUEUE = [name for name in NAMES if name.split("/")[1].startswith("queue") and name.split("/")[1] != "queue"]  # it may be a link
 TOPIC = [name for name in NAMES if name.split("/")[1] == "topic" and name.count("/") > 1]
-MISSING = ["queue.log.tmp", "queue.lease", "queue.spill", "topic/topic.log.tmp", "topic/state/all.log.tmp"]
+MISSING = ["queue.wal.tmp", "queue.lease", "queue.spill", "topic/topic.log.tmp", "topic/state/all.log.tmp"]
 REFUSED = (QewQewError, OSError)
 
 

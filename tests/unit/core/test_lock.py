@@ -224,7 +224,7 @@ def test_files_are_removed_while_the_queue_is_locked_and_the_header_is_the_last(
         queue.get_many(3)
     assert removed[-1][0] == "q"
     assert all(locked for _, locked in removed)
-    assert not records or {"q.30001", "q.30002", "q.log"} <= {name for name, _ in removed}
+    assert not records or {"q.30001", "q.30002", "q.wal"} <= {name for name, _ in removed}
     assert list(tmp_path.iterdir()) == []
 
 

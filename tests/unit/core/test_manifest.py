@@ -184,7 +184,7 @@ def test_a_field_of_the_wrong_type_is_named(folder, field, value):
         ("segments/1/file", ""),
         ("segments/1/file", "."),
         ("segments/1/file", ".."),
-        ("segments/1/file", "../q.log"),
+        ("segments/1/file", "../q.wal"),
         ("segments/1/file", "/etc/passwd"),
         ("segments/1/file", "a/../q.30001"),
         ("segments/1/file", "q.30001\0"),

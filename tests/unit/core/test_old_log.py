@@ -71,12 +71,12 @@ def restored(path: Path, change: str, first: str, second: str) -> View:
         q.lease("b", max_records=5)
 
     run(path, begin, first == "crashed")
-    shutil.copy(f"{path}.log", f"{path}-old")
+    shutil.copy(f"{path}.wal", f"{path}-old")
     run(path, CHANGES[change], second == "crashed")
     copy = shutil.copytree(path.parent, path.parent.with_name("right"))
     with Queue(copy / "q", chunk_size=128) as q:
         right = view(q)
-    Path(f"{path}-old").replace(f"{path}.log")
+    Path(f"{path}-old").replace(f"{path}.wal")
     return right
 
 

@@ -108,7 +108,7 @@ def test_pointers_are_stored_whole_behind_the_log_and_chunks_go_behind_the_heade
             head, tail, following = POINTERS.unpack(call.data)
             assert head < tail or head == tail == 10
             if (head, tail, following) != (10, 10, 0):
-                assert durable["q.log"]
+                assert durable["q.wal"]
                 stored += 1
         elif call.kind == "unlink" and call.path[-5:].isdecimal():
             assert durable["q"]
@@ -148,7 +148,7 @@ def test_payload_is_durable_before_its_commit_and_nothing_is_synced_where_that_w
     names = {call.node: Path(call.path).name.removesuffix(".tmp") for call in disk.calls if call.kind == "link"}
     steps = [step for step, _ in groupby((call.kind, names[call.node]) for call in calls if call.kind in ("write", "sync"))]
     if sync == "commit":
-        assert steps[-4:] == [("write", "q.30001"), ("sync", "q.30001"), ("write", "q.log"), ("sync", "q.log")]
+        assert steps[-4:] == [("write", "q.30001"), ("sync", "q.30001"), ("write", "q.wal"), ("sync", "q.wal")]
     else:
         assert steps
         assert {kind for kind, _ in steps} == {"write"}

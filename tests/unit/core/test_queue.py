@@ -650,7 +650,7 @@ def test_the_log_grows_by_as_much_as_it_may_and_is_cut_back(tmp_path, log_bytes)
         for _ in range(1500):
             q.put(b"x" * 1000)
             q.get()
-            sizes.append((tmp_path / "q.log").stat().st_size)
+            sizes.append((tmp_path / "q.wal").stat().st_size)
     assert log_bytes < max(sizes) <= log_bytes + 2000 + 2 * RESERVE  # two commits, and what is kept free
 
 

@@ -145,7 +145,7 @@ def test_a_log_that_is_handed_over_does_not_grow_for_ever(tmp_path: Path, monkey
 
 def inspect_log(path: Path) -> int:
     """Bytes of the log, without the room that it keeps."""
-    return len(path.with_name(f"{path.name}.log").read_bytes().rstrip(b"\0"))
+    return len(path.with_name(f"{path.name}.wal").read_bytes().rstrip(b"\0"))
 
 
 @pytest.mark.usefixtures("awaited")
@@ -163,7 +163,7 @@ def test_damage_to_a_queue_that_was_handed_over_is_repaired_without_loss(tmp_pat
 @pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("at", [0, 500, (64 << 10) - 1, 64 << 10, 200_000, -4])  # behind the handover; -4: at the end of the file
 def test_what_a_crash_tore_behind_a_handover_is_not_left_behind_the_next_frames(at: int, tmp_path: Path) -> None:
-    path, log = tmp_path / "q", tmp_path / "q.log"
+    path, log = tmp_path / "q", tmp_path / "q.wal"
     with opened(path) as queue:
         queue.put(b"first")
     end = inspect_log(path)
@@ -181,7 +181,7 @@ def test_a_snapshot_of_chunks_that_were_not_looked_at_is_as_one_of_those_that_we
     with Queue(tmp_path / "q", chunk_size=1 << 20, sync="never") as queue:
         for _ in range(50):
             queue.put_many([bytes(1000)] * 100)  # five chunks
-    state = logs.replay((tmp_path / "q.log").read_bytes(), "").state
+    state = logs.replay((tmp_path / "q.wal").read_bytes(), "").state
     before = logs.snapshot(state, 7)
     assert sum(len(chunk_state.pieces) for chunk_state in state.chain.values()) > 50
     assert logs.snapshot(state, 7) == before

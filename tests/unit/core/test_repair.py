@@ -168,7 +168,7 @@ def check_queue(folder: Path, made: Made, what: str, believed: bool, report: Rep
         assert len(records) == report.records, what
     everything = [*records, *(record for batch in batches.values() for record in batch)]
     assert set(everything) <= made.ever | ({b""} if believed else set()), f"{what}: never put"
-    in_log = any(damage.path.endswith(".log") for damage in report.damage)
+    in_log = any(damage.path.endswith(".wal") for damage in report.damage)
     firsts = list(dict.fromkeys(record for record in records if record in made.records))
     # What was put back to the front by a commit behind the damage comes in the order in which it was put.
     in_order = firsts == [record for record in made.records if record in firsts]
@@ -255,7 +255,7 @@ def everything(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("also", [None, "log", "header"])
 def test_any_file_or_directory_may_be_missing(made, also, every):
     folder = made.folder.with_name("damaged")
-    queue, topic = {None: ((), ()), "log": ("q.log", "q/q.log"), "header": ("q", "q/q.idx")}[also]
+    queue, topic = {None: ((), ()), "log": ("q.wal", "q/q.wal"), "header": ("q", "q/q.idx")}[also]
     for one in every(everything(made.folder), quick=1 if made.layout == "queue" else 8, full=1 if made.layout == "queue" else 4):
         shutil.copytree(made.folder, folder)
         if also:
@@ -358,11 +358,11 @@ def test_what_a_commit_behind_the_damage_has_put_is_not_lost(tmp_path):
     shutil.copytree(live, tmp_path / "crashed")
     q.close()
     path = tmp_path / "crashed" / "q"
-    flip(path.with_name("q.log"), at + 20)
+    flip(path.with_name("q.wal"), at + 20)
     with pytest.raises(Corrupt, match=r"qewqew repair .* rescues what can be read"):
         Queue(path)
     report = repair(path)
-    assert [(one.path, one.offset, one.records) for one in report.damage] == [(str(path) + ".log", at, None)]
+    assert [(one.path, one.offset, one.records) for one in report.damage] == [(str(path) + ".wal", at, None)]
     assert "will be delivered again" in report.notes[0]
     with Queue(path, chunk_size=100) as q:
         assert q.put_many([b"one", b"two"], key="key") == 2
@@ -378,7 +378,7 @@ def test_a_closed_queue_whose_log_is_damaged_is_refused_and_a_repair_finds_all_i
         for record in records:
             session.put(record)
             session.commit()
-    log = tmp_path / "q.log"
+    log = tmp_path / "q.wal"
     assert log.stat().st_size > 7000
     if damage == "zeros at the end":
         log.write_bytes(log.read_bytes()[:-4096] + bytes(4096))
@@ -441,8 +441,8 @@ def test_what_a_java_program_did_with_a_closed_queue_is_left_alone(tmp_path):
     report = repair(tmp_path / "q")
     assert report.ok
     assert "another program has used the queue" in report.notes[0]
-    assert {name: data for name, data in tree(tmp_path).items() if name not in ("q.log",)} == {
-        name: data for name, data in before.items() if name not in ("q.log",)
+    assert {name: data for name, data in tree(tmp_path).items() if name not in ("q.wal",)} == {
+        name: data for name, data in before.items() if name not in ("q.wal",)
     }
     with Queue(tmp_path / "q") as q:
         assert list(q) == [b"ccc", b"ddd", b"eee"]
@@ -494,16 +494,16 @@ def wreck(folder: Path) -> None:
 
 def wreck_log(folder: Path) -> None:
     wreck(folder)
-    flip(folder / "q.log", (folder / "q.log").stat().st_size // 2)
+    flip(folder / "q.wal", (folder / "q.wal").stat().st_size // 2)
 
 
 def no_log(folder: Path) -> None:
-    (folder / "q.log").unlink()
+    (folder / "q.wal").unlink()
 
 
 def wreck_topic(folder: Path) -> None:
     """Logs and index at once."""
-    for name in ("q.log", "q.idx", "state/the one.log"):
+    for name in ("q.wal", "q.idx", "state/the one.log"):
         flip(folder / "q" / name, 60 if name.endswith("one.log") else 2)
 
 
@@ -514,7 +514,7 @@ def no_index(folder: Path) -> None:
 def cut_block(folder: Path) -> None:
     block = max((folder / "q" / "data").iterdir())
     os.truncate(block, block.stat().st_size - 1)
-    (folder / "q" / "q.log").unlink()
+    (folder / "q" / "q.wal").unlink()
 
 
 WRECKS = [

@@ -21,14 +21,14 @@ from qewqew_core.limits import LIMITS
 @pytest.mark.req("S15", "T5", "T9")
 def test_the_log_is_replaced_by_a_rename_of_a_file_that_is_on_disk_and_each_step_may_be_the_last(tmp_path, kind, every):
     work = kind.done(tmp_path / "work", "commit", 20)
-    calls, new = work.disk.calls, str(tmp_path / "work" / "q.log.tmp")
+    calls, new = work.disk.calls, str(tmp_path / "work" / "q.wal.tmp")
     replaced = [number for number, call in enumerate(calls) if call.kind == "rename" and call.path == new]
     assert len(replaced) > 3
     for number in replaced:
         made = max(at for at in range(number) if calls[at].kind == "link" and calls[at].path == new)
         node = calls[made].node
         assert [call.kind for call in calls[made:number] if call.node == node] == ["link", "write", "sync"]
-        assert calls[number].target == str(tmp_path / "work" / "q.log")
+        assert calls[number].target == str(tmp_path / "work" / "q.wal")
         assert (calls[number + 1].kind, calls[number + 1].path) == ("sync_directory", str(tmp_path / "work"))
         for stop in every(range(made, number + 3), quick=3):
             for chance in range(3):
@@ -45,11 +45,11 @@ def test_the_log_is_replaced_by_a_rename_of_a_file_that_is_on_disk_and_each_step
 def test_what_a_crash_has_left_of_a_new_log_is_removed(tmp_path, leftover):
     with Queue(tmp_path / "q", chunk_size=64, _files=NoSync()) as q:
         q.put_many(numbers(0, 3))
-        older = (tmp_path / "q.log").read_bytes()
+        older = (tmp_path / "q.wal").read_bytes()
         with q.session() as session:
             session.put_many(numbers(3, 30))
         path = crashed(tmp_path)
-    log, new = path.with_name("q.log").read_bytes(), path.with_name("q.log.tmp")
+    log, new = path.with_name("q.wal").read_bytes(), path.with_name("q.wal.tmp")
     new.write_bytes({"empty": b"", "half": log[: len(log) // 2], "garbage": b"\xff" * 500, "an older one": older}[leftover])
     with Queue(path, _files=NoSync()) as q:
         assert list(q) == numbers(0, 30)
@@ -60,13 +60,13 @@ def test_what_a_crash_has_left_of_a_new_log_is_removed(tmp_path, leftover):
 def test_a_torn_tail_is_cut_at_any_length_and_commits_go_on_behind_the_cut(tmp_path, every):
     with Queue(tmp_path / "q", chunk_size=4096, _files=NoSync()) as q:
         q.put_many(numbers(0, 5))
-        before = (tmp_path / "q.log").read_bytes().rstrip(b"\0")
+        before = (tmp_path / "q.wal").read_bytes().rstrip(b"\0")
         with q.session() as session:
             session.get_many(2)
             session.put_many(numbers(5, 8))
         path = crashed(tmp_path)
     content = {file: file.read_bytes() for file in path.parent.iterdir()}
-    log = path.with_name("q.log")
+    log = path.with_name("q.wal")
     whole = content[log].rstrip(b"\0")
     assert 40 < len(whole) - len(before) < 200
     for end in [*every(range(len(before), len(whole)), quick=6), len(whole)]:
@@ -91,8 +91,8 @@ def test_where_to_write_follows_from_the_log_and_the_records_alone(tmp_path, chu
             session.get_many(12)
         path = crashed(tmp_path)
     names = {file.name for file in path.parent.iterdir()}
-    assert {"q", "q.log"} <= names
-    assert all(name.removeprefix("q.").isdecimal() for name in names - {"q", "q.log"})
+    assert {"q", "q.wal"} <= names
+    assert all(name.removeprefix("q.").isdecimal() for name in names - {"q", "q.stamp", "q.wal"})
     assert {file.read_bytes()[:10] for file in path.parent.glob("q.[0-9]*")} == {b"\0\0\0\x0a\0\0\0\x0a\0\0"}
     with Queue(path, chunk_size=chunk_size) as q:
         with q.session() as session:
@@ -113,7 +113,7 @@ def test_a_commit_syncs_data_then_log_and_the_directory_after_what_was_made_or_r
     disk = JournalDisk(str(tmp_path))
     with Queue(tmp_path / "q", chunk_size=64, _files=disk) as q, q.session() as session:
         q.put_many(numbers(0, 5))
-        log = next(call.node for call in disk.calls if call.kind == "link" and call.path == str(tmp_path / "q.log.tmp"))
+        log = next(call.node for call in disk.calls if call.kind == "link" and call.path == str(tmp_path / "q.wal.tmp"))
         begin = len(disk.calls)
         for number in range(100, 140):
             session.put(b"%d" % number)

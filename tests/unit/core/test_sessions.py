@@ -21,7 +21,7 @@ from disk import NoSync
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from plain import crashed, is_plain, numbers, plain
+from plain import crashed, forget_log, is_plain, numbers, plain
 from stride import examples
 
 from qewqew_core import (
@@ -122,13 +122,13 @@ def test_close_without_a_commit_rolls_back_and_a_second_close_is_none(make):
 def test_a_commit_of_nothing_writes_nothing(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put(b"0")
-        before = (tmp_path / "q.log").read_bytes()
+        before = (tmp_path / "q.wal").read_bytes()
         with q.session() as session:
             assert session.commit() == 0
             session.get()
             session.rollback()
             session.rollback()
-        assert (tmp_path / "q.log").read_bytes() == before
+        assert (tmp_path / "q.wal").read_bytes() == before
 
 
 @pytest.mark.req("T18")
@@ -802,7 +802,7 @@ def test_a_rollback_removes_the_files_and_close_the_directory(tmp_path, small_sp
         assert list(q) == numbers(100, 152)
         assert spilled(tmp_path) != []
     is_plain(tmp_path / "q", numbers(100, 152))
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.suffix[1:].isdecimal()) == ["q", "q.log"]
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.suffix[1:].isdecimal()) == ["q", "q.stamp", "q.wal"]
 
 
 def test_a_known_key_drops_the_files_too(tmp_path, small_spill):
@@ -837,9 +837,9 @@ def test_what_a_crash_leaves_of_files_that_were_being_moved_is_removed_by_the_ne
     assert len(list(image.glob("q.spill/*"))) > 1
     (image / "q.lease").mkdir()
     shutil.copy(image / "q.30002", image / "q.lease" / "q.30003")  # of a lease that did not come
-    (image / "q.log.tmp").write_bytes(b"half a log")
+    (image / "q.wal.tmp").write_bytes(b"half a log")
     with Queue(image / "q", chunk_size=40) as q:
-        assert sorted(path.name for path in image.iterdir()) == ["q", "q.30001", "q.log"]
+        assert sorted(path.name for path in image.iterdir()) == ["q", "q.30001", "q.stamp", "q.wal"]
         assert list(q) == [b"0"]
         assert q.verify().orphans == []
     is_plain(image / "q", [b"0"])
@@ -1319,7 +1319,7 @@ class SessionMachine(RuleBasedStateMachine):
         for path in image.glob("q.*"):
             if path.is_dir():
                 shutil.rmtree(path)
-        (image / "q.log").unlink(missing_ok=True)
+        forget_log(image / "q")
         with Queue(image / "q", **self.settings) as q:
             assert list(q) == self.all()
         shutil.rmtree(image)

@@ -132,7 +132,7 @@ def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, eve
     for name in names:
         for damage in every(what(copy.files[name]), quick=100, full=50):
             with copy.damaged(name, damage):
-                torn = kind == "crashed" and name.endswith(".log")
+                torn = kind == "crashed" and name.endswith(".wal")
                 outcomes.append(attempt(copy.folder, name.endswith(".rdx"), torn))
     assert outcomes.count(False) > len(outcomes) / 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "a damaged length was believed"

@@ -250,7 +250,7 @@ def test_a_second_thread_with_the_same_key_waits_until_the_first_one_is_durable(
         armed = False
 
         def sync(self, fd: int) -> None:
-            if self.armed and os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+            if self.armed and os.readlink(f"/proc/self/fd/{fd}").endswith(".wal"):
                 self.hold.wait(300)
             super().sync(fd)
 

@@ -178,7 +178,7 @@ class Late(Files):
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         data = super().read(fd, size, offset)
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".wal"):
             self.looks += 1
             if self.looks == 1:
                 data = data[: self.begin - offset] + bytes(self.frame) + data[self.begin + self.frame - offset :]

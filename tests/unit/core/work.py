@@ -315,7 +315,7 @@ class QueueWork(Work):
 
     def is_closed(self, folder: Path, expected: View, what: str) -> None:
         assert plain(folder / "q") == expected.records, f"{what}: as the original reads it"
-        assert not {"q.spill", "q.log.tmp"} & {file.name for file in folder.iterdir()}, what
+        assert not {"q.spill", "q.wal.tmp"} & {file.name for file in folder.iterdir()}, what
 
     def use_up(self, store: Queue) -> None:
         store.get_many(10_000)
