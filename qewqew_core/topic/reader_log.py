@@ -1,4 +1,4 @@
-"""The log ``state/R.log`` of a topic's reader: the bytes of its frames.
+"""The log ``state/R.wal`` of a topic's reader: the bytes of its frames.
 
 The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
 kind 6 a list, the name of an operation (`_NAMES`) and its fields (where these are numbers at even distances, as offsets

@@ -22,11 +22,11 @@ from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import reader_files, reader_log
+from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve
-from qewqew_core.topic.topic_paths import batch_name, rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
@@ -93,7 +93,7 @@ class SharedLog(Gate):
         try:
             reader_files.open_lock(self._files, self._lock_fds, self._stem)
         except OSError as error:
-            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + LOCK) from error
         lock.take(self._lock_fd, self._consumer.owner, 1)
 
     @property
@@ -205,7 +205,7 @@ class SharedLog(Gate):
 
     def load(self, rdx: tuple[int, int] | None = None) -> None:
         """Replay the whole log; ``rdx``: the position that the .rdx names. Raises `Corrupt`."""
-        files, path = self._files, self._stem + ".log"
+        files, path = self._files, self._stem + LOG
         fds = Descriptors()
         fds.append(files.open(path))
         data = read_all(files, fds[0], path)
@@ -221,7 +221,7 @@ class SharedLog(Gate):
     def begin(self, state: ReaderState) -> None:
         """Replace the log by a new one with this state."""
         self.break_seal()
-        path = self._stem + ".log"
+        path = self._stem + LOG
         self._attach(
             journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader"), state
         )
@@ -334,7 +334,7 @@ class SharedLog(Gate):
         if log.synced > self._sealed:
             seal = reader_log.pack_seal(reader_log.Seal(log.generation, log.synced))
             try:
-                self._files.write(self._lock_fds[-1], seal, 0)
+                self._files.write(self._lock_fds[-1], seal, witness.SIZE)
             except OSError as error:
                 if self.engine.full(error) is None:
                     raise
@@ -347,10 +347,20 @@ class SharedLog(Gate):
 
     def break_seal(self) -> None:
         """Invalidate the seal before the log is replaced."""
-        if self._files.size(self._lock_fd):
-            self._files.truncate(self._lock_fd, 0)
+        if self._files.size(self._lock_fd) > witness.SIZE:
+            self._files.truncate(self._lock_fd, witness.SIZE)
             self._files.sync(self._lock_fd)
         self._sealed = 0
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether the lock file says that there is a log."""
+        return witness.is_in(self._files, self._lock_fd)
+
+    def testify(self) -> None:
+        """Have it say so, durably: log and .rdx are in place."""
+        if not self.has_witness:
+            witness.write(self._files, self._lock_fd, self.engine.log.path)
 
     # The end
 

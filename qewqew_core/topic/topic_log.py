@@ -1,4 +1,4 @@
-"""The transaction log ``NAME.log`` of a topic, and the checksums ``data/BASE.sums`` of its full blocks: their bytes.
+"""The transaction log ``NAME.wal`` of a topic, and the checksums ``data/BASE.sums`` of its full blocks: their bytes.
 
 A commit *is* a frame of the log (`journal`). The log is a snapshot of what the index does not hold, and what was committed
 since; index and blocks follow it, and are redone from it after a crash.

@@ -32,10 +32,10 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import topic_log
+from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
-from qewqew_core.topic.topic_paths import stem_of
+from qewqew_core.topic.topic_paths import LOG, stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
@@ -86,6 +86,7 @@ def _replayed(blocks: Blocks) -> Replayed | None:
     try:
         data = read_whole(blocks.files, blocks.log_path)
     except FileNotFoundError:
+        witness.check_topic(blocks.files, blocks.directory)
         return None
     found = topic_log.replay(data, blocks.log_path)
     if found.torn:
@@ -371,7 +372,7 @@ def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[
     """The log need not know of sessions that their readers have noted, once that is durable."""
     noted &= state.sessions.keys()
     for name in {name for session in noted for name in state.sessions[session]}:
-        log = stem_of(directory, name) + ".log"
+        log = stem_of(directory, name) + LOG
         with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(log)]) as (fd,):  # else it was deleted
             files.sync(fd)
     for session in noted:

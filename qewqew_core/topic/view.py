@@ -21,7 +21,7 @@ from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, NUMBER_AT, Entry, Heads, Index, Message
-from qewqew_core.topic import topic_log
+from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.topic_paths import block_of, index_of, log_of
 
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
@@ -90,6 +90,7 @@ class View:
         try:
             dialect = journal.replay_live(files, log_of(directory), topic_log.replay).state.dialect
         except FileNotFoundError:
+            witness.check_topic(files, directory)
             dialect = "B"
         return cls(files, directory, dialect)
 

@@ -21,13 +21,13 @@ from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import topic_log, topic_recovery
+from qewqew_core.topic import topic_log, topic_recovery, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.outgoing import Body, Outgoing, portions
 from qewqew_core.topic.topic_paths import lock_of
 from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
 
-RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
+RECOVERED = b"recovered\n"  # what follows the witness in the lock file once its owner has made sure that the files agree
 
 
 class Writer:
@@ -62,10 +62,13 @@ class Writer:
         self._released = False
         try:
             self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
-            files.truncate(self._lock_file.fd, 0)
+            fd = self._lock_file.fd
+            files.truncate(fd, witness.SIZE)
             self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
             self._noted |= self.engine.state.sessions.keys()
-            files.write(self._lock_file.fd, RECOVERED, 0)
+            if not witness.is_in(files, fd):
+                witness.write(files, fd, self._blocks.log_path)
+            files.write(fd, RECOVERED, witness.SIZE)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError) and not isinstance(error, QewQewError):

@@ -168,7 +168,7 @@ def check_queue(folder: Path, made: Made, what: str, believed: bool, report: Rep
         assert len(records) == report.records, what
     everything = [*records, *(record for batch in batches.values() for record in batch)]
     assert set(everything) <= made.ever, f"{what}: never put"
-    in_log = any(damage.path.endswith(".log") for damage in report.damage)
+    in_log = any(damage.path.endswith((".log", ".wal")) for damage in report.damage)
     firsts = list(dict.fromkeys(record for record in records if record in made.records))
     # What was put back to the front by a commit behind the damage comes in the order in which it was put.
     in_order = firsts == [record for record in made.records if record in firsts]
@@ -253,7 +253,7 @@ def everything(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("also", [None, "log", "header"])
 def test_any_file_or_directory_may_be_missing(made, also, every):
     folder = made.folder.with_name("damaged")
-    queue, topic = {None: ((), ()), "log": ("q.log", "q/q.log"), "header": ("q", "q/q.idx")}[also]
+    queue, topic = {None: ((), ()), "log": ("q.log", "q/q.wal"), "header": ("q", "q/q.idx")}[also]
     for one in every(everything(made.folder), quick=1 if made.layout == "queue" else 8, full=1 if made.layout == "queue" else 4):
         shutil.copytree(made.folder, folder)
         if also:
@@ -501,8 +501,8 @@ def no_log(folder: Path) -> None:
 
 def wreck_topic(folder: Path) -> None:
     """Logs and index at once."""
-    for name in ("q.log", "q.idx", "state/the one.log"):
-        flip(folder / "q" / name, 60 if name.endswith("one.log") else 2)
+    for name in ("q.wal", "q.idx", "state/the one.wal"):
+        flip(folder / "q" / name, 60 if name.endswith("one.wal") else 2)
 
 
 def no_index(folder: Path) -> None:
@@ -512,7 +512,7 @@ def no_index(folder: Path) -> None:
 def cut_block(folder: Path) -> None:
     block = max((folder / "q" / "data").iterdir())
     os.truncate(block, block.stat().st_size - 1)
-    (folder / "q" / "q.log").unlink()
+    (folder / "q" / "q.wal").unlink()
 
 
 WRECKS = [

@@ -126,13 +126,13 @@ def kept(reader: Reader) -> Iterator[list[Message]]:
 def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, every):
     copy = Copy(made[kind], tmp_path / "t")
     names = [name for name in copy.files if not name.endswith(".lock") and copy.first[name] == name]
-    assert {Path(name).suffix for name in names} >= {".idx", ".log", ".zbus", ".rdx", ".json"}
+    assert {Path(name).suffix for name in names} >= {".idx", ".wal", ".zbus", ".rdx", ".json"}
     outcomes: list[bool] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in names:
         for damage in every(what(copy.files[name]), quick=100, full=50):
             with copy.damaged(name, damage):
-                torn = kind == "crashed" and name.endswith(".log")
+                torn = kind == "crashed" and name.endswith(".wal")
                 outcomes.append(attempt(copy.folder, name.endswith(".rdx"), torn))
     assert outcomes.count(False) > len(outcomes) / 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "a damaged length was believed"

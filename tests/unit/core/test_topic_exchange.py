@@ -181,7 +181,7 @@ def test_a_key_is_forgotten_if_a_server_wrote_over_its_messages(tmp_path: Path) 
 def test_a_block_that_a_server_left_and_its_index_does_not_know_is_kept_aside(tmp_path: Path) -> None:
     filled(tmp_path, block_size=600).close()
     data = tmp_path / "queue" / "data"
-    for ours in ("queue.log", "queue.lock"):
+    for ours in ("queue.wal", "queue.lock"):
         (tmp_path / "queue" / ours).unlink()  # the topic is a server's, and a power cut has taken the index back
     unknown = data / zbus.block_name(10_000)
     unknown.write_bytes(b"messages")

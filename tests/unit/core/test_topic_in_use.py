@@ -178,7 +178,7 @@ class Late(Files):
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         data = super().read(fd, size, offset)
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".log"):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".wal"):
             self.looks += 1
             if self.looks == 1:
                 data = data[: self.begin - offset] + bytes(self.frame) + data[self.begin + self.frame - offset :]
@@ -190,7 +190,7 @@ def test_a_frame_that_comes_while_the_log_is_read_is_no_damage_and_one_that_is_m
     tmp_path: Path, look: Callable[[str, Files], object]
 ) -> None:
     path = tmp_path / "events"
-    log = path / "events.log"
+    log = path / "events.wal"
     with Topic(path) as topic:
         topic.append(b"first")
         begin = topic.writer().engine.log.end
