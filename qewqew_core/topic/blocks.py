@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.engine import Engine
@@ -102,6 +102,12 @@ class Blocks:
             )
         if size > block.end:
             self.files.truncate(fd, block.end)
+
+    def open_files(self) -> Iterator[tuple[int, str]]:
+        """Descriptors, with the paths of their files."""
+        yield self.index_fd, self.index_path
+        for base, fd in self._descriptors.items():
+            yield fd, self.path_of(base)
 
     # The index
 

@@ -16,7 +16,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
+from qewqew_core.disk.files import Descriptors, Files, is_at, remove_if_there, write_new
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import witness
@@ -46,10 +46,7 @@ def open_lock(files: Files, fds: list[int], stem: str) -> None:
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
     """False if the reader was deleted, with its lock file, since that was opened: the lock of another file does not count."""
-    try:
-        return files.status(stem + LOCK).st_ino == files.status(fd).st_ino
-    except FileNotFoundError:
-        return False
+    return is_at(files, fd, stem + LOCK)
 
 
 def withdraw_witness(files: Files, stem: str) -> None:

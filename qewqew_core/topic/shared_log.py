@@ -15,10 +15,10 @@ from typing import Any
 
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine, Gate
+from qewqew_core.disk.engine import Engine, Gate, moved
 from qewqew_core.disk.files import Descriptors, close_first, read_all
 from qewqew_core.disk.journal import Journal
-from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
+from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import LIMITS, now_ms
@@ -79,7 +79,7 @@ class SharedLog(Gate):
         self._calls = 0
         self._untold: list[tuple[int, Position]] = []  # (position in the log, what was committed there) that the .rdx is to say …
         self._sealed = 0  # … once durable; and up to where the seal says that the log is on disk
-        self._inode = 0  # of the log
+        self._inode = 0, 0  # of the log, and its device
         self._looked = 0.0  # when owners were last looked at …
         self._dead: set[int] = set()  # … and which of them had died
         self._lock_fds = Descriptors()
@@ -158,11 +158,11 @@ class SharedLog(Gate):
     def _catch_up(self, log: Journal) -> None:
         try:
             inode, size = self._files.inode_and_size(log.path)
-        except FileNotFoundError:
-            raise self._was_deleted() from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._is_gone() from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
             if not reader_files.is_lock_of(self._files, self._lock_fd, self._stem):
-                raise self._was_deleted()
+                raise self._is_gone()
             self.load()
             log.replaced()
             return
@@ -179,7 +179,10 @@ class SharedLog(Gate):
             self._files.truncate(log.fd, end)
         self._consumer.catch_up(self.engine.state)
 
-    def _was_deleted(self) -> Closed:
+    def _is_gone(self) -> Closed | Broken:
+        """What to raise if log and lock are not those that are open: who deletes a reader withdraws its witness first."""
+        if self.has_witness:
+            return self.engine.poison(moved(self.engine.log.path, "reader"))
         self.engine.closed_reason = Closed("the reader was deleted", path=self._rdx)
         return self.engine.closed_reason
 

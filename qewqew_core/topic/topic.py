@@ -310,7 +310,7 @@ class Topic(HasHeader, Closes):
         its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
         when its last consumer closes it or dies. Raises `BadPath` for an impossible name, `BadArgument`.
         """
-        self._usable()
+        self._check_place()
         return Reader(
             self,
             name,
@@ -346,6 +346,7 @@ class Topic(HasHeader, Closes):
             reader.delete()
 
     def _check_exists(self, reader: str) -> None:
+        self._check_place()
         if reader not in (readers := self.readers()):
             raise BadArgument(f"the topic {self.path} has no reader {reader!r}; it has {', '.join(readers) or 'none'}")
 
@@ -354,6 +355,13 @@ class Topic(HasHeader, Closes):
     def _usable(self) -> None:
         if self._closed and not self._opening:
             raise Closed("the topic is closed", path=self.path)
+
+    def _check_place(self) -> None:
+        """Raise `Broken` if another topic stands at the path than the one whose writer is open here."""
+        self._usable()
+        if self._writer is not None:
+            with self._writer.engine.lock:
+                self._writer.check_place()
 
     def _look(self) -> contextlib.closing[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
@@ -408,6 +416,8 @@ class Topic(HasHeader, Closes):
         """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
         writer = self.writer()
         with self._lock:
+            with writer.engine.exclusive():
+                writer.check_place()
             self._remove_temporary()
             with self._look() as view:
                 blocks, messages = retention.removable(self.files, view, self)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, Files, close_each
+from qewqew_core.disk.files import Descriptors, Files, close_each, is_at
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -411,6 +411,11 @@ class View:
 
     def block_path(self, base: int) -> str:
         return block_of(self.directory, base)
+
+    def is_block_at(self, base: int, path: str) -> bool:
+        """Whether the file at the path is the block that is read here. True if it was not read, or many others since."""
+        fd = self._blocks.get(base)
+        return fd is None or is_at(self._files, fd, path)
 
     def read(self, base: int, at: int, size: int) -> bytes:
         """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""

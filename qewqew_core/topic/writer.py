@@ -15,8 +15,8 @@ from itertools import chain
 from typing import cast
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.engine import Engine, moved
+from qewqew_core.disk.files import Files, is_at
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.keys import prune
@@ -88,6 +88,16 @@ class Writer:
             with self.engine.exclusive():
                 self._publish()
 
+    def check_place(self) -> None:
+        """Raise `Broken` if what stands at the paths of the topic is not what is open here: no step that works by path may touch
+        it. Call it before each of them, with the engine's lock.
+        """
+        assert self._lock_file is not None
+        log = self.engine.log
+        for fd, path in ((self._lock_file.fd, lock_of(self.engine.path)), (log.fd, log.path), *self._blocks.open_files()):
+            if not is_at(self._blocks.files, fd, path):
+                raise self.engine.poison(moved(path, "topic"))
+
     def append(self, parts: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
         """Commit all these messages, ``size`` bytes in total, then other operations; returns the position of the commit."""
         engine, blocks, time = self.engine, self._blocks, now_ms()
@@ -113,6 +123,8 @@ class Writer:
                         operations.append(self._written(base, runs))
                         runs = []
                     base, at, crc = base + at, 0, 0
+                    if not made:
+                        self.check_place()
                     made.append(base)
                     blocks.make(base)
                     operations.append(NewBlock(time))
@@ -214,6 +226,7 @@ class Writer:
     def trim(self, count: int) -> None:
         """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
         with self.engine.exclusive():
+            self.check_place()
             start = self.engine.state.start
             entries = [self._blocks.entry(block) for block in range(start, start + count)]
             # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
@@ -223,6 +236,7 @@ class Writer:
         self.durable(position, always=True)
         with self.engine.exclusive():
             self._blocks.sync_index()
+            self.check_place()
             self._blocks.remove(entries)
 
     # The log
@@ -238,6 +252,7 @@ class Writer:
 
     def _store(self) -> None:
         """Bring blocks, their checksums and the index to where the log is, durably."""
+        self.check_place()
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
         self._blocks.store(self.engine.state)
