@@ -147,9 +147,10 @@ def _was_ours(blocks: Blocks, found: Replayed | None, index: Index) -> tuple[boo
         return False, False
     if _agrees(blocks, found.state, index):
         return True, found.clean
-    # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
-    whole = found.unsynced is None or found.unsynced == blocks.files.boot() != b""
-    return not (found.clean or (whole and _is_ahead(found.state, index))), False
+    # An index that is ahead of the log was changed by somebody else, unless the disk has lost the end of an unsynced log: by a
+    # power cut, which may have torn the mark, or in the same run of the machine, as a file system does that was aborted.
+    lost = found.unsynced is not None and (found.unsynced != blocks.files.boot() or blocks.is_marked())
+    return not (found.clean or (not lost and _is_ahead(found.state, index))), False
 
 
 def _agrees(blocks: Blocks, state: TopicState, index: Index) -> bool:

@@ -164,7 +164,8 @@ class Writer:
             self._said_unsynced = True
         full = len(state.full)
         position = engine.commit(operations, time, reserve=reserve)
-        self._publications.append((position, self._blocks.index_patch(state, *state.full[full:], state.last)))
+        patch = self._blocks.index_patch(state, *state.full[full:], state.last, mark=not engine.sync)
+        self._publications.append((position, patch))
         if not engine.sync:
             self._publish()
         if engine.log.end > engine.rotate_at:
@@ -255,6 +256,8 @@ class Writer:
         self.check_place()
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
+        if not self.engine.sync:
+            self._blocks.write_index(self._blocks.index_patch(self.engine.state))  # without the mark
         self._blocks.store(self.engine.state)
 
     def _forget(self) -> None:
