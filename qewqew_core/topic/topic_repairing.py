@@ -128,9 +128,10 @@ class _Repair:
             last = last._replace(end=max(last.end, self.log.state.last.end))  # both say what was committed, one may be behind
             self._write_again(self.log, last.base)
         end, number = self._last(last, index.number)
-        if end < last.end:
-            where = topic_paths.block_of(self.path, last.base)
-            self.report.damage.append(Damage(where, end, last.end - end, None, "there are no whole messages here"))
+        where = topic_paths.block_of(self.path, last.base)
+        if (size := self.files.status(where).st_size) > end or end < last.end:
+            whole = "nothing says that this was committed" if end == last.end else "there are no whole messages here"
+            self.report.damage.append(Damage(where, end, max(size, last.end) - end, None, whole))
             self._cut(where, end)
         entries[-1] = last._replace(end=end)
         new = bytearray(zbus.new_index(now_ms()) if self.image is None else self.image.ljust(zbus.INDEX_SIZE, b"\0"))
