@@ -4,7 +4,7 @@
 
     NAME/NAME.idx   index                  NAME/reader/R.rdx   makes the reader R exist
     NAME/NAME.wal   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
-    NAME/NAME.lock  lock of the writer     NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/
+    NAME/NAME.lock  lock, and `witness`    NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/
     NAME/data/      blocks, BASE.zbus,     NAME/state/topic.damaged/N/   set aside by a repair
                     and their BASE.sums
 """

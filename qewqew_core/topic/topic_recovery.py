@@ -3,12 +3,13 @@
 `recover` calls the steps in their order, which is that of docs/format/topics.md. The caller has the lock of the writer. A
 crash in any step leaves what the same steps finish.
 
-1. Look: the log, and the index. A new topic is made. An index that cannot be that of the log is damaged, and refused.
+1. Look: the log, and the index. A new topic is made. A log that is missing though it has a witness, and an index that cannot be
+   that of the log, are damage, and refused.
 2. Decide who was here last. A clean log with an index that says the same: we were, and steps 3 to 5 have nothing to do. An
    index that is ahead, or no log: a zbus server was. Anything else is what a crash of ours left.
 3. After a server, its index is believed, and its last block is counted; keys and sessions are those of the log.
 4. After a crash the messages that the log carries are written into their blocks again, and those that it does not are
-   compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the first of these commits, and all
+   compared with their checksum. With ``sync="never"`` the disk may have lost some: then the first of these commits, and all
    behind it, have not happened.
 5. What is not committed, or was trimmed, goes. Then the index is written.
 6. What readers have read in sessions that died while they committed is decided, as the log says.

@@ -353,7 +353,7 @@ def repair_topic(
     held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout)
     try:
         if files.exists(log_path) and not witness.is_in(files, held.fd):
-            witness.write(files, held.fd, log_path)  # when the log was set aside, nobody shall take this for a server's topic
+            witness.write(files, held.fd, log_path)  # once the log is set aside, nobody must take this for a server's topic
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
         problem = problem or repair.index_problem()
         if problem is not None:
