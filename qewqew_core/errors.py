@@ -38,7 +38,7 @@ class Closed(QewQewError, ValueError):
 
 
 class Broken(QewQewError, OSError):
-    """A write or fsync failed, so this process does not know the state on disk.
+    """A write or fsync failed, or the open files were moved away, so this process does not know the state on disk.
 
     The object refuses every further call; opening the queue or topic again recovers what was committed. A failed fsync is never
     repeated: the kernel may have dropped the data and would report success.

@@ -72,6 +72,16 @@ def no_room(error: OSError, path: str) -> DiskFull | None:
     return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or path)
 
 
+def moved(path: str, what: str) -> Broken:
+    """What to raise if an open file is not the one at its path any more: what stands there is another's."""
+    return Broken(
+        f"this is not the file any more that the {what} has open: it, or a directory above it, was moved, removed or replaced. "
+        f"What is here now was left as it is, and this {what} object refuses every further call; open the {what} again where "
+        "it is",
+        path=path,
+    )
+
+
 @contextlib.contextmanager
 def naming_full_disk(path: str) -> Iterator[None]:
     """Errors of the system before a commit that mean that the disk is full are raised as `DiskFull`."""

@@ -55,10 +55,10 @@ class Files:
         """What the system knows about a file, by its path or descriptor. Without ``follow`` a link itself is the file."""
         return os.stat(file, follow_symlinks=follow)
 
-    def inode_and_size(self, path: str) -> tuple[int, int]:
-        """Inode and size. They differ if another process has replaced the file or appended to it."""
+    def inode_and_size(self, path: str) -> tuple[tuple[int, int], int]:
+        """Device and inode, and size. They differ if another process has replaced the file or appended to it."""
         status = os.stat(path)
-        return status.st_ino, status.st_size
+        return (status.st_dev, status.st_ino), status.st_size
 
     def identity(self, path: str) -> tuple[int, int]:
         """Inode, and time of the last change in nanoseconds. They differ if another program has replaced the file."""
@@ -308,6 +308,14 @@ def write_new(files: Files, path: str, data: bytes, fds: list[int] | None = None
             raise
         if fds is not None:
             mine.hand_over(fds)
+
+
+def is_at(files: Files, fd: int, path: str) -> bool:
+    """Whether this open file is the one at the path: neither it nor a directory above it was moved, removed or replaced."""
+    try:
+        return os.path.samestat(files.status(path), files.status(fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def remove_if_there(files: Files, path: str) -> None:

@@ -169,7 +169,7 @@ class Queue(HasBatches, Closes):
             while (here := self._chain.header.is_still_at(self.path)) and clock.monotonic() < until:
                 clock.sleep(0.005)
             again = not here
-        elif isinstance(error, FileNotFoundError):
+        elif isinstance(error, (FileNotFoundError, FileExistsError)):  # or two of ours make its log, one of them beside it
             again = attempt < 5
         else:
             again = isinstance(error, Locked) and clock.monotonic() < deadline

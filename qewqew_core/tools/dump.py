@@ -298,7 +298,7 @@ def _stamp(file: File) -> Iterator[Line]:
 
 # What the names of these files are, and what decodes them. A header has the name of its queue, which may be any.
 _FORMATS: dict[FileKind, tuple[str, Callable[[File], Iterable[Line]]]] = {
-    FileKind.LOG: (r".+\.(wal|log)(\.tmp)?", _log),
+    FileKind.LOG: (r".+\.wal(\.tmp)?", _log),
     FileKind.BLOCK: (r"\d{20}\.zbus", _block),
     FileKind.SUMS: (r"\d{20}\.sums", _sums),
     FileKind.STAMP: (r".+\.stamp", _stamp),

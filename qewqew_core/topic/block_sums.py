@@ -13,7 +13,7 @@ from qewqew_core.disk.journal import look_again, replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry
-from qewqew_core.topic import topic_log
+from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.topic_paths import data_of, log_of
 from qewqew_core.topic.view import SCAN, View
 
@@ -33,6 +33,7 @@ def _pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
             for block in (*state.full, state.last):
                 if block.base == base:
                     return block.sums()
+    witness.check_topic(files, directory)
     return []
 
 

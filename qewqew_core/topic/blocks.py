@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.engine import Engine
@@ -16,6 +16,8 @@ from qewqew_core.topic import topic_log
 from qewqew_core.topic.outgoing import joined
 from qewqew_core.topic.topic_paths import block_of, data_of, index_of, log_of
 from qewqew_core.topic.topic_state import Block, TopicState
+
+_MARK = 4  # bytes of the mark, behind the head of the index
 
 
 class Blocks:
@@ -103,6 +105,12 @@ class Blocks:
         if size > block.end:
             self.files.truncate(fd, block.end)
 
+    def open_files(self) -> Iterator[tuple[int, str]]:
+        """Descriptors, with the paths of their files."""
+        yield self.index_fd, self.index_path
+        for base, fd in self._descriptors.items():
+            yield fd, self.path_of(base)
+
     # The index
 
     def open_index(self) -> Index:
@@ -117,13 +125,23 @@ class Blocks:
         """The index entry of a block, by its number."""
         return zbus.unpack_entry(self.files.read(self.index_fd, zbus.ENTRY, zbus.entry_at(number)))
 
-    def index_patch(self, state: TopicState, *blocks: Block) -> dict[int, bytes]:
-        """The bytes that the index must have for these blocks, by offset; its head comes last."""
+    def is_marked(self) -> bool:
+        """Whether nobody has changed the head of the index since it was written with the mark."""
+        data = self.files.read(self.index_fd, zbus.INDEX_HEAD + _MARK, 0)
+        return data[zbus.INDEX_HEAD :] == crc32(data[: zbus.INDEX_HEAD]).to_bytes(_MARK)
+
+    def index_patch(self, state: TopicState, *blocks: Block, mark: bool = False) -> dict[int, bytes]:
+        """The bytes that the index must have for these blocks, by offset; its head comes last.
+
+        ``mark``: the log may be on disk later than the index. The mark, in bytes that a zbus server neither reads nor writes,
+        tells then that it was not such a server who wrote what the log does not say.
+        """
         patch = {
             zbus.entry_at(block.block): zbus.pack_entry(Entry(block.created, block.base, block.end, block.updated))
             for block in blocks
         }
-        patch[0] = zbus.pack_index(Index(zbus.VERSION, state.count, state.start, state.number))
+        head = zbus.pack_index(Index(zbus.VERSION, state.count, state.start, state.number))
+        patch[0] = head + (crc32(head) if mark else 0).to_bytes(_MARK)
         return patch
 
     def write_index(self, patch: dict[int, bytes]) -> None:

@@ -32,7 +32,7 @@ from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.participant import Participant
 from qewqew_core.topic.reader_batches import ReaderBatches
-from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, seal_of, stats_of
+from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, stats_of
 from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState, SetFilter
 from qewqew_core.topic.seeking import first_place, place_of
 from qewqew_core.topic.shared_log import Consumer, SharedLog
@@ -89,6 +89,7 @@ class Reader(HasBatches, HasHeader, Closes):
             self._engine.open()
             with self._engine.exclusive():
                 self._open(start, chosen, temporary)
+                self._shared.testify()
                 if chosen is not None and chosen.text != self._engine.state.filter:
                     self.set_filter(chosen.text)
                 if temporary and not self._is_temporary():
@@ -105,7 +106,7 @@ class Reader(HasBatches, HasHeader, Closes):
     # Opening
 
     def _open(self, start: str | int | datetime | Position, chosen: Filter | None, temporary: bool) -> None:
-        files, log_path = self._files, self._stem + ".log"
+        files, log_path = self._files, self._stem + topic_paths.LOG
         if new := not files.exists(self.path):
             self._make(start, chosen, temporary)
         for path in (self.path, log_path):
@@ -120,7 +121,7 @@ class Reader(HasBatches, HasHeader, Closes):
             if not self._engine.has_log:
                 self._shared.load((block, offset))
             check_rdx(self._engine.state, whole, self.path)
-        elif seal_of(files, self._stem) is not None:
+        elif self._shared.has_witness:
             raise reader_log.missing(log_path)
         if not whole:  # as the original does. Durably: cut short beside a log it is damaged
             files.truncate(self._shared.rdx_fd, zbus.READER_SIZE)
@@ -141,12 +142,11 @@ class Reader(HasBatches, HasHeader, Closes):
 
         Its log is there before: an .rdx alone is a server's, and where one names a place that a power cut has taken is damage.
         """
-        files, log_path = self._files, self._stem + ".log"
-        if files.exists(log_path) and seal_of(files, self._stem) is not None:  # else it is of a reader that was deleted
+        if self._shared.has_witness:  # else what there is, is of a reader that was deleted
             raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
         self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
-        reader_files.make_rdx(files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
+        reader_files.make_rdx(self._files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there
 
     def _adopt(self, block: int, offset: int, text: str | None) -> None:

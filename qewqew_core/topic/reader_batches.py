@@ -14,7 +14,7 @@ from qewqew_core.batch.batch_operations import BatchOperation
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
-from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -114,14 +114,17 @@ class ReaderBatches(Source):
 
     def _make(self, directory: str, batch: BatchState, segments: list[Segment]) -> None:
         """The batch's directory, durably. Nobody knows of it yet."""
-        files, names = self.files, {segment.file for segment in segments}
+        files, bases = self.files, {segment.file: segment.base for segment in segments}
         places.remove_tree(files, directory)
         places.make_home(files, self.stem, places.BATCHES)
         files.make_directory(directory)
-        for name in names:
-            files.link(os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name))
+        for name, base in bases.items():
+            block, link = os.path.join(topic_paths.data_of(self._directory), name), os.path.join(directory, name)
+            files.link(block, link)
+            if not self._view.is_block_at(base, link):
+                raise moved(block, "reader")
         if not self.engine.sync:  # the batch is durable, so its messages must be
-            self._sync_topic([os.path.join(directory, name) for name in names])
+            self._sync_topic([os.path.join(directory, name) for name in bases])
         body = manifest.describing(
             batch, self._topic.name, segments, manifest.BLOCK, self._reader, self._topic.dialect, self.engine.state.filter
         )

@@ -16,12 +16,12 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, remove_if_there, write_new
+from qewqew_core.disk.files import Descriptors, Files, is_at, remove_if_there, write_new
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
-from qewqew_core.topic.reader_inspection import seal_of
+from qewqew_core.topic import witness
 from qewqew_core.topic.reader_state import ReaderState
-from qewqew_core.topic.topic_paths import rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 _logger = logging.getLogger(__name__)
@@ -39,31 +39,27 @@ def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask:
 
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
     """Open ``state/R.lock``, made if it is missing; the descriptor is added to the list."""
-    files.open_into(fds, stem + ".lock", make=True)
+    files.open_into(fds, stem + LOCK, make=True)
     if not stat.S_ISREG(files.status(fds[-1]).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", stem + ".lock")
+        raise OSError(errno.EINVAL, "not a regular file", stem + LOCK)
 
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
     """False if the reader was deleted, with its lock file, since that was opened: the lock of another file does not count."""
-    try:
-        return files.status(stem + ".lock").st_ino == files.status(fd).st_ino
-    except FileNotFoundError:
-        return False
+    return is_at(files, fd, stem + LOCK)
 
 
-def break_seal(files: Files, stem: str) -> None:
-    with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + ".lock")]) as (fd,):
-        if files.size(fd):
-            files.truncate(fd, 0)
-            files.sync(fd)
+def withdraw_witness(files: Files, stem: str) -> None:
+    """From now on the log may be missing."""
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + LOCK)]) as (fd,):
+        witness.withdraw(files, fd)
 
 
 def delete(files: Files, directory: str, name: str) -> None:
     """Remove a reader: first its .rdx, which ends it, then everything else."""
     rdx, stem = rdx_of(directory, name), stem_of(directory, name)
-    break_seal(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
-    for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + ".log"):
+    withdraw_witness(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
+    for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + LOG):
         with contextlib.suppress(FileNotFoundError):
             files.unlink(path)
         if path == rdx:
@@ -74,7 +70,7 @@ def delete(files: Files, directory: str, name: str) -> None:
                 places.remove_tree(files, os.path.join(stem + home, batch_id))
             files.remove_directory(stem + home)
     with contextlib.suppress(FileNotFoundError):
-        files.unlink(stem + ".lock")
+        files.unlink(stem + LOCK)
     files.sync_directory(os.path.dirname(rdx))
 
 
@@ -85,8 +81,8 @@ def remove_leftovers(files: Files, directory: str) -> None:
     def names(home: str, *suffixes: str) -> set[str]:
         return {name.removesuffix(suffix) for suffix in suffixes for name in homes[home] if name.endswith(suffix)} - {""}
 
-    making = names("reader", ".rdx.tmp") | names("state", ".log.tmp")
-    deleted = names("state", ".log", ".lock", places.BATCHES, places.DEAD) - names("reader", ".rdx")
+    making = names("reader", ".rdx.tmp") | names("state", LOG + ".tmp")
+    deleted = names("state", LOG, LOCK, places.BATCHES, places.DEAD) - names("reader", ".rdx")
     for name in making | deleted:
         rdx, stem = rdx_of(directory, name), stem_of(directory, name)
         fds = Descriptors()
@@ -94,9 +90,9 @@ def remove_leftovers(files: Files, directory: str) -> None:
             open_lock(files, fds, stem)
             # A process that makes or deletes the reader has this byte.
             if lock.take(fds[0], 0, 1) and is_lock_of(files, fds[0], stem):
-                for path in (rdx + ".tmp", stem + ".log.tmp"):
+                for path in (rdx + ".tmp", stem + LOG + ".tmp"):
                     remove_if_there(files, path)
-                if not files.exists(rdx) and seal_of(files, stem) is None:  # else it is missing: who opens the reader is told
+                if not files.exists(rdx) and not witness.is_in(files, fds[0]):  # else it is missing: who opens the reader is told
                     delete(files, directory, name)
         except FileNotFoundError:
             pass  # somebody else has deleted it

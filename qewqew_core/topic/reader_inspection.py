@@ -13,11 +13,11 @@ from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.topic import reader_log
+from qewqew_core.topic import reader_log, witness
 from qewqew_core.topic.in_flight import Delivered
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
-from qewqew_core.topic.topic_paths import rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, rdx_of, stem_of
 from qewqew_core.topic.view import SCAN, Position, View
 
 
@@ -29,14 +29,14 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
     for attempt in range(5):
         seal = seal_of(files, stem)  # first: the owner of the reader goes on meanwhile
         try:
-            found = journal.replay_live(files, stem + ".log", reader_log.replay)
-            reader_log.check_whole(found, seal, rdx, stem + ".log")
+            found = journal.replay_live(files, stem + LOG, reader_log.replay)
+            reader_log.check_whole(found, seal, rdx, stem + LOG)
             return found.state
         except FileNotFoundError:
-            if seal is None or not files.exists(rdx_of(directory, name)):
+            if not witness.is_beside(files, stem + LOG) or not files.exists(rdx_of(directory, name)):
                 return None
             if attempt == 4:
-                raise reader_log.missing(stem + ".log") from None
+                raise reader_log.missing(stem + LOG) from None
         except Corrupt:
             if attempt == 4 or seal_of(files, stem) == seal:  # else the log was exchanged
                 raise
@@ -45,7 +45,7 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
 
 def seal_of(files: Files, stem: str) -> Seal | None:
     try:
-        return reader_log.unpack_seal(read_whole(files, stem + ".lock"))
+        return reader_log.unpack_seal(read_whole(files, stem + LOCK)[witness.SIZE :])
     except OSError:  # there is none, or nothing that could be locked: who opens the reader is told
         return None
 
@@ -84,7 +84,7 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
 
 def missing_rdx(path: str) -> Corrupt:
     return Corrupt(
-        "the file is missing, but the reader's log is there. Restore it, or let `qewqew repair` (repair_topic) write it again "
+        "the file is missing, but the reader was not deleted. Restore it, or let `qewqew repair` (repair_topic) write it again "
         "from the log. If a zbus server deleted the reader, delete_reader deletes the rest",
         path=path,
     )
@@ -101,11 +101,11 @@ def short_rdx(path: str) -> Corrupt:
 
 def without_rdx(files: Files, directory: str) -> list[str]:
     """Readers whose .rdx is missing, and that were not deleted."""
-    names = sorted(name.removesuffix(".log") for name in files.list(os.path.join(directory, "state")) if name.endswith(".log"))
+    names = sorted(name.removesuffix(LOCK) for name in files.list(os.path.join(directory, "state")) if name.endswith(LOCK))
     return [
         name
         for name in names
-        if seal_of(files, stem_of(directory, name)) is not None and not files.exists(rdx_of(directory, name))
+        if not files.exists(rdx_of(directory, name)) and witness.is_beside(files, stem_of(directory, name) + LOG)
     ]
 
 

@@ -1,12 +1,12 @@
-"""The log ``state/R.log`` of a topic's reader: the bytes of its frames.
+"""The log ``state/R.wal`` of a topic's reader: the bytes of its frames.
 
 The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
 kind 6 a list, the name of an operation (`_NAMES`) and its fields (where these are numbers at even distances, as offsets
 of messages of one size are, ``{"range": [start, stop, step]}`` stands for them); kind 7, empty, says that ``reader/R.rdx``, which
 follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
 
-``state/R.lock`` begins with the *seal*: which log there is, and up to where it was on disk when that was written last. A log that
-has another generation, or ends before that, was cut, put back or exchanged::
+Behind its `witness`, ``state/R.lock`` has the *seal*: which log there is, and up to where it was on disk when that was written
+last. A log that has another generation, or ends before that, was cut, put back or exchanged::
 
      0            4         8       12
     ┌────────────┬─────────┬───────┐

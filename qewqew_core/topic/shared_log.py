@@ -15,18 +15,18 @@ from typing import Any
 
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine, Gate
+from qewqew_core.disk.engine import Engine, Gate, moved
 from qewqew_core.disk.files import Descriptors, close_first, read_all
 from qewqew_core.disk.journal import Journal
-from qewqew_core.errors import BadPath, Closed, DiskFull, Locked
+from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import reader_files, reader_log
+from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve
-from qewqew_core.topic.topic_paths import batch_name, rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
@@ -79,7 +79,7 @@ class SharedLog(Gate):
         self._calls = 0
         self._untold: list[tuple[int, Position]] = []  # (position in the log, what was committed there) that the .rdx is to say …
         self._sealed = 0  # … once durable; and up to where the seal says that the log is on disk
-        self._inode = 0  # of the log
+        self._inode = 0, 0  # of the log, and its device
         self._looked = 0.0  # when owners were last looked at …
         self._dead: set[int] = set()  # … and which of them had died
         self._lock_fds = Descriptors()
@@ -93,7 +93,7 @@ class SharedLog(Gate):
         try:
             reader_files.open_lock(self._files, self._lock_fds, self._stem)
         except OSError as error:
-            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + ".lock") from error
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + LOCK) from error
         lock.take(self._lock_fd, self._consumer.owner, 1)
 
     @property
@@ -158,11 +158,11 @@ class SharedLog(Gate):
     def _catch_up(self, log: Journal) -> None:
         try:
             inode, size = self._files.inode_and_size(log.path)
-        except FileNotFoundError:
-            raise self._was_deleted() from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._is_gone() from None
         if inode != self._inode:  # another process has cut the log back, or has deleted the reader and made another
             if not reader_files.is_lock_of(self._files, self._lock_fd, self._stem):
-                raise self._was_deleted()
+                raise self._is_gone()
             self.load()
             log.replaced()
             return
@@ -179,7 +179,10 @@ class SharedLog(Gate):
             self._files.truncate(log.fd, end)
         self._consumer.catch_up(self.engine.state)
 
-    def _was_deleted(self) -> Closed:
+    def _is_gone(self) -> Closed | Broken:
+        """What to raise if log and lock are not those that are open: who deletes a reader withdraws its witness first."""
+        if self.has_witness:
+            return self.engine.poison(moved(self.engine.log.path, "reader"))
         self.engine.closed_reason = Closed("the reader was deleted", path=self._rdx)
         return self.engine.closed_reason
 
@@ -205,7 +208,7 @@ class SharedLog(Gate):
 
     def load(self, rdx: tuple[int, int] | None = None) -> None:
         """Replay the whole log; ``rdx``: the position that the .rdx names. Raises `Corrupt`."""
-        files, path = self._files, self._stem + ".log"
+        files, path = self._files, self._stem + LOG
         fds = Descriptors()
         fds.append(files.open(path))
         data = read_all(files, fds[0], path)
@@ -221,7 +224,7 @@ class SharedLog(Gate):
     def begin(self, state: ReaderState) -> None:
         """Replace the log by a new one with this state."""
         self.break_seal()
-        path = self._stem + ".log"
+        path = self._stem + LOG
         self._attach(
             journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader"), state
         )
@@ -334,7 +337,7 @@ class SharedLog(Gate):
         if log.synced > self._sealed:
             seal = reader_log.pack_seal(reader_log.Seal(log.generation, log.synced))
             try:
-                self._files.write(self._lock_fds[-1], seal, 0)
+                self._files.write(self._lock_fds[-1], seal, witness.SIZE)
             except OSError as error:
                 if self.engine.full(error) is None:
                     raise
@@ -347,10 +350,20 @@ class SharedLog(Gate):
 
     def break_seal(self) -> None:
         """Invalidate the seal before the log is replaced."""
-        if self._files.size(self._lock_fd):
-            self._files.truncate(self._lock_fd, 0)
+        if self._files.size(self._lock_fd) > witness.SIZE:
+            self._files.truncate(self._lock_fd, witness.SIZE)
             self._files.sync(self._lock_fd)
         self._sealed = 0
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether the lock file says that there is a log."""
+        return witness.is_in(self._files, self._lock_fd)
+
+    def testify(self) -> None:
+        """Have it say so, durably: log and .rdx are in place."""
+        if not self.has_witness:
+            witness.write(self._files, self._lock_fd, self.engine.log.path)
 
     # The end
 

@@ -26,7 +26,16 @@ from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Lo
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
-from qewqew_core.topic import outgoing, reader_files, reader_inspection, retention, topic_log, topic_paths, topic_verification
+from qewqew_core.topic import (
+    outgoing,
+    reader_files,
+    reader_inspection,
+    retention,
+    topic_log,
+    topic_paths,
+    topic_verification,
+    witness,
+)
 from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.outgoing import Outgoing
 from qewqew_core.topic.reader import Reader
@@ -152,11 +161,12 @@ class Topic(HasHeader, Closes):
         files, until = self.files, arguments.deadline(self.lock_timeout)
         lock_path, log_path = topic_paths.lock_of(self.path), topic_paths.log_of(self.path)
         while True:
+            witness.check_topic(files, self.path)
             is_late = until is not None and clock.monotonic() >= until
             is_held = False
             with contextlib.suppress(OSError, Corrupt), Descriptors([files.open_to_read(lock_path)]) as (fd,):
                 is_held = lock.is_held(fd)
-                if is_held and read_all(files, fd, lock_path) == RECOVERED:
+                if is_held and read_all(files, fd, lock_path)[witness.SIZE :] == RECOVERED:
                     return topic_log.dialect_of(read_whole(files, log_path), log_path)
             if is_late or not is_held:
                 try:
@@ -300,7 +310,7 @@ class Topic(HasHeader, Closes):
         its consumer has died). ``auto_commit``: commit each message before it is handed out. ``temporary``: delete the reader
         when its last consumer closes it or dies. Raises `BadPath` for an impossible name, `BadArgument`.
         """
-        self._usable()
+        self._check_place()
         return Reader(
             self,
             name,
@@ -329,13 +339,14 @@ class Topic(HasHeader, Closes):
         """Delete a reader with its batches and dead letters. Processes that have it open get `Closed`. Raises `BadArgument`."""
         self._check_exists(name)
         if name in reader_inspection.without_rdx(self.files, self.path):
-            reader_files.break_seal(self.files, topic_paths.stem_of(self.path, name))
+            reader_files.withdraw_witness(self.files, topic_paths.stem_of(self.path, name))
             reader_files.remove_leftovers(self.files, self.path)
             return
         with self.reader(name) as reader:
             reader.delete()
 
     def _check_exists(self, reader: str) -> None:
+        self._check_place()
         if reader not in (readers := self.readers()):
             raise BadArgument(f"the topic {self.path} has no reader {reader!r}; it has {', '.join(readers) or 'none'}")
 
@@ -345,9 +356,17 @@ class Topic(HasHeader, Closes):
         if self._closed and not self._opening:
             raise Closed("the topic is closed", path=self.path)
 
+    def _check_place(self) -> None:
+        """Raise `Broken` if another topic stands at the path than the one whose writer is open here."""
+        self._usable()
+        if self._writer is not None:
+            with self._writer.engine.lock:
+                self._writer.check_place()
+
     def _look(self) -> contextlib.closing[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
         self._usable()
+        witness.check_topic(self.files, self.path)
         return contextlib.closing(View(self.files, self.path, self.dialect))
 
     def _common(self) -> Common:
@@ -397,6 +416,8 @@ class Topic(HasHeader, Closes):
         """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
         writer = self.writer()
         with self._lock:
+            with writer.engine.exclusive():
+                writer.check_place()
             self._remove_temporary()
             with self._look() as view:
                 blocks, messages = retention.removable(self.files, view, self)
@@ -421,7 +442,7 @@ class Topic(HasHeader, Closes):
                 data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
             except FileNotFoundError:
                 continue
-            ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
+            ours = self.files.exists(topic_paths.stem_of(self.path, name) + topic_paths.LOCK)  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()

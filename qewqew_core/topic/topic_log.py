@@ -1,4 +1,4 @@
-"""The transaction log ``NAME.log`` of a topic, and the checksums ``data/BASE.sums`` of its full blocks: their bytes.
+"""The transaction log ``NAME.wal`` of a topic, and the checksums ``data/BASE.sums`` of its full blocks: their bytes.
 
 A commit *is* a frame of the log (`journal`). The log is a snapshot of what the index does not hold, and what was committed
 since; index and blocks follow it, and are redone from it after a crash.
@@ -12,7 +12,7 @@ kind            body
 5 end           nothing: the snapshot is whole
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
-8 unsynced      `Files.boot`: until this run of the machine ends, the log may be on disk later than the index (``sync="never"``)
+8 unsynced      `Files.boot`: from here on, the log may be on disk later than the index (``sync="never"``), see `Blocks.is_marked`
 =============== ==============================================================================================================
 
 A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to

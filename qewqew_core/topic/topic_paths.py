@@ -3,8 +3,8 @@
 ::
 
     NAME/NAME.idx   index                  NAME/reader/R.rdx   makes the reader R exist
-    NAME/NAME.log   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
-    NAME/NAME.lock  lock of the writer     NAME/state/R.log, R.lock, R.batches/ID/, R.dead/ID/
+    NAME/NAME.wal   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
+    NAME/NAME.lock  lock, and `witness`    NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/
     NAME/data/      blocks, BASE.zbus,     NAME/state/topic.damaged/N/   set aside by a repair
                     and their BASE.sums
 """
@@ -17,6 +17,9 @@ from qewqew_core import arguments
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
+
+LOG = ".wal"  # of logs: a name that no cleaner and no rotation of logs matches
+LOCK = ".lock"
 
 
 def check_topic_path(path: str | os.PathLike[str]) -> str:
@@ -42,11 +45,11 @@ def index_of(directory: str) -> str:
 
 
 def log_of(directory: str) -> str:
-    return _own(directory, ".log")
+    return _own(directory, LOG)
 
 
 def lock_of(directory: str) -> str:
-    return _own(directory, ".lock")
+    return _own(directory, LOCK)
 
 
 def _own(directory: str, suffix: str) -> str:
@@ -90,7 +93,7 @@ def is_topic(directory: str) -> bool:
 
 def _others(directory: str) -> set[str]:
     """The names in a directory that are not those of a topic: one that is being made, or damaged, may have no index."""
-    own = (os.path.basename(directory) + suffix for suffix in (".lock", ".log", ".log.tmp", ".idx", ".idx.tmp"))
+    own = (os.path.basename(directory) + suffix for suffix in (LOCK, LOG, LOG + ".tmp", ".idx", ".idx.tmp"))
     return set(DISK.list(directory)) - {"data", "reader", "state", *own}
 
 

@@ -3,12 +3,13 @@
 `recover` calls the steps in their order, which is that of docs/format/topics.md. The caller has the lock of the writer. A
 crash in any step leaves what the same steps finish.
 
-1. Look: the log, and the index. A new topic is made. An index that cannot be that of the log is damaged, and refused.
+1. Look: the log, and the index. A new topic is made. A log that is missing though it has a witness, and an index that cannot be
+   that of the log, are damage, and refused.
 2. Decide who was here last. A clean log with an index that says the same: we were, and steps 3 to 5 have nothing to do. An
    index that is ahead, or no log: a zbus server was. Anything else is what a crash of ours left.
 3. After a server, its index is believed, and its last block is counted; keys and sessions are those of the log.
 4. After a crash the messages that the log carries are written into their blocks again, and those that it does not are
-   compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the first of these commits, and all
+   compared with their checksum. With ``sync="never"`` the disk may have lost some: then the first of these commits, and all
    behind it, have not happened.
 5. What is not committed, or was trimmed, goes. Then the index is written.
 6. What readers have read in sessions that died while they committed is decided, as the log says.
@@ -32,10 +33,10 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import topic_log
+from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.topic_log import Replayed
-from qewqew_core.topic.topic_paths import stem_of
+from qewqew_core.topic.topic_paths import LOG, stem_of
 from qewqew_core.topic.topic_state import Block, Redo, TopicState
 from qewqew_core.topic.view import View
 
@@ -86,6 +87,7 @@ def _replayed(blocks: Blocks) -> Replayed | None:
     try:
         data = read_whole(blocks.files, blocks.log_path)
     except FileNotFoundError:
+        witness.check_topic(blocks.files, blocks.directory)
         return None
     found = topic_log.replay(data, blocks.log_path)
     if found.torn:
@@ -146,9 +148,10 @@ def _was_ours(blocks: Blocks, found: Replayed | None, index: Index) -> tuple[boo
         return False, False
     if _agrees(blocks, found.state, index):
         return True, found.clean
-    # In the same run of the machine nothing was lost: an index that is ahead of the log was changed by somebody else.
-    whole = found.unsynced is None or found.unsynced == blocks.files.boot() != b""
-    return not (found.clean or (whole and _is_ahead(found.state, index))), False
+    # An index that is ahead of the log was changed by somebody else, unless the disk has lost the end of an unsynced log: by a
+    # power cut, which may have torn the mark, or in the same run of the machine, as a file system does that was aborted.
+    lost = found.unsynced is not None and (found.unsynced != blocks.files.boot() or blocks.is_marked())
+    return not (found.clean or (not lost and _is_ahead(found.state, index))), False
 
 
 def _agrees(blocks: Blocks, state: TopicState, index: Index) -> bool:
@@ -371,7 +374,7 @@ def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[
     """The log need not know of sessions that their readers have noted, once that is durable."""
     noted &= state.sessions.keys()
     for name in {name for session in noted for name in state.sessions[session]}:
-        log = stem_of(directory, name) + ".log"
+        log = stem_of(directory, name) + LOG
         with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(log)]) as (fd,):  # else it was deleted
             files.sync(fd)
     for session in noted:

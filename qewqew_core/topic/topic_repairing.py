@@ -22,20 +22,21 @@ from typing import Literal, cast
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
-from qewqew_core.disk import lock
+from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
-from qewqew_core.topic import reader_log, topic_log, topic_paths
+from qewqew_core.topic import reader_log, topic_log, topic_paths, witness
 from qewqew_core.topic.manifest_repair import repair_manifests
-from qewqew_core.topic.reader_files import break_seal, make_rdx
+from qewqew_core.topic.reader_files import make_rdx, withdraw_witness
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
+from qewqew_core.topic.topic_state import Block, TopicState
 from qewqew_core.topic.view import View
 
 
@@ -112,12 +113,10 @@ class _Repair:
             self.set_aside(self.log_path)
             return _beginning(data, self.log_path)
 
-    def _keys(self) -> dict[bytes, tuple[int, int]]:
-        """Of the log, or of the one that a repair has set aside which was stopped before it made another."""
-        found, path = self.log, log_set_aside(self.files, self.path)
-        if found is None and path is not None:
-            found = _beginning(read_whole(self.files, path), path)
-        return {} if found is None else found.state.idempotency_keys
+    def _log_before(self) -> Replayed | None:
+        """The log that a repair has set aside which was stopped before it made another."""
+        path = log_set_aside(self.files, self.path)
+        return None if path is None else _beginning(read_whole(self.files, path), path)
 
     def blocks(self) -> None:
         """Steps 2 to 4: index and blocks."""
@@ -129,9 +128,10 @@ class _Repair:
             last = last._replace(end=max(last.end, self.log.state.last.end))  # both say what was committed, one may be behind
             self._write_again(self.log, last.base)
         end, number = self._last(last, index.number)
-        if end < last.end:
-            where = topic_paths.block_of(self.path, last.base)
-            self.report.damage.append(Damage(where, end, last.end - end, None, "there are no whole messages here"))
+        where = topic_paths.block_of(self.path, last.base)
+        if (size := self.files.status(where).st_size) > end or end < last.end:
+            whole = "nothing says that this was committed" if end == last.end else "there are no whole messages here"
+            self.report.damage.append(Damage(where, end, max(size, last.end) - end, None, whole))
             self._cut(where, end)
         entries[-1] = last._replace(end=end)
         new = bytearray(zbus.new_index(now_ms()) if self.image is None else self.image.ljust(zbus.INDEX_SIZE, b"\0"))
@@ -256,22 +256,24 @@ class _Repair:
 
     def _reader_log(self, stem: str, rdx: bytes | None) -> ReaderState | None:
         """What the log says; None if there is none. A damaged one is set aside, with the batches. ``rdx``: a whole one."""
-        log, seal = self.read(stem + ".log"), seal_of(self.files, stem)
+        log_path = stem + topic_paths.LOG
+        log, seal = self.read(log_path), seal_of(self.files, stem)
         try:
             if log is not None:
-                found = reader_log.replay(log, stem + ".log")
-                reader_log.check_whole(found, seal, None if rdx is None else zbus.unpack_position(rdx), stem + ".log")
+                found = reader_log.replay(log, log_path)
+                reader_log.check_whole(found, seal, None if rdx is None else zbus.unpack_position(rdx), log_path)
                 return found.state
-            if seal is not None:
-                raise reader_log.missing(stem + ".log")
+            if witness.is_beside(self.files, log_path):
+                raise reader_log.missing(log_path)
         except Corrupt as error:
             self.damaged(error, 0)
             if log is not None:
-                self.set_aside(stem + ".log")
+                self.set_aside(log_path)
             for home in (places.BATCHES, places.DEAD):
                 if self.files.is_directory(stem + home):
                     self.set_aside(stem + home)
-            break_seal(self.files, stem)  # at last: until then the next repair finds the same
+                    self.report.notes.append(f"{stem + home} is in {self.aside()} now: the reader has forgotten these batches")
+            withdraw_witness(self.files, stem)  # at last: until then the next repair finds the same
         return None
 
     def _check_position(self, view: View, path: str, rdx: bytes | None, stands: tuple[int, int] | None) -> None:
@@ -301,17 +303,23 @@ class _Repair:
 
     def _batches(self, view: View, name: str) -> None:
         """Step 5, for the batches that the reader's log knows."""
-        log_path = topic_paths.stem_of(self.path, name) + ".log"
+        log_path = topic_paths.stem_of(self.path, name) + topic_paths.LOG
         if (log := self.read(log_path)) is not None:
             repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
 
     def begin_log(self) -> None:
-        """A new log, with the keys that could be read."""
-        with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
-            writer = topic.writer()
-            if keys := self._keys():
-                writer.engine.state.idempotency_keys.update(keys)
-                writer.rotate()
+        """A new log, with the keys and the sessions that could be read. It says that the first block is empty, so who opens the
+        topic believes the index, as after a zbus server.
+        """
+        known = self.log or self._log_before()
+        index = zbus.unpack_index(read_whole(self.files, self.index_path), self.index_path)
+        state = TopicState(self.dialect, index.start, index.number, Block(index.start, self.bases[0], now_ms()))
+        if known is None and witness.is_beside(self.files, self.log_path):
+            self.report.notes.append("no key of an append is known any more: what is appended again under one is stored again")
+        if known is not None:
+            state.idempotency_keys, state.sessions = known.state.idempotency_keys, known.state.sessions
+        log = journal.create(self.files, self.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
+        log.close()
 
 
 def repair_topic(
@@ -339,24 +347,25 @@ def repair_topic(
     problem: Damage | None = None
     log_path = topic_paths.log_of(full)
     try:
-        if not files.exists(log_path) and log_set_aside(files, full) is not None:  # opening would forget the keys in it
-            raise Corrupt("an earlier repair was stopped after it set the log aside and before it wrote a new one", path=log_path)
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
     held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout)
     try:
+        if files.exists(log_path) and not witness.is_in(files, held.fd):
+            witness.write(files, held.fd, log_path)  # once the log is set aside, nobody must take this for a server's topic
         repair = _Repair(files, full, None if dialect is None else zbus.check_dialect(dialect))
         problem = problem or repair.index_problem()
         if problem is not None:
             repair.blocks()
+            repair.begin_log()
             if str(problem) not in map(str, repair.report.damage):
                 repair.report.damage.insert(0, problem)
         repair.readers()
     finally:
         held.release()
     if problem is not None:
-        repair.begin_log()
+        Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, _files=files).close()
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())

@@ -16,12 +16,12 @@ from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, Files, close_each
+from qewqew_core.disk.files import Descriptors, Files, close_each, is_at
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, NUMBER_AT, Entry, Heads, Index, Message
-from qewqew_core.topic import topic_log
+from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.topic_paths import block_of, index_of, log_of
 
 WINDOW = 1 << 16  # bytes that are read at once for a few messages …
@@ -90,6 +90,7 @@ class View:
         try:
             dialect = journal.replay_live(files, log_of(directory), topic_log.replay).state.dialect
         except FileNotFoundError:
+            witness.check_topic(files, directory)
             dialect = "B"
         return cls(files, directory, dialect)
 
@@ -410,6 +411,11 @@ class View:
 
     def block_path(self, base: int) -> str:
         return block_of(self.directory, base)
+
+    def is_block_at(self, base: int, path: str) -> bool:
+        """Whether the file at the path is the block that is read here. True if it was not read, or many others since."""
+        fd = self._blocks.get(base)
+        return fd is None or is_at(self._files, fd, path)
 
     def read(self, base: int, at: int, size: int) -> bytes:
         """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""

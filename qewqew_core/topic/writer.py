@@ -15,19 +15,19 @@ from itertools import chain
 from typing import cast
 
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.engine import Engine, moved
+from qewqew_core.disk.files import Files, is_at
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.keys import prune
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.topic import topic_log, topic_recovery
+from qewqew_core.topic import topic_log, topic_recovery, witness
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.outgoing import Body, Outgoing, portions
 from qewqew_core.topic.topic_paths import lock_of
 from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, TopicState, Trim
 
-RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
+RECOVERED = b"recovered\n"  # what follows the witness in the lock file once its owner has made sure that the files agree
 
 
 class Writer:
@@ -62,10 +62,13 @@ class Writer:
         self._released = False
         try:
             self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
-            files.truncate(self._lock_file.fd, 0)
+            fd = self._lock_file.fd
+            files.truncate(fd, witness.SIZE)
             self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
             self._noted |= self.engine.state.sessions.keys()
-            files.write(self._lock_file.fd, RECOVERED, 0)
+            if not witness.is_in(files, fd):
+                witness.write(files, fd, self._blocks.log_path)
+            files.write(fd, RECOVERED, witness.SIZE)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError) and not isinstance(error, QewQewError):
@@ -84,6 +87,16 @@ class Writer:
         if self._publications or self._patch:
             with self.engine.exclusive():
                 self._publish()
+
+    def check_place(self) -> None:
+        """Raise `Broken` if what stands at the paths of the topic is not what is open here: no step that works by path may touch
+        it. Call it before each of them, with the engine's lock.
+        """
+        assert self._lock_file is not None
+        log = self.engine.log
+        for fd, path in ((self._lock_file.fd, lock_of(self.engine.path)), (log.fd, log.path), *self._blocks.open_files()):
+            if not is_at(self._blocks.files, fd, path):
+                raise self.engine.poison(moved(path, "topic"))
 
     def append(self, parts: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
         """Commit all these messages, ``size`` bytes in total, then other operations; returns the position of the commit."""
@@ -110,6 +123,8 @@ class Writer:
                         operations.append(self._written(base, runs))
                         runs = []
                     base, at, crc = base + at, 0, 0
+                    if not made:
+                        self.check_place()
                     made.append(base)
                     blocks.make(base)
                     operations.append(NewBlock(time))
@@ -149,7 +164,8 @@ class Writer:
             self._said_unsynced = True
         full = len(state.full)
         position = engine.commit(operations, time, reserve=reserve)
-        self._publications.append((position, self._blocks.index_patch(state, *state.full[full:], state.last)))
+        patch = self._blocks.index_patch(state, *state.full[full:], state.last, mark=not engine.sync)
+        self._publications.append((position, patch))
         if not engine.sync:
             self._publish()
         if engine.log.end > engine.rotate_at:
@@ -211,6 +227,7 @@ class Writer:
     def trim(self, count: int) -> None:
         """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
         with self.engine.exclusive():
+            self.check_place()
             start = self.engine.state.start
             entries = [self._blocks.entry(block) for block in range(start, start + count)]
             # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
@@ -220,6 +237,7 @@ class Writer:
         self.durable(position, always=True)
         with self.engine.exclusive():
             self._blocks.sync_index()
+            self.check_place()
             self._blocks.remove(entries)
 
     # The log
@@ -235,8 +253,11 @@ class Writer:
 
     def _store(self) -> None:
         """Bring blocks, their checksums and the index to where the log is, durably."""
+        self.check_place()
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
+        if not self.engine.sync:
+            self._blocks.write_index(self._blocks.index_patch(self.engine.state))  # without the mark
         self._blocks.store(self.engine.state)
 
     def _forget(self) -> None:

@@ -378,9 +378,9 @@ def scripted_topic(data: bytes) -> bytes:
 
 def _replay_topic(data: bytes) -> topics.Replayed | None:
     try:
-        result = topics.replay(data, "t.log")
+        result = topics.replay(data, "t.wal")
     except Corrupt as error:
-        _check_place(error, data, "t.log")
+        _check_place(error, data, "t.wal")
         return None
     state = result.state
     assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
@@ -392,11 +392,11 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
     if result.redo and (redo := result.redo[-1][1]).block is state.last:
         assert (redo.offset + redo.size, redo.crc) == (state.last.end, state.last.crc)
     # The beginning of a log says nothing that all of it does not say.
-    again = topics.replay(data[: result.end], "t.log")
+    again = topics.replay(data[: result.end], "t.wal")
     assert repr(again.state) == repr(state)
     ends = [found.end for found in journal.frames(data, result.generation) if found.end >= result.snapshot_end]
     with contextlib.suppress(Corrupt):  # nonsense may have been trimmed since
-        before = topics.replay(data[: ends[zlib.crc32(data) % len(ends)]], "t.log").state
+        before = topics.replay(data[: ends[zlib.crc32(data) % len(ends)]], "t.wal").state
         assert before.start <= state.start
         assert before.last.block <= state.last.block
         assert before.number <= state.number
@@ -405,7 +405,7 @@ def _replay_topic(data: bytes) -> topics.Replayed | None:
     full = [block.sums() for block in (*state.full, state.last)]
     assert [topics.unpack_sums(topics.pack_sums(sums), "sums") for sums in full] == full
     state.full.clear()
-    assert repr(topics.replay(topics.snapshot(state, 7), "t.log").state) == repr(state)
+    assert repr(topics.replay(topics.snapshot(state, 7), "t.wal").state) == repr(state)
     return result
 
 
@@ -477,9 +477,9 @@ def _content_of(state: ReaderState) -> str:
 
 def _replay_reader(data: bytes) -> readers.Replayed | None:
     try:
-        result = readers.replay(data, "r.log")
+        result = readers.replay(data, "r.wal")
     except Corrupt as error:
-        _check_place(error, data, "r.log")
+        _check_place(error, data, "r.wal")
         return None
     state = result.state
     assert journal.BEGIN <= result.snapshot_end <= result.end <= len(data)
@@ -487,15 +487,15 @@ def _replay_reader(data: bytes) -> readers.Replayed | None:
     frames = list(journal.frames(data, result.generation))
     number = 1 + zlib.crc32(data) % len(frames)
     with contextlib.suppress(Corrupt):  # nonsense may have been put right since
-        follower = readers.replay(data[: frames[number - 1].end], "r.log").state
+        follower = readers.replay(data[: frames[number - 1].end], "r.wal").state
         for one in frames[number:]:
-            readers.replay_frame(one, follower, "r.log", 0)
+            readers.replay_frame(one, follower, "r.wal", 0)
         assert (_content_of(follower), follower.clean) == (_content_of(state), state.clean)
     # A message that is not committed lies before no place that a zbus server is told.
     floor = state.committed_position()
     assert all(floor <= one.at for one in state.in_flight.values())
     assert all(floor <= one.start for one in state.pending[:1])
-    assert _content_of(readers.replay(readers.snapshot(state, 7), "r.log").state) == _content_of(state)
+    assert _content_of(readers.replay(readers.snapshot(state, 7), "r.wal").state) == _content_of(state)
     return result
 
 

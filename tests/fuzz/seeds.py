@@ -93,7 +93,7 @@ def topic_logs() -> Iterator[bytes]:
     for seed in range(300):
         luck = random.Random(seed)
         yield b"s" + luck.randbytes(4 * luck.randrange(1, 12))
-    yield from topics_in_use("*.log")
+    yield from topics_in_use("*.wal")
 
 
 def reader_logs() -> Iterator[bytes]:
@@ -101,7 +101,7 @@ def reader_logs() -> Iterator[bytes]:
         luck = random.Random(seed)
         yield b"s" + luck.randbytes(4 * luck.randrange(1, 12))
         yield b"s" + bytes(n for _ in range(luck.randrange(1, 12)) for n in (luck.randrange(12), *luck.randbytes(3)))
-    yield from topics_in_use("state/*.log")
+    yield from topics_in_use("state/*.wal")
 
 
 def topics_in_use(pattern: str) -> Iterator[bytes]:

@@ -73,7 +73,7 @@ def files_of(directory: Path) -> list[Path]:
 
 def test_each_kind_of_file_is_told_in_order_and_without_damage(busy):
     files = files_of(busy)
-    assert {file.suffix for file in files} >= {".zbus", ".idx", ".rdx", ".log", ".sums", ".stamp", ""}
+    assert {file.suffix for file in files} >= {".zbus", ".idx", ".rdx", ".log", ".wal", ".sums", ".stamp", ""}
     for file in files:
         found = lines(file)
         offsets = [one["offset"] for one in found]
@@ -83,12 +83,13 @@ def test_each_kind_of_file_is_told_in_order_and_without_damage(busy):
 
 
 def test_all_operations_of_all_logs_are_told(busy):
-    said = {log.name: [operation for one in lines(log) for operation in one.get("operations", [])] for log in busy.rglob("*.wal")}
+    logs = busy.rglob("*.wal")
+    said = {log.name: [operation for one in lines(log) for operation in one.get("operations", [])] for log in logs}
     names = {name: {one["op"] for one in operations} for name, operations in said.items()}
     queue = {"new chunk", "append", "put key", "take", "lease", "lease again", "end lease", "forget"}
     assert names["q.wal"] == queue
-    assert names["t.log"] == {"append", "extent", "new block", "put key", "session"}
-    assert names["r.log"] >= {"deliver", "commit", "prepare", "lease"}
+    assert names["t.wal"] == {"append", "extent", "new block", "put key", "session"}
+    assert names["r.wal"] >= {"deliver", "commit", "prepare", "lease"}
     dead = [one["reason"] for one in said["q.wal"] if one["op"] == "end lease" and one["state"] == "dead"]
     assert "why" in dead
 
@@ -144,7 +145,7 @@ def test_what_the_files_of_a_topic_say(tmp_path):
     assert [message[name] for name in ("number", "tag", "id", "timestamp", "text")] == [0, "a.b", "7", 86_400_000, "hello"]
     assert named(lines(tmp_path / "t" / "t.idx"), "block")[0]["end"] == zbus.HEAD + 5
     assert lines(tmp_path / "t" / "reader" / "r.rdx")[0]["filter"] == "a.*"
-    assert lines(tmp_path / "t" / "state" / "r.log")[0]["magic"] == "QEWQRDR1"
+    assert lines(tmp_path / "t" / "state" / "r.wal")[0]["magic"] == "QEWQRDR1"
     assert run("dump", block).stdout.split() == [
         *("0", "message", "number", "0", "tag", "a.b", "id", "7", "timestamp", "1970-01-02T00:00:00.000Z"),
         *("corr_offset", "0", "bytes", "5", "hello"),

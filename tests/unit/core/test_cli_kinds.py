@@ -65,7 +65,7 @@ def test_a_queue_of_which_a_file_is_lost_is_one_still(tmp_path, lost):
     assert kind_of(f"{tmp_path}/q") is Kind.QUEUE
 
 
-@pytest.mark.parametrize("lost", ["t.idx", "t.log"])
+@pytest.mark.parametrize("lost", ["t.idx", "t.wal"])
 def test_a_topic_of_which_a_file_is_lost_is_one_still_and_can_be_repaired(tmp_path, lost):
     put(tmp_path / "t", "topic", "x", "y")
     (tmp_path / "t" / lost).unlink()
@@ -144,7 +144,7 @@ def test_verify_and_repair_report_in_one_shape(path, kind):
     assert json.loads(done("verify", path, "--json")) == found | {"unchecked": 0, "orphans": [], "problems": []}
     whole = f"the {kind} holds 3 records and 0 batches"
     assert done("repair", path, "--yes").decode() == f"nothing to repair: {whole}\n"
-    log = path.parent / "it.wal" if kind == "queue" else path / "it.log"
+    log = (path.parent if kind == "queue" else path) / "it.wal"
     flip(log, 40)
     assert run("verify", path).exit_code == 5
     refused(5, "put", path, "x", match=" repair")

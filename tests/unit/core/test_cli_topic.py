@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import done, refused, run
+from zbus_cases import forget_log
 
 from qewqew_core import Corrupt, DiskFull, Message, Topic, TopicSession, inspect_reader
 from qewqew_core.formats import zbus
@@ -307,7 +308,7 @@ def test_verify_reports_what_it_read(path):
 
 def test_verify_says_what_nobody_kept_a_checksum_of(path):
     fill(path, [b"one", b"two"])
-    (path / "events.log").unlink()  # as a zbus server leaves a topic
+    forget_log(path)
     assert done("verify", path).decode().splitlines() == [
         "no problems: 2 records are correct (1 file, 0 batches, 6 B)",
         "414 B have no checksum: a zbus server wrote them, or the log with the checksum was lost",
@@ -317,7 +318,7 @@ def test_verify_says_what_nobody_kept_a_checksum_of(path):
 @pytest.mark.parametrize("what", ["block", "log"])
 def test_verify_finds_damage(path, what):
     fill(path, [b"one", b"two"])
-    file = path / "events.log" if what == "log" else path / "data" / f"{0:020d}.zbus"
+    file = path / "events.wal" if what == "log" else path / "data" / f"{0:020d}.zbus"
     damage(file, 40 if what == "log" else 205)
     result = refused(5, "verify", path, match=f"`qewqew repair {path}` rescues what can be read")
     assert result.stdout.startswith(f"damage: {file}, offset ")
@@ -328,14 +329,15 @@ def test_verify_finds_damage(path, what):
 
 def test_repair_mends_what_verify_found_and_asks_first(path):
     fill(path, [b"one", b"two"])
-    damage(path / "events.log", 40)
+    damage(path / "events.wal", 40)
     refused(5, "put", path, "--topic", "x", match="`qewqew verify` lists all damage, `qewqew repair` rescues")
     refused(2, "repair", path, match="--yes")
     result = run("repair", path, "--yes")
     assert result.exit_code == 5
-    damaged, aside, mended = result.stdout.splitlines()
-    assert damaged.startswith(f"damage: {path / 'events.log'}, offset ")
+    damaged, forgotten, aside, mended = result.stdout.splitlines()
+    assert damaged.startswith(f"damage: {path / 'events.wal'}, offset ")
     assert Path(aside.removeprefix("set aside: ")).is_dir()
+    assert "no key of an append is known any more" in forgotten
     assert mended == "repaired: the topic holds 2 records and 0 batches"
     assert content(path) == [b"one", b"two"]
     assert done("repair", path, "-y") == b"nothing to repair: the topic holds 2 records and 0 batches\n"

@@ -562,7 +562,7 @@ def test_a_reader_whose_log_is_damaged_does_not_make_appends_fail_that_have_happ
     """Only trimming needs to know where readers are; what raises has stored nothing, so it must not raise afterwards."""
     with Topic(tmp_path / "t", block_size=300, max_records=1) as topic:
         topic.reader("r").close()
-        log = tmp_path / "t" / "state" / "r.log"
+        log = tmp_path / "t" / "state" / "r.wal"
         log.write_bytes(b"damaged" + log.read_bytes()[7:])
         assert [topic.append(b"x" * 200) for _ in range(5)] == list(range(5))
         with pytest.raises(Corrupt):

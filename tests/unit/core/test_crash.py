@@ -305,7 +305,7 @@ def test_half_a_frame_of_a_killed_process_is_cut_off_by_one_that_has_the_reader_
         topic.append_many([b"%d" % number for number in range(6)])
         with topic.reader("r") as one, topic.reader("r") as other:
             taken = one.read_many(2)
-            log = tmp_path / "t" / "state" / "r.log"
+            log = tmp_path / "t" / "state" / "r.wal"
             frame = log.read_bytes()[-60:]
             with log.open("ab") as file:
                 file.write(frame[:40])
@@ -328,7 +328,7 @@ def test_processes_that_cut_the_log_of_their_reader_back_in_turn_give_each_messa
         messages = reader.read_many(2)
         found += [message.number for message in messages]
         reader.commit(*messages)
-        inodes.add((tmp_path / "t" / "state" / "r.log").stat().st_ino)
+        inodes.add((tmp_path / "t" / "state" / "r.wal").stat().st_ino)
     assert found == list(range(300))
     assert len(inodes) > 1
     for reader in readers:

@@ -159,9 +159,9 @@ FORGED_READERS = {
 @pytest.mark.parametrize("what", FORGED_READERS)
 def test_the_log_of_a_reader_that_was_made_by_hand_leads_nobody_out_of_the_topic(what: str, precious: Path) -> None:
     topic = unpacked(precious / "ours") / "killed" / "topic"
-    FORGED_READERS[what](topic / "state" / "all.log")
+    FORGED_READERS[what](topic / "state" / "all.wal")
     before = theirs(precious)
-    with Topic(topic) as opened, pytest.raises(Corrupt, match=r"all\.log"):
+    with Topic(topic) as opened, pytest.raises(Corrupt, match=r"all\.wal"):
         opened.reader("all")
     use_topic(topic)
     assert theirs(precious) == before
@@ -237,7 +237,7 @@ def test_a_file_of_a_tebibyte_is_a_named_error_or_what_it_was(kind: str, tmp_pat
 
 @pytest.mark.parametrize("length", [0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_frame_that_says_that_it_has_gibibytes_was_torn_and_is_cut_off(length: int, tmp_path: Path) -> None:
-    for kind, logs_of in (("queue", ["queue.wal"]), ("topic", ["topic/topic.log", "topic/state/all.log"])):
+    for kind, logs_of in (("queue", ["queue.wal"]), ("topic", ["topic/topic.wal", "topic/state/all.wal"])):
         for number, name in enumerate(logs_of):
             log = unpacked(tmp_path / f"{kind}{number}") / "closed" / name
             with log.open("ab") as opened:
@@ -295,7 +295,7 @@ def test_a_manifest_that_asks_for_too_much_or_for_others_or_twice_is_refused(
 def test_a_topic_whose_log_tells_of_thirty_thousand_sessions_opens(tmp_path: Path) -> None:
     with Topic(tmp_path / "topic") as topic, topic.reader("all"):
         topic.append(b"one")
-    log = tmp_path / "topic" / "topic.log"
+    log = tmp_path / "topic" / "topic.wal"
     state = topics.replay(log.read_bytes(), str(log)).state
     state.sessions = {f"{number:032x}": ["all", "never was"] for number in range(30_000)}
     log.write_bytes(topics.snapshot(state, 1))

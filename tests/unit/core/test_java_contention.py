@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from damage import in_time
+from disk import OneWrite
 from plain import forget_log
 
 from qewqew_core import Corrupt, Locked, Queue, inspect
@@ -201,6 +202,24 @@ def test_a_java_program_removes_the_files_of_its_empty_queue_while_ours_is_opene
     with opened(path) as q:
         assert q.get_many(100) == OURS * 2
         assert q.verify().ok
+
+
+def test_two_of_ours_may_make_the_first_log_at_once(tmp_path):
+    """A Java program has removed the header that one of them had locked: it did not keep the other one out."""
+
+    class Files(OneWrite):
+        met = 0
+
+        def open(self, path, *, new=False):
+            if new and path.endswith(".tmp") and not self.met:
+                self.met += 1
+                Path(path).touch()
+            return super().open(path, new=new)
+
+    with Queue(tmp_path / "q", _files=(files := Files())) as q:
+        q.put(b"ours")
+        assert list(q) == [b"ours"]
+    assert files.met
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])

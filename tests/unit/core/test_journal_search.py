@@ -146,8 +146,8 @@ def test_bytes_made_to_be_searched_cost_in_proportion_to_their_number(
     path, replay, kind = {
         "queue": (tmp_path / "q.wal", log.replay, log.COMMIT),
         "repair": (tmp_path / "q.wal", log.salvage, log.COMMIT),
-        "topic": (tmp_path / "t" / "t.log", topic_log.replay, topic_log.COMMIT),
-        "reader": (tmp_path / "t" / "state" / "r.log", reader_log.replay, reader_log.COMMIT),
+        "topic": (tmp_path / "t" / "t.wal", topic_log.replay, topic_log.COMMIT),
+        "reader": (tmp_path / "t" / "state" / "r.wal", reader_log.replay, reader_log.COMMIT),
     }[kind_of_log]
     good = path.read_bytes().rstrip(b"\0")
     costs = {}
@@ -209,7 +209,7 @@ def test_no_more_messages_are_in_flight_than_a_window_can_have(tmp_path: Path) -
     """A few bytes say that a million messages were handed out; a log may not say so again and again."""
     with Topic(tmp_path / "t") as topic:
         topic.reader("r").close()
-    path = tmp_path / "t" / "state" / "r.log"
+    path = tmp_path / "t" / "state" / "r.wal"
     data = path.read_bytes().rstrip(b"\0")
     generation = journal.generation_of(data, reader_log.MAGIC, str(path))
     pending = [Range(Position(0, 0, 0), None)]

@@ -503,8 +503,8 @@ def no_log(folder: Path) -> None:
 
 def wreck_topic(folder: Path) -> None:
     """Logs and index at once."""
-    for name in ("q.wal", "q.idx", "state/the one.log"):
-        flip(folder / "q" / name, 60 if name.endswith("one.log") else 2)
+    for name in ("q.wal", "q.idx", "state/the one.wal"):
+        flip(folder / "q" / name, 60 if name.endswith("one.wal") else 2)
 
 
 def no_index(folder: Path) -> None:

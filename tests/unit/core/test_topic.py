@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from disk import NoSync
+from zbus_cases import forget_log
 
 from qewqew_core import (
     BadArgument,
@@ -1504,7 +1505,7 @@ def test_messages_of_dialect_c_are_not_taken_for_those_of_another(make, wanted):
     """Where a server wrote them, and there is no log of ours: the checksum of a message's head tells."""
     with make(dialect="C") as topic:
         topic.append(b"x")
-    os.unlink(os.path.join(topic.path, "t.log"))
+    forget_log(Path(topic.path))
     with pytest.raises(BadArgument, match='written in dialect C; open it with dialect="C"'):
         make(dialect=wanted)
     with make(dialect="C") as topic:
@@ -1514,7 +1515,7 @@ def test_messages_of_dialect_c_are_not_taken_for_those_of_another(make, wanted):
 def test_messages_of_dialect_b_are_not_taken_for_those_of_c(make):
     with make() as topic:
         topic.append(b"x")
-    os.unlink(os.path.join(topic.path, "t.log"))
+    forget_log(Path(topic.path))
     with pytest.raises((BadArgument, Corrupt), match="dialect C"):
         make(dialect="C")
     with make() as topic:
@@ -1661,7 +1662,7 @@ def test_the_log_grows_by_as_much_as_it_may_and_is_cut_back(tmp_path, log_bytes)
     with Topic(tmp_path / "t", sync="never", log_bytes=log_bytes) as topic:
         for _ in range(1500):
             topic.append(b"x" * 1000)
-            sizes.append((tmp_path / "t" / "t.log").stat().st_size)
+            sizes.append((tmp_path / "t" / "t.wal").stat().st_size)
     assert log_bytes < max(sizes) <= log_bytes + 4000 + 2 * RESERVE  # a snapshot, a commit, and what is kept free
 
 

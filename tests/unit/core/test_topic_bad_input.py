@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from damage import tree
 from refusal import refused
+from zbus_cases import forget_log
 
 from qewqew_core import BadArgument, BadPath, Corrupt, Message, QewQewError, Queue, Topic, inspect_reader
 from qewqew_core.formats import zbus
@@ -119,7 +120,7 @@ def test_a_topic_whose_index_is_missing_is_not_begun_anew(topic, tmp_path):
     before = tree(tmp_path / "t" / "data")
     with pytest.raises((BadPath, Corrupt), match=r"idx"):
         Topic(tmp_path / "t")
-    (tmp_path / "t" / "t.log").unlink()
+    forget_log(tmp_path / "t")
     with pytest.raises((BadPath, Corrupt), match=r"idx"):
         Topic(tmp_path / "t")
     assert tree(tmp_path / "t" / "data") == before
@@ -145,8 +146,8 @@ def test_a_name_that_cannot_be_a_readers_is_refused_everywhere(topic, tmp_path, 
 def test_readers_whose_names_look_like_files_of_others_do_not_meet_them(topic):
     names = [
         "r",
-        "r.log",
-        "r.log.tmp",
+        "r.wal",
+        "r.wal.tmp",
         "r.lock",
         "r.batches",
         "r.dead",

@@ -87,10 +87,10 @@ def test_messages_are_durable_and_then_the_index_says_so(tmp_path: Path, size: i
         files.calls.clear()
         topic.append(b"x" * size)
         block = zbus.block_name(0)
-        durable = files.places("sync", "t.log")[-1]
+        durable = files.places("sync", "t.wal")[-1]
         if size > 256 << 10:  # of a commit that is not too large the log has the messages
-            assert files.places("write", block)[-1] < files.places("sync", block)[-1] < files.places("write", "t.log")[0]
-        assert files.places("write", "t.log")[-1] < durable < files.places("", "t.idx")[0]
+            assert files.places("write", block)[-1] < files.places("sync", block)[-1] < files.places("write", "t.wal")[0]
+        assert files.places("write", "t.wal")[-1] < durable < files.places("", "t.idx")[0]
         assert files.to_the_index() == ["write", "write 0"]  # endOffset and updatedTs, then MessageNumber
 
 
@@ -103,7 +103,7 @@ def test_a_new_block_is_there_before_its_entry_and_that_before_the_number_of_blo
         topic.append(b"second")
         order = [
             files.places(*call)[0]
-            for call in [("make", zbus.block_name(209)), ("sync", "data"), ("write", "t.log"), ("sync", "t.log"), ("", "t.idx")]
+            for call in [("make", zbus.block_name(209)), ("sync", "data"), ("write", "t.wal"), ("sync", "t.wal"), ("", "t.idx")]
         ]
         assert order == sorted(order)
         to_the_index = files.to_the_index()
@@ -124,7 +124,7 @@ def test_blocks_are_removed_from_the_log_durably_then_from_the_index_and_then_th
         topic.trim()
         assert index_of(tmp_path / "t")[1:3] == (left, 5 - left)
         gone = min(place for place, call in enumerate(files.calls) if call[0] == "remove")
-        first = files.places("sync", "t.log")[0]
+        first = files.places("sync", "t.wal")[0]
         assert first < files.places("write 0", "t.idx")[-1] < files.places("sync", "t.idx")[-1] < gone
         kept = [zbus.block_name(500 * block) for block in range(5 - left, 5)]
         assert sorted(os.listdir(tmp_path / "t" / "data"))[-left:] == kept

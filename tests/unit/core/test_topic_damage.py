@@ -126,7 +126,7 @@ def kept(reader: Reader) -> Iterator[list[Message]]:
 def test_any_file_may_be_damaged_or_cut_anywhere(made, kind, what, tmp_path, every):
     copy = Copy(made[kind], tmp_path / "t")
     names = [name for name in copy.files if not name.endswith(".lock") and copy.first[name] == name]
-    assert {Path(name).suffix for name in names} >= {".idx", ".log", ".zbus", ".rdx", ".json"}
+    assert {Path(name).suffix for name in names} >= {".idx", ".wal", ".zbus", ".rdx", ".json"}
     outcomes: list[bool] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for name in names:

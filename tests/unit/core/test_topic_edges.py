@@ -273,7 +273,7 @@ def test_a_second_thread_with_the_same_key_waits_until_the_first_one_is_durable(
 
 def test_small_commits_are_not_all_applied_again_by_each_opening_however_few_each_has_made(tmp_path: Path) -> None:
     """A thousand are some 50 KB, which the next opening reads at once, and applied in 18 ms."""
-    log, frames = tmp_path / "t" / "t.log", []
+    log, frames = tmp_path / "t" / "t.wal", []
     for commits in [1] * 80 + [200]:
         with Topic(tmp_path / "t", sync="never") as topic:
             for _ in range(commits):

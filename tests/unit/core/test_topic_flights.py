@@ -57,7 +57,7 @@ def test_numbers_are_the_same_as_a_range_in_the_log(numbers: list[int]) -> None:
     state = ReaderState(pending=[Range(Position(0, 0, 0), None)])
     state.in_flight.deliver(1, None, [(0, 0, 1, 0, sorted({*numbers, 0}))])
     body = reader_log.pack(Commit(evenly(sorted({*numbers})), None))
-    reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
+    reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.wal", 0)
     assert [*state.in_flight] == ([] if 0 in numbers else [0])
 
 
@@ -66,13 +66,13 @@ def test_a_range_that_nothing_of_ours_has_written_is_refused_in_little_memory(te
     state = ReaderState(pending=[Range(Position(0, 0, 0), None)])
     body = b'["commit",{"range":%s},null]' % text.encode()
     with pytest.raises(Corrupt, match="contradicts"):
-        reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.log", 0)
+        reader_log.replay_frame(journal.Frame(0, reader_log.COMMIT, body, len(body)), state, "r.wal", 0)
 
 
 def test_a_thousand_messages_of_one_size_take_little_room_in_the_log(tmp_path: Path) -> None:
     with Topic(tmp_path / "t") as topic, topic.reader("r") as reader:
         topic.append_many([b"%04d" % number for number in range(1000)])
-        log = tmp_path / "t" / "state" / "r.log"
+        log = tmp_path / "t" / "state" / "r.wal"
         before = log.stat().st_size
         assert [int(one.body) for one in reader.read_many(1000)] == list(range(1000))
         assert reader.commit() == 1000

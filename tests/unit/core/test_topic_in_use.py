@@ -190,7 +190,7 @@ def test_a_frame_that_comes_while_the_log_is_read_is_no_damage_and_one_that_is_m
     tmp_path: Path, look: Callable[[str, Files], object]
 ) -> None:
     path = tmp_path / "events"
-    log = path / "events.log"
+    log = path / "events.wal"
     with Topic(path) as topic:
         topic.append(b"first")
         begin = topic.writer().engine.log.end

@@ -23,8 +23,8 @@ from qewqew_core.limits import LIMITS
 from qewqew_core.topic.reader_inspection import look
 
 BASE = "00000000000000000000"
-WRITERS = ("t.idx.tmp", "t.log.tmp", f"data/{BASE}.sums.tmp")
-READERS = ("reader/x.rdx.tmp", "state/x.log.tmp")
+WRITERS = ("t.idx.tmp", "t.wal.tmp", f"data/{BASE}.sums.tmp")
+READERS = ("reader/x.rdx.tmp", "state/x.wal.tmp")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def there(files: list[Path]) -> list[str]:
     return [one.name for one in files if one.exists()]
 
 
-@pytest.mark.parametrize("name", [*WRITERS, *READERS, "reader/r.rdx.tmp", "state/r.log.tmp", "state/12-1.spill"])
+@pytest.mark.parametrize("name", [*WRITERS, *READERS, "reader/r.rdx.tmp", "state/r.wal.tmp", "state/12-1.spill"])
 def test_what_a_killed_process_was_making_goes_with_the_next_opening(path: Path, name: str) -> None:
     planted = plant(path, name)
     with Topic(path, _files=NoSync()) as topic:
@@ -58,7 +58,7 @@ def test_what_a_killed_process_was_making_goes_with_the_next_opening(path: Path,
             assert [one.body for one in reader.read_many(9)] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("name", ["reader/r.rdx.tmp", "state/r.log.tmp", "state/r.batches/{batch}/manifest.json.tmp"])
+@pytest.mark.parametrize("name", ["reader/r.rdx.tmp", "state/r.wal.tmp", "state/r.batches/{batch}/manifest.json.tmp"])
 def test_what_a_killed_consumer_was_making_goes_when_its_reader_is_used(path: Path, name: str) -> None:
     with Topic(path, _files=NoSync()) as topic:
         topic.append(b"3")  # the lock of the writer is taken already
@@ -92,7 +92,7 @@ def in_a_call(path: Path, name: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["x", "r"])
 def test_what_a_living_consumer_is_making_stays(path: Path, name: str) -> None:
     with in_a_call(path, name):
-        planted = plant(path, f"reader/{name}.rdx.tmp", f"state/{name}.log.tmp")
+        planted = plant(path, f"reader/{name}.rdx.tmp", f"state/{name}.wal.tmp")
         with Topic(path, _files=NoSync()) as topic:
             topic.append(b"3")
         assert len(there(planted)) == 2

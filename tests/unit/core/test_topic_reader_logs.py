@@ -19,10 +19,12 @@ from stride import Every
 
 from qewqew_core import Corrupt, Message, QewQewError, Topic, inspect_reader, repair_topic
 from qewqew_core.disk import journal
+from qewqew_core.disk.files import DISK
 from qewqew_core.formats import zbus
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic import reader_log
 from qewqew_core.topic.reader import Reader
+from qewqew_core.topic.reader_inspection import seal_of
 
 END = 20  # messages
 
@@ -100,9 +102,9 @@ def frames(log: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["r", "f"])
 def test_a_log_that_was_cut_anywhere_before_what_was_durable_is_noticed(path: Path, name: str, every: Every) -> None:
-    log = path / "state" / f"{name}.log"
+    log = path / "state" / f"{name}.wal"
     whole = log.read_bytes()
-    durable = reader_log.unpack_seal(log.with_suffix(".lock").read_bytes())
+    durable = seal_of(DISK, str(log.with_suffix("")))
     assert durable is not None
     assert durable.end > frames(log)[-3][0], "the last that was durable is nearly all"
     starts = [start for start, _ in frames(log) if start < durable.end]
@@ -114,17 +116,17 @@ def test_a_log_that_was_cut_anywhere_before_what_was_durable_is_noticed(path: Pa
 
 
 def lose_log(path: Path) -> None:
-    (path / "state" / "r.log").unlink()
+    (path / "state" / "r.wal").unlink()
 
 
 def cut_log(path: Path) -> None:
-    log = path / "state" / "r.log"
+    log = path / "state" / "r.wal"
     os.truncate(log, frames(log)[3][0])
 
 
 def exchange_log(path: Path) -> None:
     """Of another reader, which is whole."""
-    shutil.copy(path / "state" / "f.log", path / "state" / "r.log")
+    shutil.copy(path / "state" / "f.wal", path / "state" / "r.wal")
 
 
 @pytest.mark.parametrize("damage", [lose_log, cut_log, exchange_log])
@@ -149,7 +151,7 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "work" / "t"
     with work(path), _open.pop(), _open.pop():
         pass
-    log = path / "state" / "r.log"
+    log = path / "state" / "r.wal"
     old = log.read_bytes()
     with Topic(path, _files=NoSync()) as topic, topic.reader("r") as reader:
         reader.commit(*reader.read_many(3))
@@ -171,7 +173,7 @@ def test_an_old_copy_of_the_log_is_noticed(tmp_path: Path) -> None:
 
 def test_without_the_seal_the_rdx_tells_of_a_cut_log(path: Path) -> None:
     """As in a copy without the files that are locked."""
-    log = path / "state" / "f.log"
+    log = path / "state" / "f.wal"
     first = next(start for start, kind in frames(log) if kind != 1)
     with log.open("r+b") as file:
         file.truncate(first)

@@ -11,6 +11,7 @@ import pytest
 from damage import flip
 from disk import NoSync
 from stride import Every
+from zbus_cases import forget_log
 
 from qewqew_core import Corrupt, Message, QewQewError, Topic, repair_topic
 from qewqew_core.formats import zbus
@@ -37,15 +38,15 @@ def bodies(path: Path) -> list[bytes]:
 
 
 def test_a_damaged_log_is_set_aside_and_no_message_is_lost(path: Path) -> None:
-    log = path / "events.log"
+    log = path / "events.wal"
     flip(log, 30)
-    with pytest.raises(Corrupt, match=r"events\.log"):
+    with pytest.raises(Corrupt, match=r"events\.wal"):
         Topic(path)
     report = repair_topic(path)
     assert len(report.damage) == 1
-    assert "events.log" in report.damage[0].path
+    assert "events.wal" in report.damage[0].path
     assert report.set_aside is not None
-    assert (Path(report.set_aside) / "events.log").is_file()
+    assert (Path(report.set_aside) / "events.wal").is_file()
     assert bodies(path) == [b"%d" % number for number in range(20)]
     with Topic(path) as topic, topic.reader("middle") as reader:
         assert reader.read().number == 7
@@ -55,9 +56,9 @@ def damage_behind_the_keys(path: Path) -> None:
     with Topic(path, block_size=1500) as topic:
         topic.append(b"20")
         topic.append(b"21")
-    data = (path / "events.log").read_bytes()
+    data = (path / "events.wal").read_bytes()
     place = data.index(b"21", data.rindex(b"20"))  # the body of the last message, in its frame
-    flip(path / "events.log", place)
+    flip(path / "events.wal", place)
 
 
 def test_keys_before_the_damage_of_the_log_still_count(path: Path) -> None:
@@ -94,7 +95,7 @@ def test_an_index_is_made_anew_from_the_blocks(path: Path, how: str) -> None:
 def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> None:
     last = max((path / "data").glob("*.zbus"))
     os.truncate(last, last.stat().st_size - 1)
-    (path / "events.log").unlink()  # a zbus server's topic, after a power cut
+    forget_log(path)  # after a power cut
     with pytest.raises(Corrupt):
         Topic(path)
     report = repair_topic(path)
@@ -108,17 +109,17 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
 
 
 def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: Path) -> None:
-    flip(path / "state" / "middle.log", 40)
+    flip(path / "state" / "middle.wal", 40)
     with Topic(path) as topic, pytest.raises(Corrupt):
         topic.reader("middle")
     report = repair_topic(path)
-    assert any("middle.log" in problem for problem in map(str, report.damage))
+    assert any("middle.wal" in problem for problem in map(str, report.damage))
     with Topic(path) as topic, topic.reader("middle") as reader:
         assert reader.read().number == 7
 
 
 def test_a_reader_that_stands_where_no_message_begins_goes_back_to_one(path: Path) -> None:
-    for suffix in (".log", ".lock"):  # a reader of a zbus server
+    for suffix in (".wal", ".lock"):  # a reader of a zbus server
         (path / "state" / f"middle{suffix}").unlink()
     rdx = path / "reader" / "middle.rdx"
     data = rdx.read_bytes()
@@ -132,7 +133,7 @@ def test_a_reader_that_stands_where_no_message_begins_goes_back_to_one(path: Pat
 
 def test_what_cannot_be_mended_is_said(tmp_path: Path) -> None:
     (tmp_path / "none" / "data").mkdir(parents=True)
-    (tmp_path / "none" / "none.log").write_bytes(b"junk")
+    (tmp_path / "none" / "none.wal").write_bytes(b"junk")
     with pytest.raises(QewQewError):
         repair_topic(tmp_path / "none")
     with pytest.raises(QewQewError):

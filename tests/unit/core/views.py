@@ -74,7 +74,7 @@ def view_of_topic(topic: Topic) -> View:
         assert [message.number for message in found] == list(range(oldest.number, latest.number))
         messages = {message.number: (message.body, message.tag) for message in found}
         readers = {}
-        path = f"{topic.path}/{topic.name}.log"
+        path = f"{topic.path}/{topic.name}.wal"
         log = topic_log.replay(Path(path).read_bytes(), path).state
         if topic._writer is not None:
             topic._writer.engine.state.check()

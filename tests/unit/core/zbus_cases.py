@@ -15,6 +15,12 @@ from qewqew_core.formats.zbus import Nak
 DATA = Path(__file__).parents[2] / "data" / "zbus"
 
 
+def forget_log(topic: Path) -> None:
+    """Leave the files as a zbus server does, which makes no log and nothing that says that there is one."""
+    for suffix in (".wal", ".lock"):
+        topic.joinpath(topic.name + suffix).unlink()
+
+
 def cases() -> list[str]:
     return sorted(path.parent.name for path in DATA.glob("*/case.json"))
 
