@@ -270,6 +270,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         own_chunk(files, found.path, owned, chunk_state.id)
     if found.log is None:
         stamp.remove(files, found.path)
+    state.clock = state.clock.now(files.boot())
     generation = journal.new_generation()
     data = logs.snapshot(state, generation)
     snapshot_end = len(data)

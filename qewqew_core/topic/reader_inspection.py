@@ -187,7 +187,7 @@ def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], li
     return (pending, offsets, lost) if offsets or pending != state.pending else None
 
 
-def stats_of(state: ReaderState, view: View) -> QueueStats:
+def stats_of(files: Files, state: ReaderState, view: View) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
     latest = view.latest()
@@ -217,5 +217,5 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
-        **of_batches(state.batches.values(), state.last_lease),
+        **of_batches([state], files.boot()),
     )

@@ -399,7 +399,7 @@ class Topic(HasHeader, Closes):
         with self._lock:
             self._remove_temporary()
             with self._look() as view:
-                blocks, messages = retention.removable(self.files, view, self)
+                blocks, messages = retention.removable(self.files, view, self, writer.age)
             if blocks:
                 writer.trim(blocks)
         return messages

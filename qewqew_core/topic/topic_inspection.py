@@ -121,4 +121,4 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
             if name in reader_inspection.without_rdx(files, directory):
                 raise reader_inspection.missing_rdx(topic_paths.rdx_of(directory, name))
             state = ReaderState(pending=[Range(view.oldest(), None)])
-        return reader_inspection.stats_of(state, view)
+        return reader_inspection.stats_of(files, state, view)

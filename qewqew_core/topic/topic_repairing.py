@@ -310,7 +310,9 @@ class _Repair:
         with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
             writer = topic.writer()
             if keys := self._keys():
-                writer.engine.state.idempotency_keys.update(keys)
+                state = writer.engine.state
+                state.idempotency_keys.update(keys)
+                state.clock = state.clock.not_before(elapsed for elapsed, _ in keys.values())
                 writer.rotate()
 
 

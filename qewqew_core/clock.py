@@ -1,0 +1,75 @@
+"""`Clock`: how much time has surely passed for a store. Ages are measured by it: those of keys, leases, batches and blocks.
+
+The wall clock is set by people and by NTP, and may be a year ahead for a moment. So the times that logs say are for people, and
+a log also notes whenever the wall clock was set: then each of its times can be translated into *elapsed* time, which never
+jumps. Within one run of the machine it goes as CLOCK_BOOTTIME does. In the next run it goes on from the newest commit of the
+log: how long the machine was off, or the files were on another one, nobody knows. So what depends on an age is never forgotten
+too early, and perhaps late.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+from qewqew_core.limits import now_ms, uptime_ms
+
+STEP = 1000  # milliseconds: if the wall clock moves by less beside the time that has passed, it was not set
+
+FRAME = 10  # the kind of the frames of a log that note it
+_BODY = struct.Struct(">QQQq")
+
+
+class Clock(NamedTuple):
+    """One moment by all clocks, in milliseconds: the others follow from it until the wall clock is set, or the run ends."""
+
+    run: bytes = b""  # of the machine: `Files.boot`
+    uptime: int = 0  # how long it had lasted
+    wall: int = 0  # since the epoch
+    elapsed: int = 0  # what had surely passed for the store
+    step: int = 0  # by how much the wall clock was found set, when it last was
+
+    def at(self, time: int) -> int:
+        """The elapsed time of a commit, which says this time of the wall clock."""
+        return max(0, self.elapsed + time - self.wall) if self.wall else 0
+
+    def not_before(self, times: Iterable[int]) -> Self:
+        """The same, where a damaged log has things of later elapsed times: else these would never grow old."""
+        return self._replace(elapsed=max([self.elapsed, *times]))
+
+    def wall_at(self, elapsed: int) -> int:
+        """What the wall clock shows, as it is set now, at this elapsed time."""
+        return self.wall + elapsed - self.elapsed
+
+    def shown(self, time: int, elapsed: int) -> int:
+        """When something was, for people, whose log says both: if the wall clock was ahead then, as far back as is sure."""
+        return min(time, self.wall_at(elapsed))
+
+    def until(self, time: int) -> Self:
+        """The moment of a commit that follows."""
+        passed = time - self.wall
+        return self if passed <= 0 else self._replace(uptime=self.uptime + passed, wall=time, elapsed=self.elapsed + passed)
+
+    def now(self, run: bytes) -> Self:
+        """This moment, in this run of the machine. `step` says whether the wall clock was set since."""
+        uptime, wall = uptime_ms(), now_ms()
+        if run != self.run or not run:  # a step cannot be told from the time between the runs, unless it goes back
+            return self._replace(run=run, uptime=uptime, wall=wall, step=min(0, wall - self.wall) or self.step)
+        passed = max(0, uptime - self.uptime)
+        step = wall - self.wall - passed
+        if abs(step) < STEP:  # the elapsed time of each commit stays what it is
+            return self.until(max(wall, self.wall))
+        return self._replace(uptime=uptime, wall=wall, elapsed=self.elapsed + passed, step=step)
+
+    def pack(self) -> bytes:
+        """The body of a frame that notes it."""
+        return _BODY.pack(self.uptime, self.wall, self.elapsed, self.step) + self.run
+
+
+NO_CLOCK = Clock()  # of a log that is not there yet: all that it will know has been there since time 0
+
+
+def unpack(body: bytes | memoryview) -> Clock:
+    """Raises struct.error."""
+    return Clock(bytes(body[_BODY.size :]), *_BODY.unpack_from(body))
