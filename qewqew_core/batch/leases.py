@@ -123,10 +123,10 @@ class Leases:
         return places.directory_of(self._stem, state)
 
     def present(self, owner: object, state: BatchState) -> Batch:
-        return Batch(owner, self, state, self.directory_of(state), self._state.clock)
+        return Batch(owner, self, state, self.directory_of(state), self.engine.clock())
 
     def _show(self, batch: Batch, state: BatchState) -> None:
-        batch.show(state, self.directory_of(state), self._state.clock)
+        batch.show(state, self.directory_of(state), self.engine.clock())
 
     def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         """See `HasBatches.lease`."""

@@ -133,8 +133,11 @@ class Deliveries:
 
     def again(self, most: int) -> Iterator[tuple[Message, Position]]:
         """The messages in flight that are due for another delivery, in order, with their places; read one by one."""
-        in_flight, now, dead = self._engine.state.in_flight, self._engine.clock().elapsed, self._shared.dead_owners()
-        if not in_flight or (now < self._consumer.due and not dead):
+        in_flight, dead = self._engine.state.in_flight, self._shared.dead_owners()
+        if not in_flight:
+            return
+        now = self._engine.clock().elapsed
+        if now < self._consumer.due and not dead:
             return
         free = {offset: flight for offset, flight in in_flight.items() if flight.session is None}
         due = sorted(
