@@ -3,21 +3,22 @@
 The wall clock is set by people and by NTP, and may be a year ahead for a moment. So the times that logs say are for people, and
 a log also notes whenever the wall clock was set: then each of its times can be translated into *elapsed* time, which never
 jumps. Within one run of the machine it goes as CLOCK_BOOTTIME does. In the next run it goes on from the newest commit of the
-log: how long the machine was off, or the files were on another one, nobody knows. So what depends on an age is never forgotten
-too early, and perhaps late.
+log: how long the machine was off, or another one had the files, nobody knows. So what depends on an age is never forgotten too
+early, and perhaps late.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 from qewqew_core.limits import now_ms, uptime_ms
 
 STEP = 1000  # milliseconds: if the wall clock moves by less beside the time that has passed, it was not set
-
 FRAME = 10  # the kind of the frames of a log that note it
+RUNS = 16  # so many runs are remembered: hosts may have a file system together, and use a store in turn
+
 _BODY = struct.Struct(">QQQq")
 
 
@@ -28,15 +29,12 @@ class Clock(NamedTuple):
     uptime: int = 0  # how long it had lasted
     wall: int = 0  # since the epoch
     elapsed: int = 0  # what had surely passed for the store
-    step: int = 0  # by how much the wall clock was found set, when it last was
+    step: int = 0  # by how much the wall clock was found set, when it last was; < 0: back
+    others: tuple[Clock, ...] = ()  # the last moments of other runs, newest first
 
     def at(self, time: int) -> int:
         """The elapsed time of a commit, which says this time of the wall clock."""
         return max(0, self.elapsed + time - self.wall) if self.wall else 0
-
-    def not_before(self, times: Iterable[int]) -> Self:
-        """The same, where a damaged log has things of later elapsed times: else these would never grow old."""
-        return self._replace(elapsed=max([self.elapsed, *times]))
 
     def wall_at(self, elapsed: int) -> int:
         """What the wall clock shows, as it is set now, at this elapsed time."""
@@ -51,25 +49,43 @@ class Clock(NamedTuple):
         passed = time - self.wall
         return self if passed <= 0 else self._replace(uptime=self.uptime + passed, wall=time, elapsed=self.elapsed + passed)
 
-    def now(self, run: bytes) -> Self:
-        """This moment, in this run of the machine. `step` says whether the wall clock was set since."""
+    def now(self, run: bytes) -> Clock:
+        """This moment, in this run of the machine. Its `step` says whether the wall clock was set since."""
         uptime, wall = uptime_ms(), now_ms()
-        if run != self.run or not run:  # a step cannot be told from the time between the runs, unless it goes back
-            return self._replace(run=run, uptime=uptime, wall=wall, step=min(0, wall - self.wall) or self.step)
+        if run != self.run or not run:
+            # How far the wall clock was set cannot be told from the time between the runs, unless it went back.
+            of_this_run = (each for each in self.others if each.run == run != b"")
+            elapsed = max([self.elapsed, *(each.elapsed + uptime - each.uptime for each in of_this_run)])
+            return self.then(Clock(run, uptime, wall, elapsed, min(0, wall - self.wall) or self.step))
         passed = max(0, uptime - self.uptime)
         step = wall - self.wall - passed
         if abs(step) < STEP:  # the elapsed time of each commit stays what it is
-            return self.until(max(wall, self.wall))
+            return self.until(wall)
         return self._replace(uptime=uptime, wall=wall, elapsed=self.elapsed + passed, step=step)
 
-    def pack(self) -> bytes:
-        """The body of a frame that notes it."""
-        return _BODY.pack(self.uptime, self.wall, self.elapsed, self.step) + self.run
+    def then(self, following: Clock) -> Clock:
+        """What the log notes next."""
+        known = [self._replace(others=()), *self.others] if self.run else self.others
+        return following._replace(others=tuple(each for each in known if each.run != following.run)[:RUNS])
+
+    def not_before(self, times: Iterable[int]) -> Self:
+        """The same, where a damaged log has things of later elapsed times: else these would never grow old."""
+        return self._replace(elapsed=max([self.elapsed, *times]))
+
+    def each(self) -> Iterator[Clock]:
+        """What a snapshot notes: other runs, oldest first, and this moment."""
+        yield from reversed(self.others)
+        yield self
 
 
-NO_CLOCK = Clock()  # of a log that is not there yet: all that it will know has been there since time 0
+def pack(clock: Clock) -> bytes:
+    """The body of a frame that notes it."""
+    return _BODY.pack(clock.uptime, clock.wall, clock.elapsed, clock.step) + clock.run
 
 
 def unpack(body: bytes | memoryview) -> Clock:
     """Raises struct.error."""
     return Clock(bytes(body[_BODY.size :]), *_BODY.unpack_from(body))
+
+
+NO_CLOCK = Clock()  # of a log that is not there yet: all that it will know has been there since time 0

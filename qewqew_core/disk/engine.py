@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +154,8 @@ class Engine(Generic[S]):
 
     def attach(self, log: Journal, state: S, run: bytes) -> None:
         """Take over a log, and the state that it describes. ``run``: `Files.boot`."""
-        self.log, self.state, self._run = log, state, run
+        self.log, self.state = log, state
+        self._run = run or self._run or os.urandom(16).hex().encode()  # unknown: of this process, it cannot be another's
         self.rotate_at = log.snapshot_end + max(self._log_bytes, log.snapshot_end)
         if (behind := state.clock.wall - now_ms()) >= STEP:
             _logger.warning(
@@ -168,7 +170,7 @@ class Engine(Generic[S]):
     def go_on_in_this_run(self) -> None:
         """Note the clock if the log has that of another run of the machine."""
         self._looked_from = self._looked_until = 0
-        if self.state.clock.run != self._run or not self._run:
+        if self.state.clock.run != self._run:
             self._note(self.clock())
 
     @property
@@ -354,7 +356,7 @@ class Engine(Generic[S]):
         return now
 
     def _note(self, found: Clock) -> None:
-        self.log.append(clocks.FRAME, found.pack())
+        self.log.append(clocks.FRAME, clocks.pack(found))
         self.state.clock = found
 
     def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:

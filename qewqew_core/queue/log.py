@@ -18,7 +18,7 @@ kind            body
                 `history` has them. Of the snapshot; oldest acknowledgement first
 8 handover      as a checkpoint; u32 number of chunks that were written to and not synced, and id, head, tail, next of each; then
                 the bytes of `Files.boot`. It counts as a checkpoint until the machine is restarted
-10 clock        a `Clock`. In the snapshot, too
+10 clock        a `Clock`. In the snapshot, too, one for each run of a machine
 =============== ==============================================================================================================
 """
 
@@ -374,7 +374,7 @@ def snapshot(state: State, generation: int) -> bytes:
     for kind, keys in ((_IDEMPOTENCY_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
-    parts.append(frame(CLOCK, state.clock.pack(), generation))
+    parts += [frame(CLOCK, clocks.pack(each), generation) for each in state.clock.each()]
     parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes, state.last_lease), generation))
     return b"".join(parts)
 
@@ -397,7 +397,7 @@ def load(kind: int, body: Body, state: State) -> None:
         keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
     elif kind == CLOCK:
-        state.clock = clocks.unpack(body)
+        state.clock = state.clock.then(clocks.unpack(body))
     else:
         raise ValueError(f"unknown frame kind {kind}")
 

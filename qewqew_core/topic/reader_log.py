@@ -21,13 +21,15 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import reduce
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from qewqew_core import clock as clocks
 from qewqew_core.batch.batch_operations import BATCH_NAMES, batch_operation
 from qewqew_core.batch.batch_state import BatchState, batch_fields, checked
 from qewqew_core.batch.history import Block
-from qewqew_core.clock import Clock
+from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
@@ -154,7 +156,7 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "ranges": state.ranges,
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
         "passed": state.passed,
-        "clock": [state.clock.run.decode(), *state.clock[1:]],
+        "clocks": [[each.run.decode(), *each[1:5]] for each in state.clock.each()],
     }
     return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
 
@@ -171,7 +173,7 @@ def _load(body: bytes) -> ReaderState:
         last_lease=data["last_lease"],
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
-        clock=_clock(*data["clock"]),
+        clock=reduce(Clock.then, starmap(_clock, data["clocks"]), NO_CLOCK),
     )
     state.history.blocks.extend(map(_block, data["history"]))
     state.began = state.committed_position().block
@@ -235,7 +237,7 @@ def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int)
             state.clean, state.passed, state.began = True, (0, 0), state.committed_position().block
             return None
         if frame.kind == CLOCK:
-            state.clock = clocks.unpack(frame.body)
+            state.clock = state.clock.then(clocks.unpack(frame.body))
             return None
         if frame.kind != COMMIT:
             raise ValueError(f"unknown frame kind {frame.kind}")

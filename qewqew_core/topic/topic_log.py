@@ -13,7 +13,7 @@ kind            body
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
 8 unsynced      `Files.boot`: until this run of the machine ends, the log may be on disk later than the index (``sync="never"``)
-10 clock        a `Clock`. In the snapshot, too
+10 clock        a `Clock`. In the snapshot, too, one for each run of a machine
 =============== ==============================================================================================================
 
 A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to
@@ -153,7 +153,7 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         parts.append(journal.frame(PUT_KEYS, keys, generation))
     if last.pieces:
         parts.append(journal.frame(PIECES, b"".join(starmap(_PIECE.pack, last.pieces)), generation))
-    parts.append(journal.frame(CLOCK, state.clock.pack(), generation))
+    parts += [journal.frame(CLOCK, clocks.pack(each), generation) for each in state.clock.each()]
     parts.append(journal.frame(_END, b"", generation))
     return b"".join(parts)
 
@@ -196,7 +196,7 @@ def replay(data: bytes, path: str) -> Replayed:
             elif kind == PIECES and result is None:
                 state.last.pieces += unpack_pieces(body)
             elif kind == CLOCK:
-                state.clock, time = clocks.unpack(body), 0
+                state.clock, time = state.clock.then(clocks.unpack(body)), 0
             elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:

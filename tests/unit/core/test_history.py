@@ -17,7 +17,6 @@ from qewqew_core.batch import history
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.history import Block, History
 from qewqew_core.disk import journal
-from qewqew_core.limits import LIMITS
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.state import State
 
