@@ -23,6 +23,7 @@ from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend,
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.clock import STEP
 from qewqew_core.disk.engine import Engine, naming_full_disk
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
@@ -48,7 +49,10 @@ class Source(ABC):
 
     def new_batch(self, key: str) -> BatchState:
         """A batch for the owner of ``key``, as yet without records."""
-        now = self._last_made = max(self.engine.now(), self._last_made + 1)  # tells batches of one key apart
+        now = self.engine.now()
+        if now <= self._last_made < now + STEP:  # it tells batches of one key apart. (Later: the clock was set back since)
+            now = self._last_made + 1
+        self._last_made = now
         return BatchState(
             places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now, since=self.engine.state.clock.at(now)
         )

@@ -168,10 +168,10 @@ class Engine(Generic[S]):
         self.go_on_in_this_run()
 
     def go_on_in_this_run(self) -> None:
-        """Note the clock if the log has that of another run of the machine."""
+        """Note the clock if the log has that of another run of the machine: else no time would pass for who only looks."""
         self._looked_from = self._looked_until = 0
-        if self.state.clock.run != self._run:
-            self._note(self.clock())
+        with contextlib.suppress(DiskFull):  # then before the next commit
+            self.now()
 
     @property
     def has_log(self) -> bool:
@@ -349,15 +349,12 @@ class Engine(Generic[S]):
         """The time of a commit. If the wall clock was set, the log says so before that."""
         now = LIMITS.clock() // 1_000_000
         if not self._looked_from <= now < self._looked_until:
-            found = self.clock()
-            if found.wall - found.elapsed != self.state.clock.wall - self.state.clock.elapsed:
-                self._note(found)
+            found, known = self.clock(), self.state.clock
+            if (found.run, found.wall - found.elapsed) != (known.run, known.wall - known.elapsed):
+                self.log.append(clocks.FRAME, clocks.pack(found))
+                self.state.clock = found
             self._looked_from, self._looked_until = now, now + STEP
         return now
-
-    def _note(self, found: Clock) -> None:
-        self.log.append(clocks.FRAME, clocks.pack(found))
-        self.state.clock = found
 
     def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:
         """Make the operations happen: all of them, or none if this raises. Returns the position that `durable` takes.

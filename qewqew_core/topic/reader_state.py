@@ -185,6 +185,7 @@ class ReaderState(LeaseState):
             case Lease(batch, ranges, offsets, pending):
                 self.batches[batch.id], self.ranges[batch.id] = batch, list(ranges)
                 self.last_lease = batch.created
+                self.clock = self.clock.until(batch.created)
                 flights.remove(offsets)
                 self.pending = list(pending)
             case PutBack(batch_id, pending):

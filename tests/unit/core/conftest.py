@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
 sys.path.insert(0, str(Path(__file__).parent))  # the simulated disk is shared by several tests
@@ -25,6 +26,8 @@ class Clock:
     def __init__(self, ms: int) -> None:
         self.ms = ms  # since the epoch
         self.stepped = 0  # milliseconds by which the wall clock was set
+        self.started = 0  # when the machine was, by a clock that nobody sets
+        self.runs = 0
 
     def advance(self, seconds: float) -> None:
         """Time passes."""
@@ -35,12 +38,22 @@ class Clock:
         self.stepped += round(seconds * 1000)
         self.ms += round(seconds * 1000)
 
+    @property
+    def uptime(self) -> int:
+        return self.ms - self.stepped - self.started
+
+    def restart(self, off: float = 0) -> None:
+        """The machine is off for so many seconds, and starts again."""
+        self.advance(off)
+        self.started, self.runs = self.ms - self.stepped, self.runs + 1
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stopped = Clock(1_800_000_000_000)
     monkeypatch.setattr(LIMITS, "clock", lambda: stopped.ms * 1_000_000)
-    monkeypatch.setattr(LIMITS, "boot_clock", lambda: (stopped.ms - stopped.stepped) * 1_000_000)
+    monkeypatch.setattr(LIMITS, "boot_clock", lambda: stopped.uptime * 1_000_000)
+    monkeypatch.setattr(Files, "boot", lambda self: b"run %d" % stopped.runs)
     return stopped
 
 
