@@ -17,7 +17,7 @@ from qewqew_core.limits import now_ms, uptime_ms
 
 STEP = 1000  # milliseconds: if the wall clock moves by less beside the time that has passed, it was not set
 FRAME = 10  # the kind of the frames of a log that note it
-RUNS = 16  # so many runs are remembered: hosts may have a file system together, and use a store in turn
+RUNS = 16  # other runs that are remembered: hosts may have a file system together, and use a store in turn
 
 _BODY = struct.Struct(">QQQq")
 
