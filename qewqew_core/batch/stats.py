@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core import arguments
@@ -29,7 +28,7 @@ class QueueStats:
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
-    clock_step: timedelta = timedelta(0)  # by how much the wall clock was set, when that was last noticed; < 0: back
+    clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back
 
 
 STATES = ("leased", "returned", "dead")
@@ -59,5 +58,5 @@ def of_batches(states: Collection[LeaseState], run: bytes) -> dict[str, Any]:
         **{state: found[state] for state in STATES},
         "last_lease": arguments.moment(last_lease) if last_lease else None,
         "oldest_lease": arguments.moment(min(leases)) if leases else None,
-        "clock_step": timedelta(milliseconds=max(steps, key=abs)),
+        "clock_step": max(steps, key=abs) / 1000,
     }
