@@ -6,6 +6,7 @@ caller has checked that the change is possible.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qewqew_core.batch.batch_state import BatchState
@@ -217,7 +218,11 @@ class State(LeaseState):
         self.records += sum(chunk_state.records for chunk_state in chunks)
         self.bytes += sum(chunk_state.bytes for chunk_state in chunks)
 
-    # Keys
+    # Keys, and when they were used
+
+    def times(self) -> Iterator[int]:
+        yield from LeaseState.times(self)
+        yield from (elapsed for elapsed, _ in self.idempotency_keys.values())
 
     def prune_keys(self, now: int) -> set[int]:
         """Forget keys past their retention; returns the numbers of batches whose last key is gone."""

@@ -169,7 +169,7 @@ class SharedLog(Gate):
         if size == log.end:
             return
         data = self._files.read(log.fd, size - log.end, log.end)
-        base, end = log.end, log.end
+        base, end, run = log.end, log.end, self.engine.state.clock.run
         for frame in journal.frames(data, log.generation, 0):
             end = base + frame.end
             operation = reader_log.replay_frame(frame, self.engine.state, log.path, base)
@@ -177,7 +177,8 @@ class SharedLog(Gate):
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(log.fd, end)
-        self.engine.go_on_in_this_run()
+        if self.engine.state.clock.run != run:  # another machine has the reader, too
+            self.engine.go_on_in_this_run()
         self._consumer.catch_up(self.engine.state)
 
     def _was_deleted(self) -> Closed:

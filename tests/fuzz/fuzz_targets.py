@@ -25,6 +25,7 @@ from qewqew_core import BadManifest, BadPath, Batch, Corrupt, Empty, QewQewError
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_operations import BATCH_OPERATIONS
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.clock import NO_CLOCK
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
@@ -911,7 +912,8 @@ def target_manifest(data: bytes) -> None:
                 return
             raise
         assert manifest.parse(json.loads(body.to_json()), "again") == body
-        batch = Batch(None, None, BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0), folder)  # type: ignore[arg-type]
+        state = BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0)
+        batch = Batch(None, None, state, folder, NO_CLOCK)  # type: ignore[arg-type]
         found = None
         with contextlib.suppress(BadManifest, Corrupt):
             found = list(batch)
