@@ -19,6 +19,8 @@ STEP = 1000  # milliseconds: if the wall clock moves by less beside the time tha
 FRAME = 10  # the kind of the frames of a log that note it
 RUNS = 16  # other runs that are remembered: hosts may have a file system together, and use a store in turn
 
+LATEST = 1 << 62  # of all times, in a log of any content
+
 _BODY = struct.Struct(">QQQq")
 
 
@@ -34,7 +36,7 @@ class Clock(NamedTuple):
 
     def at(self, time: int) -> int:
         """The elapsed time of a commit, which says this time of the wall clock."""
-        return max(0, self.elapsed + time - self.wall) if self.wall else 0
+        return max(0, self.elapsed + min(time, LATEST) - self.wall) if self.wall else 0
 
     def wall_at(self, elapsed: int) -> int:
         """What the wall clock shows, as it is set now, at this elapsed time."""
@@ -46,8 +48,10 @@ class Clock(NamedTuple):
 
     def until(self, time: int) -> Self:
         """The moment of a commit that follows."""
-        passed = time - self.wall
-        return self if passed <= 0 else self._replace(uptime=self.uptime + passed, wall=time, elapsed=self.elapsed + passed)
+        if (passed := min(time, LATEST) - self.wall) <= 0:
+            return self
+        uptime, elapsed = min(self.uptime + passed, LATEST), min(self.elapsed + passed, LATEST)
+        return self._replace(uptime=uptime, wall=self.wall + passed, elapsed=elapsed)
 
     def now(self, run: bytes) -> Clock:
         """This moment, in this run of the machine. Its `step` says whether the wall clock was set since."""
@@ -84,8 +88,15 @@ def pack(clock: Clock) -> bytes:
 
 
 def unpack(body: bytes | memoryview) -> Clock:
-    """Raises struct.error."""
-    return Clock(bytes(body[_BODY.size :]), *_BODY.unpack_from(body))
+    """Raises `journal.NONSENSE`."""
+    return checked(bytes(body[_BODY.size :]), *_BODY.unpack_from(body))
+
+
+def checked(run: bytes, uptime: int, wall: int, elapsed: int, step: int) -> Clock:
+    """Raises ValueError for what QewQew cannot have written."""
+    if any(type(number) is not int or not 0 <= number <= LATEST for number in (uptime, wall, elapsed, abs(step))):
+        raise ValueError("this is not a clock")
+    return Clock(run, uptime, wall, elapsed, step)
 
 
 NO_CLOCK = Clock()  # of a log that is not there yet: all that it will know has been there since time 0

@@ -22,7 +22,6 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from functools import reduce
-from itertools import starmap
 from typing import Any, NamedTuple
 
 from qewqew_core import clock as clocks
@@ -173,7 +172,7 @@ def _load(body: bytes) -> ReaderState:
         last_lease=data["last_lease"],
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
-        clock=reduce(Clock.then, starmap(_clock, data["clocks"]), NO_CLOCK),
+        clock=reduce(Clock.then, (clocks.checked(run.encode(), *numbers) for run, *numbers in data["clocks"]), NO_CLOCK),
     )
     state.history.blocks.extend(map(_block, data["history"]))
     state.began = state.committed_position().block
@@ -190,12 +189,6 @@ def _block(fields: Sequence[Any]) -> Block:
 def _pair(body: Sequence[int]) -> tuple[int, int]:
     block, offset = body
     return block, offset
-
-
-def _clock(run: str, uptime: int, wall: int, elapsed: int, step: int) -> Clock:
-    if any(type(number) is not int for number in (uptime, wall, elapsed, step)):
-        raise ValueError("the clock is not in numbers")
-    return Clock(run.encode(), uptime, wall, elapsed, step)
 
 
 class Replayed(NamedTuple):

@@ -150,7 +150,7 @@ class TopicState:
         for block in (*self.full, self.last):
             small += [block.end, block.messages, block.crc]
             large += [block.block, block.base, block.created, block.updated, block.elapsed]
-            positive += [block.base, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
+            positive += [block.base, block.elapsed, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
         if (
             any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
             or any(type(number) is not int or not -(1 << 63) <= number < 1 << 63 for number in large + positive)

@@ -340,7 +340,7 @@ def _check_place(error: Corrupt, data: bytes, path: str) -> None:
 def scripted_topic(data: bytes) -> bytes:
     """A topic's log with right checksums whose operations are right, or nearly so."""
     state = TopicState(
-        "B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [IndexEntry(0, 0, 0, 1)]), idempotency_keys={b"k" * 16: (1, 2)}
+        "B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, 2, [IndexEntry(0, 0, 0, 1, 1)]), idempotency_keys={b"k" * 16: (1, 2)}
     )
     parts, operations = [topics.snapshot(state, 7)], b""
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
@@ -366,7 +366,7 @@ def scripted_topic(data: bytes) -> bytes:
         elif kind % 10 == 8:  # what belongs into the snapshot, somewhere else
             parts.append(journal.frame(one % 8, topics._KEY.pack(b"s" * 16, two, three)[: 32 - three % 2], 7))
         else:
-            last = [4, 1000, 1, 408, 2, 77, 2, [[0, 0, 0, 1]]]
+            last = [4, 1000, 1, 408, 2, 77, 2, 2, [[0, 0, 0, 1, 1]]]
             fields: dict[str, Any] = {"dialect": "B", "start": 3, "number": 5, "sessions": {}, "last": last}
             if one % 2:
                 last[two % len(last)] = _ODD[three % len(_ODD)]
