@@ -1,4 +1,4 @@
-"""Idempotency keys: logs have a hash of each, for thirty days, and of the newest 65,536 at most."""
+"""Idempotency keys: logs have a hash of each, for thirty days of elapsed time (`Clock`), and of the newest 65,536 at most."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def key_hash(key: str) -> bytes:
 
 
 def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
-    """Forget keys past their retention; returns the values of those. ``keys``: (time, value) of each, oldest first."""
+    """Forget keys past their retention; returns the values of those. ``keys``: (elapsed time, value) of each, oldest first."""
     excess, values = len(keys) - KEYS_KEPT, []
     for number, (key, (time, value)) in enumerate(list(keys.items())):
         if number >= excess and time > now - KEYS_KEPT_MS:

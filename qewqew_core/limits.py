@@ -1,7 +1,7 @@
-"""`LIMITS`: sizes and times at which the program changes its behaviour, and the clock.
+"""`LIMITS`: sizes and times at which the program changes its behaviour, and the clocks.
 
 None of them changes what is promised, or how files are read. Programs leave them alone. Tests make them small, so that few
-records reach each of them, and set the clock.
+records reach each of them, and set the clocks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+_since_boot = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 @dataclass
@@ -36,12 +39,18 @@ class Limits:
     look_again: float = 5.0  # seconds after which who waits looks for sessions that were collected as garbage: they wake nobody
     look_at_leader: float = 0.1  # seconds between two looks whether the stage that leads others still does
     look_at_owners: float = 0.25  # seconds between two looks whether those who have messages in flight still live
-    clock: Callable[[], int] = time.time_ns  # nanoseconds since the epoch
+    clock: Callable[[], int] = time.time_ns  # nanoseconds since the epoch: for people, who may set it
+    boot_clock: Callable[[], int] = _since_boot  # nanoseconds since the machine was started: for all ages, see `Clock`
 
 
 LIMITS = Limits()
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch, as all times on disk."""
+    """Milliseconds since the epoch, as all times on disk that people read."""
     return LIMITS.clock() // 1_000_000
+
+
+def uptime_ms() -> int:
+    """Milliseconds since the machine was started."""
+    return LIMITS.boot_clock() // 1_000_000

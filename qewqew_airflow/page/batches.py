@@ -19,8 +19,8 @@ from qewqew_airflow.page.contents import batch_row, state_of
 from qewqew_airflow.page.owners import Identity, identity
 from qewqew_core import BadManifest
 from qewqew_core.batch import manifest, places
+from qewqew_core.disk.files import DISK
 from qewqew_core.keys import key_hash
-from qewqew_core.limits import now_ms
 from qewqew_core.queue import inspection
 
 SHOWN = 100  # batches
@@ -37,9 +37,10 @@ def batches_of(path: str, stem: str, reader: str | None) -> tuple[list[dict[str,
 
     Includes batches whose records are gone, but whose manifest is still there. Raises `BadPath`, `Corrupt`.
     """
-    now, state = now_ms(), state_of(path, reader)
+    state = state_of(path, reader)
+    clock = state.clock.now(DISK.boot())
     kept = [*state.batches.values(), *state.history.newest(SHOWN)]
-    rows = [batch_row("returned" if batch.expired(now) else batch.state, batch) for batch in kept]
+    rows = [batch_row("returned" if batch.expired(clock.elapsed) else batch.state, batch, clock) for batch in kept]
     rows.sort(key=lambda row: str(row["since"]), reverse=True)
     rows.sort(key=lambda row: ORDER.index(row["state"]))
     past, more = _past(stem + places.BATCHES, {*state.batches, *state.history.ids()})

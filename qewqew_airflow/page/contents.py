@@ -26,6 +26,8 @@ from qewqew_airflow.page.samples import LONGEST_GAP, Seen
 from qewqew_core import BatchNotFound, QewQewError, arguments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
+from qewqew_core.clock import Clock
+from qewqew_core.disk.files import DISK
 from qewqew_core.limits import now_ms
 from qewqew_core.queue import inspection
 from qewqew_core.tools import listing
@@ -133,7 +135,8 @@ def _seen_queue(name: str, path: str) -> Seen:
     stats, state = inspection.inspect_state(path)
     lately = now_ms() - (LONGEST_GAP + 1) * 60_000
     leased = tuple((batch.created, batch.records) for batch in state.with_history() if batch.created >= lately)
-    staged = tuple(put for put in state.idempotency_keys.values() if put[0] >= lately)
+    puts = ((state.clock.wall_at(elapsed), records) for elapsed, records in state.idempotency_keys.values())
+    staged = tuple(put for put in puts if put[0] >= lately)
     return Seen(f"queue {name}", stats.records, None, leased, staged)
 
 
@@ -156,7 +159,7 @@ def queue_row(path: str) -> dict[str, Any]:
         "bytes": stats.bytes,
         "on_disk": stats.on_disk,
         "oldest": iso(stats.oldest),
-        **batch_rows(list(state.batches.values())),
+        **batch_rows(state),
     }
 
 
@@ -169,7 +172,7 @@ def topic_row(path: str) -> dict[str, Any]:
             "filter": state.filter,
             "in_flight": len(state.in_flight),
             "lost": state.lost,
-            **batch_rows(list(state.batches.values())),
+            **batch_rows(state),
         }
         for name, state in states.items()
     ]
@@ -185,17 +188,17 @@ def topic_row(path: str) -> dict[str, Any]:
     }
 
 
-def batch_rows(batches: list[BatchState]) -> dict[str, Any]:
+def batch_rows(state: LeaseState) -> dict[str, Any]:
     """The number of batches of each state, and the batches. Dead batches come first, because they wait for a person."""
-    now = now_ms()
+    clock = state.clock.now(DISK.boot())
     kinds: dict[str, list[BatchState]] = {"dead": [], "leased": [], "returned": []}
-    for batch in batches:
-        kinds["returned" if batch.expired(now) else batch.state].append(batch)
-    rows = (batch_row(kind, batch) for kind, some in kinds.items() for batch in some)
+    for batch in state.batches.values():
+        kinds["returned" if batch.expired(clock.elapsed) else batch.state].append(batch)
+    rows = (batch_row(kind, batch, clock) for kind, some in kinds.items() for batch in some)
     return {**{kind: len(some) for kind, some in kinds.items()}, "stuck": 0, "batches": list(islice(rows, MOST_BATCHES))}
 
 
-def batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
+def batch_row(kind: str, batch: BatchState, clock: Clock) -> dict[str, Any]:
     return {
         "id": batch.id,
         "state": kind,
@@ -206,8 +209,8 @@ def batch_row(kind: str, batch: BatchState) -> dict[str, Any]:
         "attempt": batch.attempt,
         "made": batch.created,  # distinguishes batches of one id
         "leased": iso(arguments.moment(batch.created)),  # for the first time
-        "since": iso(arguments.moment(batch.changed)),
-        "expires": iso(arguments.moment(batch.expires)) if batch.expires is not None else None,
+        "since": iso(arguments.moment(clock.shown(batch.changed, batch.since))),
+        "expires": iso(arguments.moment(clock.wall_at(batch.expires))) if batch.expires is not None else None,
         "reason": visible(batch.reason),
         "owner": None,  # of a leased batch, see `owners`
     }

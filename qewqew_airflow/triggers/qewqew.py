@@ -131,7 +131,7 @@ class Announcer:
         if reason is None:
             self._last = None
             return None
-        if self._last is None or _is_later(stats.last_lease, self._last.last_lease):
+        if self._last is None or stats.last_lease not in (None, self._last.last_lease):  # another one; the clock may go back
             remind_in = self._remind
         elif now >= self._last.remind_at:
             remind_in = max(self._remind, min(2 * self._last.remind_in, LONGEST_REMIND))
@@ -143,10 +143,6 @@ class Announcer:
     def seconds_left(self, stats: QueueStats, now: float) -> float | None:
         """Seconds until the reason may change although the queue does not."""
         return self._thresholds.seconds_left(stats) if self._last is None else max(0.0, self._last.remind_at - now)
-
-
-def _is_later(moment: datetime | None, than: datetime | None) -> bool:
-    return moment is not None and (than is None or moment > than)
 
 
 class QewQewEventTrigger(BaseEventTrigger):

@@ -14,6 +14,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
+from qewqew_core.clock import Clock
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument, BatchExpired
 from qewqew_core.formats.zbus import Message
@@ -41,12 +42,12 @@ class Batch:
     ``sync="never"``.
     """
 
-    def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str) -> None:
+    def __init__(self, owner: object, leases: Endings, state: BatchState, directory: str, clock: Clock) -> None:
         self._owner = owner  # which stays open as long as the batch is there
         self._leases = leases
-        self.show(state, directory)
+        self.show(state, directory, clock)
 
-    def show(self, state: BatchState, directory: str) -> None:
+    def show(self, state: BatchState, directory: str, clock: Clock) -> None:
         """The batch as it is now."""
         self.id = state.id
         self.key = state.keys[-1]
@@ -57,7 +58,8 @@ class Batch:
         self.bytes = state.bytes  # payload
         self.reason = state.reason  # why it was returned or is dead
         self.created = arguments.moment(state.created)
-        self.expires = None if state.expires is None else arguments.moment(state.expires)  # when anyone may return the batch
+        expires = state.expires  # when anyone may return the batch
+        self.expires = None if expires is None else arguments.moment(clock.wall_at(expires))
         self.manifest_path = os.path.join(directory, manifest.MANIFEST)
 
     def __iter__(self) -> Iterator[bytes]:

@@ -22,15 +22,17 @@ class BatchState:
     attempt: int
     records: int
     bytes: int
-    created: int  # milliseconds since the epoch, as are all times here
+    created: int  # milliseconds since the epoch, for people
     changed: int
     reason: str = ""
     lease_timeout: int | None = None  # milliseconds after which anyone may return the batch; None: never
-    extended: int = 0  # when its owner leased or extended it
+    since: int = 0  # when it was changed, in elapsed time: see `Clock`
+    extended: int = 0  # when its owner leased or extended it, in elapsed time
     chunks: list[Chunk] = field(default_factory=list)  # of a queue's batch; empty once acknowledged: then the manifest has them
 
     @property
     def expires(self) -> int | None:
+        """In elapsed time."""
         return None if self.state != "leased" or self.lease_timeout is None else self.extended + self.lease_timeout
 
     def expired(self, now: int) -> bool:
@@ -42,7 +44,7 @@ BATCH_ID = re.compile("[A-Za-z0-9_-]+-[0-9a-f]{16}")  # see `places.numbered_id`
 
 def checked(batch: BatchState) -> BatchState:
     """Check a batch from a log; raises ValueError for one that QewQew cannot have written. Its id names a directory."""
-    numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.extended
+    numbers = batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.since, batch.extended
     if (
         type(batch.id) is not str
         or not BATCH_ID.fullmatch(batch.id)

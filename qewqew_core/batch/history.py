@@ -1,8 +1,8 @@
 """`History`: the acknowledged batches whose records are still kept. There may be tens of thousands, and hardly anybody asks.
 
 So each stays as the logs have it until somebody asks: a line break, then JSON, ``[id, keys, attempt, records, bytes, created,
-changed, on disk]``, the last one in bytes. Opening a queue and `inspect` read the lines without parsing them. Line breaks are
-nowhere else, because JSON escapes them in texts.
+changed, since, on disk]``, the last one in bytes. Opening a queue and `inspect` read the lines without parsing them. Line breaks
+are nowhere else, because JSON escapes them in texts.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class History:
         if not self.blocks or len(self.blocks[-1].lines) >= BLOCK_BYTES:
             self.blocks.append(Block())
         block = self.blocks[-1]
-        fields = [batch.id, batch.keys, batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, on_disk]
-        block.lines += b"\n" + json.dumps(fields).encode()
+        fields = [batch.id, batch.keys, batch.attempt, batch.records, batch.bytes, batch.created, batch.changed, batch.since]
+        block.lines += b"\n" + json.dumps([*fields, on_disk]).encode()
         block.add_up(batch, on_disk, 1)
 
     def remove(self, batch_id: str) -> BatchState:
@@ -148,9 +148,10 @@ def _line(lines: bytes, at: int) -> bytes:
 def _unpack(line: bytes) -> tuple[BatchState, int]:
     """The batch, and the bytes that its files take on disk."""
     try:
-        batch_id, keys, attempt, records, size, created, changed, on_disk = json.loads(line)
+        batch_id, keys, attempt, records, size, created, changed, since, on_disk = json.loads(line)
         if type(on_disk) is not int:
             raise ValueError(f"this is not a number of bytes: {on_disk!r:.120}")
-        return checked(BatchState(batch_id, keys, "acked", attempt, records, size, created, changed)), on_disk
+        batch = BatchState(batch_id, keys, "acked", attempt, records, size, created, changed, since=since)
+        return checked(batch), on_disk
     except journal.NONSENSE as error:
         raise Corrupt(f"the log describes an impossible acknowledged batch: {error}; run `qewqew repair`") from error

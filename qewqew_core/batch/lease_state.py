@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend, Forget, LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.history import History
+from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.keys import key_hash, prune
 
 
@@ -17,7 +19,8 @@ class LeaseState:
     batches: dict[str, BatchState] = field(default_factory=dict)  # leased, returned and dead ones, oldest first
     history: History = field(default_factory=History)  # the acknowledged ones
     last_lease: int = 0  # when a batch was leased last, milliseconds since the epoch; 0: none ever was
-    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, number of the batch id)
+    expired_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (elapsed time, number of the batch id)
+    clock: Clock = NO_CLOCK
 
     def with_history(self) -> list[BatchState]:
         """All batches whose records are kept, the acknowledged ones first."""
@@ -37,27 +40,34 @@ class LeaseState:
             if self.batches.pop(batch_id, None) is None:
                 batch = self.history.remove(batch_id)
                 for key in batch.keys:
-                    self.expired_keys[key_hash(key)] = (batch.changed, int(batch_id[-16:], 16))
+                    self.expired_keys[key_hash(key)] = (batch.since, int(batch_id[-16:], 16))
 
     def prune_expired(self, now: int) -> set[int]:
         """Forget keys past their retention; the numbers of the batches whose last key went."""
         return set(prune(self.expired_keys, now)) - {number for _, number in self.expired_keys.values()}
 
+    def times(self) -> Iterator[int]:
+        """The elapsed times that it says, all in the past."""
+        for batch in self.with_history():
+            yield from (batch.since, batch.extended)
+        yield from (elapsed for elapsed, _ in self.expired_keys.values())
+
     def apply_to_batch(self, operation: BatchOperation, time: int) -> None:
         """Raises KeyError if there is no such batch."""
+        elapsed = self.clock.at(time)
         match operation:
             case LeaseAgain(batch_id, key, attempt, lease_timeout):
                 batch = self.batches[batch_id]
                 batch.keys = [other for other in batch.keys if other != key] + [key]
                 batch.state, batch.attempt, batch.changed, batch.reason = "leased", attempt, time, ""
-                batch.lease_timeout, batch.extended = lease_timeout, time
+                batch.lease_timeout, batch.since, batch.extended = lease_timeout, elapsed, elapsed
                 self.last_lease = time
             case Extend(batch_id, lease_timeout):
                 batch = self.batches[batch_id]
-                batch.lease_timeout, batch.extended = lease_timeout, time
+                batch.lease_timeout, batch.extended = lease_timeout, elapsed
             case EndLease(batch_id, state, reason, on_disk):
                 batch = self.batches[batch_id]
-                batch.state, batch.reason, batch.changed = state, reason, time
+                batch.state, batch.reason, batch.changed, batch.since = state, reason, time, elapsed
                 if state == "acked":
                     batch.chunks.clear()
                     self.history.add(self.batches.pop(batch_id), on_disk)

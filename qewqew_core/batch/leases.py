@@ -23,11 +23,11 @@ from qewqew_core.batch.batch_operations import BatchOperation, EndLease, Extend,
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.manifest import Manifest
+from qewqew_core.clock import STEP
 from qewqew_core.disk.engine import Engine, naming_full_disk
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.keys import key_hash
-from qewqew_core.limits import now_ms
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -49,8 +49,13 @@ class Source(ABC):
 
     def new_batch(self, key: str) -> BatchState:
         """A batch for the owner of ``key``, as yet without records."""
-        now = self._last_made = max(now_ms(), self._last_made + 1)  # tells batches of one key apart
-        return BatchState(places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now)
+        now = self.engine.now()
+        if now <= self._last_made < now + STEP:  # it tells batches of one key apart. (Later: the clock was set back since)
+            now = self._last_made + 1
+        self._last_made = now
+        return BatchState(
+            places.batch_id(self.name, key), [key], "leased", 1, 0, 0, now, now, since=self.engine.state.clock.at(now)
+        )
 
     @abstractmethod
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
@@ -121,6 +126,12 @@ class Leases:
     def directory_of(self, state: BatchState) -> str:
         return places.directory_of(self._stem, state)
 
+    def present(self, owner: object, state: BatchState) -> Batch:
+        return Batch(owner, self, state, self.directory_of(state), self.engine.clock())
+
+    def _show(self, batch: Batch, state: BatchState) -> None:
+        batch.show(state, self.directory_of(state), self.engine.clock())
+
     def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         """See `HasBatches.lease`."""
         arguments.check_key(key)
@@ -152,11 +163,12 @@ class Leases:
 
     def return_expired(self, except_for: str | None = None) -> list[BatchState]:
         """Return the batches whose lease time is over."""
-        now = now_ms()
+        clock = self.engine.clock()
+        now = clock.elapsed
         expired = [batch for batch in self._state.batches.values() if batch.expired(now) and batch.keys[-1] != except_for]
         for batch in expired:
             assert batch.expires is not None
-            when = arguments.moment(batch.expires).to_datetime_string()
+            when = arguments.moment(clock.wall_at(batch.expires)).to_datetime_string()
             self._end(batch, "returned", f"the lease of {batch.keys[-1]!r} ended at {when} UTC and was not extended")
         return expired
 
@@ -213,7 +225,7 @@ class Leases:
             state = self._current(batch, "leased", *(["acked"] if to == "acked" else []))
             if state.state == "leased":
                 self._end(state, to, reason)
-            batch.show(state, self.directory_of(state))
+            self._show(batch, state)
             if to == "acked":
                 try:
                     self._expire()
@@ -227,7 +239,7 @@ class Leases:
             if lasts is None:
                 raise BadArgument(f"batch {state.id} was leased without lease_timeout: its lease never ends")
             self._source.commit(Extend(state.id, lasts))
-            batch.show(state, self.directory_of(state))
+            self._show(batch, state)
 
     def revive(self, batch: Batch) -> None:
         with self.engine.exclusive():
@@ -235,7 +247,7 @@ class Leases:
             self._source.keep_room(1)
             self._source.commit(EndLease(state.id, "returned", state.reason, 0))
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
-            batch.show(state, self.directory_of(state))
+            self._show(batch, state)
 
     def put_back(self, batch: Batch) -> None:
         with self.engine.exclusive():
@@ -277,10 +289,10 @@ class Leases:
         """Drop the records of acknowledged batches that are too old, and of the oldest ones while all take too many bytes."""
         history, occupied = self._state.history, self._source.occupied
         kept = occupied(history.records, history.size)
-        oldest = now_ms() - self.retention // timedelta(milliseconds=1)
+        oldest = self.engine.clock().elapsed - self.retention // timedelta(milliseconds=1)
         expired = []
         for batch in history:
-            if batch.changed > oldest and kept <= self.retention_bytes:
+            if batch.since > oldest and kept <= self.retention_bytes:
                 break
             expired.append(batch.id)
             kept -= occupied(batch.records, batch.bytes)
@@ -378,7 +390,7 @@ class HasBatches:
                 return self._present(state)
 
     def _present(self, state: BatchState) -> Batch:
-        return Batch(self, self._leases, state, self._leases.directory_of(state))
+        return self._leases.present(self, state)
 
 
 def check_limits(max_attempts: int, retention: timedelta, retention_bytes: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qewqew_core import arguments
-from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.limits import now_ms
+from qewqew_core.batch.lease_state import LeaseState
 
 if TYPE_CHECKING:
     import pendulum
@@ -28,24 +28,35 @@ class QueueStats:
     on_disk: int  # bytes of disk of all files of the queue, those of its batches included
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
+    clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back
 
 
 STATES = ("leased", "returned", "dead")
 
 
-def counts(batches: Collection[BatchState]) -> dict[str, int]:
-    """How many are leased, returned and dead; see `QueueStats`."""
-    now = now_ms()
-    states = ["returned" if batch.expired(now) else batch.state for batch in batches]
+def counts(state: LeaseState, run: bytes) -> dict[str, int]:
+    """How many batches are leased, returned and dead; see `QueueStats`. ``run``: `Files.boot`."""
+    now = state.clock.now(run).elapsed
+    states = ["returned" if batch.expired(now) else batch.state for batch in state.batches.values()]
     return {state: states.count(state) for state in STATES}
 
 
-def of_batches(batches: Collection[BatchState], last_lease: int) -> dict[str, Any]:
-    """What `QueueStats` says of batches. ``last_lease``: see `LeaseState`."""
-    now = now_ms()
-    leases = [batch.changed for batch in batches if batch.state == "leased" and not batch.expired(now)]
+def of_batches(states: Collection[LeaseState], run: bytes) -> dict[str, Any]:
+    """What `QueueStats` says of the batches of a queue or a reader, or of several readers."""
+    found, leases, steps = Counter[str](), [], [0]
+    for state in states:
+        found.update(counts(state, run))
+        clock = state.clock.now(run)
+        steps.append(clock.step)
+        leases += [
+            clock.shown(batch.changed, batch.since)
+            for batch in state.batches.values()
+            if batch.state == "leased" and not batch.expired(clock.elapsed)
+        ]
+    last_lease = max((state.last_lease for state in states), default=0)
     return {
-        **counts(batches),
+        **{state: found[state] for state in STATES},
         "last_lease": arguments.moment(last_lease) if last_lease else None,
         "oldest_lease": arguments.moment(min(leases)) if leases else None,
+        "clock_step": max(steps, key=abs) / 1000,
     }

@@ -20,6 +20,7 @@ from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import Json, Path, existing
 from qewqew_core.cli.texts import age, counted, iso, sized
 from qewqew_core.disk import lock
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect
@@ -40,10 +41,8 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
         held = inspect(path)
     else:
         stats, readers = inspect_topic(path)
-        batches = [batch for state in readers.values() for batch in state.batches.values()]
-        last_lease = max((state.last_lease for state in readers.values()), default=0)
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
-        held = QueueStats(*sizes, on_disk=stats.on_disk, **of_batches(batches, last_lease))
+        held = QueueStats(*sizes, on_disk=stats.on_disk, **of_batches(readers.values(), DISK.boot()))
         lag = max(stats.readers.values(), default=None)
         more = {"newest": stats.newest, "first": stats.first, "next": stats.next, "lag": lag}
         more["readers"] = readers_json(stats, readers)
@@ -62,7 +61,7 @@ def readers_json(stats: TopicStats, readers: dict[str, ReaderState]) -> list[dic
             "in_flight": len(state.in_flight),
             "lost": state.lost,
         }
-        | counts(state.batches.values())
+        | counts(state, DISK.boot())
         for name, state in readers.items()
     ]
 

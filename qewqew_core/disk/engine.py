@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time as clock
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
+from qewqew_core import clock as clocks
+from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.journal import FULL, Journal
 from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
@@ -28,6 +31,8 @@ _logger = logging.getLogger(__name__)
 
 class State(Protocol):
     """What is committed. It has no files: a commit and the replay of the log change it by the same method."""
+
+    clock: Clock
 
     def apply(self, operation: Any, time: int, /) -> object: ...
 
@@ -145,6 +150,8 @@ class Engine(Generic[S]):
         self.committed = False  # whether the call that has the lock has begun a commit
         self.waiting = 0  # threads in `wait`
         self.rotate_at = 0  # end of the log from which on it is to be cut back
+        self._run = b""  # of the machine
+        self._looked_from = self._looked_until = 0  # between these times of the wall clock, nobody looks whether it was set
         self._what = what
         self._format = form
         self._log_bytes = log_bytes
@@ -155,10 +162,26 @@ class Engine(Generic[S]):
 
     # Opening and closing
 
-    def attach(self, log: Journal, state: S) -> None:
-        """Take over a log, and the state that it describes."""
+    def attach(self, log: Journal, state: S, run: bytes) -> None:
+        """Take over a log, and the state that it describes. ``run``: `Files.boot`."""
         self.log, self.state = log, state
+        self._run = run or self._run or os.urandom(16).hex().encode()  # unknown: of this process, it cannot be another's
         self.rotate_at = log.snapshot_end + max(self._log_bytes, log.snapshot_end)
+        if (behind := state.clock.wall - now_ms()) >= STEP:
+            _logger.warning(
+                "the newest commit of the %s %s is %.0f s in the future: the clock was ahead then, or is behind now. Nothing is "
+                "forgotten because of that, but times that people see are wrong; check the clock of this machine (timedatectl)",
+                self._what,
+                self.path,
+                behind / 1000,
+            )
+        self.go_on_in_this_run()
+
+    def go_on_in_this_run(self) -> None:
+        """Note the clock if the log has that of another run of the machine: else no time would pass for who only looks."""
+        self._looked_from = self._looked_until = 0
+        with contextlib.suppress(DiskFull):  # then before the next commit
+            self.now()
 
     @property
     def has_log(self) -> bool:
@@ -328,13 +351,28 @@ class Engine(Generic[S]):
 
     # Commits
 
+    def clock(self) -> Clock:
+        """This moment. Whether something is too old is decided by its `elapsed` time."""
+        return self.state.clock.now(self._run)
+
+    def now(self) -> int:
+        """The time of a commit. If the wall clock was set, the log says so before that."""
+        now = LIMITS.clock() // 1_000_000
+        if not self._looked_from <= now < self._looked_until:
+            found, known = self.clock(), self.state.clock
+            if (found.run, found.wall - found.elapsed) != (known.run, known.wall - known.elapsed):
+                self.log.append(clocks.FRAME, clocks.pack(found))
+                self.state.clock = found
+            self._looked_from, self._looked_until = now, now + STEP
+        return now
+
     def commit(self, operations: Sequence[Any], now: int | None = None, *, reserve: bool = False) -> int:
         """Make the operations happen: all of them, or none if this raises. Returns the position that `durable` takes.
 
         Raises `DiskFull` (nothing has changed) or `Broken`. ``now``: milliseconds since the epoch; ``reserve``: keep room in the
         log for commits that free room on a full disk.
         """
-        now = now_ms() if now is None else now
+        now = self.now() if now is None else now
         body = self._format.commit(now, operations)
         if reserve:
             self.log.reserve(len(body))
@@ -362,6 +400,7 @@ class Engine(Generic[S]):
         """
         try:
             checkpoint()
+            self.state.clock = self.state.clock.until(self.now())
             new = self.log.prepare(partial(self._format.snapshot, self.state))
             if self._locks_log:
                 lock.whole(new.fd)

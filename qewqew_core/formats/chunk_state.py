@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from qewqew_core.clock import Clock
 from qewqew_core.formats import chunk
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.limits import LIMITS
@@ -130,11 +131,14 @@ class Chunk:
         while self.unavailable and self.unavailable[0][1] <= self.head:
             del self.unavailable[0]
 
-    def append(self, size: int, records: int, crc: int, time: int) -> None:
-        """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail."""
+    def append(self, size: int, records: int, crc: int, time: int, clock: Clock) -> None:
+        """``size`` bytes of frames were committed at the tail; ``crc`` is that of the bytes base..new tail.
+
+        ``clock`` says how much time had passed at ``time``.
+        """
         pieces = self.index if type(self.index) is list else self.pieces
         if not pieces or self.tail - pieces[-1].offset >= LIMITS.piece_bytes:
-            pieces.append(IndexEntry(self.tail, self.total, self.crc, time))
+            pieces.append(IndexEntry(self.tail, self.total, self.crc, time, clock.at(time)))
         self.tail += size
         self.total += records
         self.crc = crc
@@ -157,9 +161,9 @@ class Chunk:
             return self.pieces[index + 1][:3]
         return self.tail, self.total, self.crc
 
-    def time(self) -> int:
-        """When the oldest record was committed: exact at a boundary, else at most one piece too early."""
-        return self.pieces[self.piece_of(self.head)].time
+    def oldest(self) -> IndexEntry:
+        """Says when the oldest record was committed: exact at a boundary, else at most one piece too early."""
+        return self.pieces[self.piece_of(self.head)]
 
 
 class Cut(NamedTuple):

@@ -11,4 +11,5 @@ class IndexEntry(NamedTuple):
     offset: int
     records: int  # records of the chunk before it, from `Chunk.base` on
     crc: int  # crc32 of the bytes from `Chunk.base` to offset
-    time: int  # when that record was committed, milliseconds since the epoch
+    time: int  # when that record was committed, milliseconds since the epoch …
+    elapsed: int  # … and in elapsed time: see `Clock`

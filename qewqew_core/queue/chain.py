@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from qewqew_core.batch import places
+from qewqew_core.clock import Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
@@ -24,7 +25,7 @@ from qewqew_core.disk.lock import HeaderLock
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut, Region, Span
-from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, java, writing
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.operations import Extent, Operation, Replace
@@ -106,7 +107,7 @@ class Chain:
     def rotate(self) -> None:
         """Cut the log back to a snapshot. If there is no room for one, the old log goes on."""
         self.expect_changes()
-        expired = self._engine.state.prune_keys(now_ms())
+        expired = self._engine.state.prune_keys(self._engine.clock().elapsed)
         if self._engine.rotate(self._checkpoint):
             places.remove_expired(self.files, self.path, self.path, expired)
 
@@ -364,7 +365,8 @@ class Chain:
                 used = sizes[fit - 1] + 2 * fit if fit else 0
             if fit:
                 self.files.write(fd, data[:used], copy.tail)
-                copy.append(used, fit, crc32(data[:used], copy.crc), source.pieces[index].time)
+                _, _, _, time, elapsed = source.pieces[index]
+                copy.append(used, fit, crc32(data[:used], copy.crc), time, Clock(wall=time, elapsed=elapsed))
             at += used
             if used < len(data):
                 break

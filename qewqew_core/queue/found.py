@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from qewqew_core.clock import NO_CLOCK
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import chunk
@@ -128,6 +129,6 @@ def follow(files: Files, found: Found, first: int, after: int | None = None) -> 
         elif head == tail:
             empty[current] = None
         else:
-            chain[current] = scan(files, path, current, on_disk)
+            chain[current] = scan(files, path, current, on_disk, found.log.state.clock if found.log else NO_CLOCK)
         current = following
     return chain, list(empty)

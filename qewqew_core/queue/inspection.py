@@ -184,13 +184,15 @@ def _changed_since(files: Files, path: str, generation: int, end: int) -> bool:
 
 def stats_of(files: Files, path: str, state: State) -> QueueStats:
     chunks = [chunk_state for chunk_state in state.chain.values() if chunk_state.records]
+    oldest = chunks[0].oldest() if chunks else None
+    clock = state.clock.now(files.boot())
     return QueueStats(
         records=state.records,
         bytes=state.bytes,
         chunks=len(chunks),
-        oldest=arguments.moment(chunks[0].time()) if chunks else None,
+        oldest=arguments.moment(clock.shown(oldest.time, oldest.elapsed)) if oldest else None,
         on_disk=_on_disk(files, path, state),
-        **of_batches(state.batches.values(), state.last_lease),
+        **of_batches([state], files.boot()),
     )
 
 

@@ -316,7 +316,7 @@ class _Successor:
             self._move_head(chunk_state, pointers, disk)
         elif alone and not kept and _written_over(self._files, path, chunk_state, min(disk.tail, chunk_state.tail)):
             # Something was written over the records that the log knows. If records begin where they must, it is not damage.
-            begun = scan(self._files, path, chunk_state.id, disk._replace(head=chunk.BEGIN))
+            begun = scan(self._files, path, chunk_state.id, disk._replace(head=chunk.BEGIN), self._state.clock)
             taken = 0
             if disk.head > chunk.BEGIN:
                 taken = records_before(self._files, path, begun, disk.head) if disk.head < disk.tail else -1

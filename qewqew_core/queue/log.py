@@ -8,8 +8,8 @@ kind            body
 =============== ==============================================================================================================
 1 chunk         a chunk of the chain (``_CHUNK``, then its pieces)
 2 batch         u32 length, JSON, then its chunks
-3 put keys      (16-byte hash, u64 time, u64 records) for each
-4 expired keys  (16-byte hash, u64 time, u64 number of the batch id) for each
+3 put keys      (16-byte hash, u64 elapsed time, u64 records) for each
+4 expired keys  (16-byte hash, u64 elapsed time, u64 number of the batch id) for each
 5 end           u32 number of frames before it, u64 number of operations J so far, u64 when a batch was leased last, or 0: the
                 snapshot is whole; never torn
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
@@ -18,6 +18,7 @@ kind            body
                 `history` has them. Of the snapshot; oldest acknowledgement first
 8 handover      as a checkpoint; then id, head, tail, next of each chunk that was written to and not synced: header and pointers
                 say the same as the log, if the page cache has lived
+10 clock        a `Clock`. In the snapshot, too, one for each run of a machine
 =============== ==============================================================================================================
 """
 
@@ -32,6 +33,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+from qewqew_core import clock as clocks
 from qewqew_core.batch.batch_state import (
     BatchState,
     batch_fields,
@@ -64,12 +66,12 @@ Pointers = tuple[int, int, int]  # head, tail, next
 Stored = tuple[int, int, int, int]  # the chunk, and these
 
 MAGIC = b"QEWQLOG1"
-_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER, _HISTORY = range(1, 10)
+_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, COMMIT, CHECKPOINT, HANDOVER, _HISTORY, CLOCK = range(1, 11)
 KIND_NAMES = dict(
-    enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover", "history"), 1)
+    enumerate(("chunk", "batch", "put keys", "expired keys", "end", "commit", "checkpoint", "handover", "history", "clock"), 1)
 )
-_APPENDED = (COMMIT, CHECKPOINT, HANDOVER)
-OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, _HISTORY)
+_APPENDED = (COMMIT, CHECKPOINT, HANDOVER, CLOCK)
+OF_SNAPSHOT = (_CHUNK_KIND, _BATCH, _IDEMPOTENCY_KEYS, _EXPIRED_KEYS, END, _HISTORY, CLOCK)
 
 # id size base head tail taken total crc; then numbers of pieces and consumed spans, and these
 _CHUNK = struct.Struct(">HIIIIIII")
@@ -77,7 +79,7 @@ _COUNT = struct.Struct(">I")
 _SNAPSHOT_END = struct.Struct(">IQQ")
 _HISTORY_SUMS = struct.Struct(">QQQQ")
 _COUNTS = struct.Struct(">II")
-_PIECE = struct.Struct(">IIIQ")
+_PIECE = struct.Struct(">IIIQQ")
 _SPAN = struct.Struct(">III")  # start end records
 _KEY = struct.Struct(">16sQQ")
 _TIME = struct.Struct(">Q")
@@ -240,7 +242,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
     result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), (), None, keep_redo)
-    snapshot = True
+    snapshot, time = True, 0  # of the newest commit
     whole, view = list(journal.places(data, generation)), memoryview(data)
     marks = [each.start for each in whole if each.kind in (END, CHECKPOINT)]
     for number, (at, kind, begin, end) in enumerate(whole):
@@ -252,6 +254,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                     raise ValueError("a commit inside the snapshot")
                 result.clean = result.handed_over = False
                 _apply(body, result)
+                time = time_of(body)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
                 result.checkpoint_identity = unpack_checkpoint(body)
@@ -268,13 +271,15 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 snapshot, result.snapshot_end = False, end
                 _checkpoint(result, at == marks[-1])
             else:
-                load(kind, body, state)
+                load(kind, body, state)  # or a clock, at any time
+                time = 0 if kind == CLOCK else time
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, at) from error
         result.end = end
     result.torn = not journal.ends_in_zeros(data, result.end)
     if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
+    state.clock = state.clock.until(time)
     return result
 
 
@@ -373,6 +378,7 @@ def snapshot(state: State, generation: int) -> bytes:
     for kind, keys in ((_IDEMPOTENCY_KEYS, state.idempotency_keys), (_EXPIRED_KEYS, state.expired_keys)):
         if keys:
             parts.append(frame(kind, b"".join(_KEY.pack(key, *value) for key, value in keys.items()), generation))
+    parts += [frame(CLOCK, clocks.pack(each), generation) for each in state.clock.each()]
     parts.append(frame(END, _SNAPSHOT_END.pack(len(parts) - 1, state.changes, state.last_lease), generation))
     return b"".join(parts)
 
@@ -394,6 +400,8 @@ def load(kind: int, body: Body, state: State) -> None:
     elif kind in (_IDEMPOTENCY_KEYS, _EXPIRED_KEYS):
         keys = state.idempotency_keys if kind == _IDEMPOTENCY_KEYS else state.expired_keys
         keys.update((key, (time, value)) for key, time, value in _KEY.iter_unpack(body))
+    elif kind == CLOCK:
+        state.clock = state.clock.then(clocks.unpack(body))
     else:
         raise ValueError(f"unknown frame kind {kind}")
 

@@ -130,7 +130,7 @@ class Queue(HasBatches, Closes):
             self._chain.header = header
             try:
                 found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
-                self._engine.attach(found.log, found.state)
+                self._engine.attach(found.log, found.state, self._files.boot())
                 self._chain.taken, self._chain.begin, self._chain.unsynced = found.taken, found.begin, found.unsynced
                 self._is_handed_over = found.handed_over
                 self._chain.close_others()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk.checksum import crcs_of_rest
 from qewqew_core.disk.files import Descriptors, Files
@@ -76,7 +77,7 @@ def unread(files: Files, fd: int, path: str, chunk_state: Chunk) -> Iterator[tup
         piece = read_piece(files, fd, path, chunk_state, index)
         skip = max(0, chunk_state.head - piece.start)
         before = chunk_state.taken if skip else piece.records_before
-        yield IndexEntry(piece.start + skip, before, 0, chunk_state.pieces[index].time), piece.data[skip:]
+        yield IndexEntry(piece.start + skip, before, 0, *chunk_state.pieces[index][3:]), piece.data[skip:]
 
 
 def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
@@ -99,15 +100,15 @@ def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
     )
 
 
-def scan(files: Files, path: str, chunk_id: int, found: OnDisk) -> Chunk:
-    """Describe a chunk file that no log describes, by stepping over all its records.
+def scan(files: Files, path: str, chunk_id: int, found: OnDisk, clock: Clock = NO_CLOCK) -> Chunk:
+    """Describe a chunk file that no log describes, by stepping over all its records. ``clock``: of the log, if there is one.
 
     Raises `Corrupt` with the offset of the first record that does not fit.
     """
     time = files.modified(path)  # nobody wrote down when: the file's last change is the best that is known
     chunk_state = Chunk(chunk_id, found.size, found.head, found.head, found.head, stored=(found.head, found.tail, found.next))
     for frames, records in step_over(files, path, found.head, found.tail):
-        chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), time)
+        chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), time, clock)
     return chunk_state
 
 

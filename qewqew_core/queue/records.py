@@ -17,7 +17,7 @@ from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import DiskFull, Empty, Full
 from qewqew_core.formats import chunk
 from qewqew_core.keys import key_hash
-from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, group_commit, writing
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chain import Chain
@@ -55,7 +55,7 @@ class Records:
             return self._put([record], [])
         if chain.min_free_bytes:
             chain.check_free(0)
-        frames, now, log = chunk.LENGTH.pack(len(record)) + record, now_ms(), engine.log
+        frames, now, log = chunk.LENGTH.pack(len(record)) + record, engine.now(), engine.log
         body = logs.commit_append(now, last.id, 1, frames)
         log.reserve(len(body))
         engine.committed = True
@@ -264,7 +264,7 @@ class Records:
         engine = self._engine
         chunk_state, start, end, records = step
         engine.committed = True
-        position = engine.log.append(logs.COMMIT, logs.commit_take(now_ms(), chunk_state.id, start, end, records))
+        position = engine.log.append(logs.COMMIT, logs.commit_take(engine.now(), chunk_state.id, start, end, records))
         engine.state.take(chunk_state.id, start, end, records)  # as `State.apply` does
         if engine.state.emptied:
             self._chain.forget_emptied()

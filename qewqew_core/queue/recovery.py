@@ -297,6 +297,7 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         )
     for chunk_state in list(state.chain.values())[:: max(1, len(state.chain) - 1)]:  # the first and the last
         own_chunk(files, found.path, owned, chunk_state.id)
+    state.clock = state.clock.now(files.boot())
     generation = journal.new_generation()
     data = logs.snapshot(state, generation)
     snapshot_end = len(data)

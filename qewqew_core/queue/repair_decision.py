@@ -250,7 +250,7 @@ class Decision:
             with contextlib.suppress(*journal.NONSENSE):
                 if kind == logs.COMMIT:
                     state.hear(body)
-                elif left.prefix is None:
+                elif left.prefix is None or kind == logs.CLOCK:
                     logs.load(kind, body, state)
         self._fetch_from_lease(State(chain=state.real))
         self._rescue(state)
@@ -366,6 +366,7 @@ class _Behind(State):
             known.history,
             known.last_lease,
             known.expired_keys,
+            known.clock,
             idempotency_keys=known.idempotency_keys,
         )
         self.owner = owner

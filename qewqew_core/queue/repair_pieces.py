@@ -111,7 +111,7 @@ class Pieces:
 
     def _piece(self, chunk_state: Chunk, fd: int | None, index: int) -> tuple[bytes | None, bool | None]:
         """The bytes of a piece if they can be had, and whether only with the help of the log (None: not at all)."""
-        start, before, crc, _ = chunk_state.pieces[index]
+        start, before, crc = chunk_state.pieces[index][:3]
         end, records, end_crc = chunk_state.piece_end(index)
         data = b""
         if fd is not None:
@@ -145,7 +145,7 @@ class Pieces:
                     self._plan.made.append(path)
                     files.write(fds[0], chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
                 files.write(fds[0], frames, chunk_state.tail)
-                chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), when)
+                chunk_state.append(len(frames), records, crc32(frames, chunk_state.crc), when, self._plan.clock)
             if not fds:
                 return None
             if segment:

@@ -7,6 +7,7 @@ import os
 from typing import NamedTuple
 
 from qewqew_core.batch.reports import Damage, RepairReport
+from qewqew_core.clock import NO_CLOCK
 from qewqew_core.disk.files import Files
 from qewqew_core.disk.journal import Body
 from qewqew_core.errors import QewQewError
@@ -47,6 +48,7 @@ class Plan:
         self.moves: list[str] = []  # what is moved to the new directory …
         self.copies: list[str] = []  # … and what is copied there, because something takes its place
         self.made: list[str] = []  # files that nothing refers to
+        self.clock = NO_CLOCK  # of the log
         self.found_damage = False
         self.refused: QewQewError | None = None  # why opening gave up
 

@@ -87,6 +87,7 @@ class _Repair:
                 self._finish(replayed, replayed.last_json_operation)
         state = self._decision.decide()
         self._decision.look_into_batches(state)
+        self._plan.clock = state.clock
         try:
             chain = self._pieces.read_chain(state)
             for batch in state.with_history():
@@ -130,6 +131,7 @@ class _Repair:
     def _new_state(self, chain: list[Chunk], state: State) -> State:
         new = State.of({chunk_state.id: chunk_state for chunk_state in chain})
         new.with_batches_of(state)
+        new.clock = new.clock.not_before(new.times()).now(self._files.boot())
         new.changes = max(new.changes, stamp.read(self._files, self._path) or 0)
         for chunk_state in chain:
             size = read_pointers(self._files, self._plan.chunk_path(chunk_state.id)).size

@@ -6,6 +6,7 @@ caller has checked that the change is possible.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from qewqew_core.batch.batch_state import BatchState
@@ -40,7 +41,7 @@ class State(LeaseState):
     """The whole of a queue."""
 
     chain: dict[int, Chunk] = field(default_factory=dict)  # first to last, in insertion order
-    idempotency_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (time, records put under it)
+    idempotency_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # key hash: (elapsed time, records put under it)
     records: int = 0  # in the chain
     bytes: int = 0  # payload in the chain
     changes: int = 0  # how often batches, or the chain as a whole, have changed: see `stamp`
@@ -62,7 +63,7 @@ class State(LeaseState):
         """The same chunks, with the batches and keys of another state."""
         self.batches, self.history, self.last_lease = other.batches, other.history, other.last_lease
         self.idempotency_keys, self.expired_keys = other.idempotency_keys, other.expired_keys
-        self.changes = other.changes
+        self.changes, self.clock = other.changes, other.clock
         return self
 
     @property
@@ -96,11 +97,12 @@ class State(LeaseState):
             case NewChunk():
                 self.new_chunk(*operation)
             case PutKey(key, records):
-                self.idempotency_keys[key] = (time, records)
+                self.idempotency_keys[key] = (self.clock.at(time), records)
             case Served(requests):
                 self.served.update(requests)
             case Lease(batch_id, key, records, size, parts, lease_timeout):
-                batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, time)
+                elapsed = self.clock.at(time)
+                batch = BatchState(batch_id, [key], "leased", 1, records, size, time, time, "", lease_timeout, elapsed, elapsed)
                 self.lease(batch, parts)
             case PutBack(batch_id, chunks):
                 self.put_back(batch_id, chunks)
@@ -146,7 +148,7 @@ class State(LeaseState):
 
     def append(self, chunk_id: int, size: int, records: int, crc: int, time: int) -> None:
         chunk_state = self.chain[chunk_id]
-        chunk_state.append(size, records, crc, time)
+        chunk_state.append(size, records, crc, time, self.clock)
         assert chunk_state.tail <= chunk_state.size, "records end at the end of the file, or before it"
         self.records += records
         self.bytes += size - 2 * records
@@ -216,7 +218,11 @@ class State(LeaseState):
         self.records += sum(chunk_state.records for chunk_state in chunks)
         self.bytes += sum(chunk_state.bytes for chunk_state in chunks)
 
-    # Keys
+    # Keys, and when they were used
+
+    def times(self) -> Iterator[int]:
+        yield from LeaseState.times(self)
+        yield from (elapsed for elapsed, _ in self.idempotency_keys.values())
 
     def prune_keys(self, now: int) -> set[int]:
         """Forget keys past their retention; returns the numbers of batches whose last key is gone."""

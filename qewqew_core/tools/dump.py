@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+from qewqew_core import clock as clocks
 from qewqew_core.batch.batch_state import batch_fields
+from qewqew_core.clock import Clock
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.errors import Corrupt, QewQewError
@@ -181,6 +183,8 @@ def _queue_frame(frame: journal.Frame) -> dict[str, Any]:
         return dict(zip(("log_inode", "header_inode", "header_changed"), logs.unpack_checkpoint(frame.body), strict=True))
     if frame.kind == logs.END:
         return dict(zip(("frames", "changes", "last_lease"), logs.unpack_end(frame.body), strict=True))
+    if frame.kind == clocks.FRAME:
+        return dict(zip(Clock._fields[:5], clocks.unpack(frame.body), strict=False))
     logs.load(frame.kind, frame.body, state := State())
     for chunk_state in state.chain.values():
         return _chunk_fields(chunk_state)
@@ -209,12 +213,16 @@ def _topic_frame(frame: journal.Frame) -> dict[str, Any]:
         return {"keys": _keys(topic_log.unpack_keys(frame.body))}
     if frame.kind == topic_log.PIECES:
         return {"pieces": topic_log.unpack_pieces(frame.body)}
+    if frame.kind == clocks.FRAME:
+        return dict(zip(Clock._fields[:5], clocks.unpack(frame.body), strict=False))
     return {"boot": frame.body.decode()} if frame.kind == topic_log.UNSYNCED else {}
 
 
 def _reader_frame(frame: journal.Frame) -> dict[str, Any]:
     if frame.kind == reader_log.COMMIT:
         return {"operations": [_operation(reader_log.unpack(frame.body))]}
+    if frame.kind == clocks.FRAME:
+        return dict(zip(Clock._fields[:5], clocks.unpack(frame.body), strict=False))
     return journal.json_fields(frame.body) if frame.kind == reader_log.SNAPSHOT else {}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files, read_whole
@@ -13,6 +15,7 @@ from qewqew_core.disk.journal import look_again, replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry
+from qewqew_core.limits import now_ms
 from qewqew_core.topic import topic_log, witness
 from qewqew_core.topic.topic_paths import data_of, log_of
 from qewqew_core.topic.view import SCAN, View
@@ -35,6 +38,20 @@ def _pieces_of(files: Files, directory: str, base: int) -> list[IndexEntry]:
                     return block.sums()
     witness.check_topic(files, directory)
     return []
+
+
+def waits_since(view: View, files: Files, block: int, place: int, timestamp: int) -> int:
+    """When a message was appended, for people, as far as its timestamp says so: if that is in the future, since when it is sure
+    to be there. ``place``: where it begins in its block.
+    """
+    if timestamp <= now_ms():
+        return timestamp
+    pieces = pieces_of(files, view.directory, view.entry(block).base)
+    if not pieces:
+        return timestamp
+    clock = replay_live(files, log_of(view.directory), topic_log.replay).state.clock.now(files.boot())
+    piece = pieces[max(0, bisect_right(pieces, place, key=attrgetter("offset")) - 1)]
+    return clock.shown(timestamp, piece.elapsed)
 
 
 def crc_of(view: View, base: int, at: int, end: int, crc: int) -> int:

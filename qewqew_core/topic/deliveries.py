@@ -15,7 +15,6 @@ from operator import attrgetter
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import BadArgument, CommitConflict, Full
 from qewqew_core.formats.zbus import Message
-from qewqew_core.limits import now_ms
 from qewqew_core.topic.in_flight import Delivered, evenly
 from qewqew_core.topic.reader_inspection import lost_of
 from qewqew_core.topic.reader_state import Commit, Deliver, Lose, Range, ReaderState, Requeue
@@ -74,7 +73,7 @@ class Deliveries:
         if self._auto_commit:
             again = list({message.offset: None for message in messages if message.offset in self._engine.state.in_flight})
             return messages, self._shared.commit(Commit(again, pending))
-        due = None if self._redeliver_after is None else now_ms() + int(self._redeliver_after * 1000)
+        due = None if self._redeliver_after is None else self._engine.clock().elapsed + int(self._redeliver_after * 1000)
         self._shared.commit(Deliver(self._consumer.owner, due, delivered, pending))
         if due is not None:
             self._consumer.due = min(self._consumer.due, due)
@@ -134,8 +133,11 @@ class Deliveries:
 
     def again(self, most: int) -> Iterator[tuple[Message, Position]]:
         """The messages in flight that are due for another delivery, in order, with their places; read one by one."""
-        in_flight, now, dead = self._engine.state.in_flight, now_ms(), self._shared.dead_owners()
-        if not in_flight or (now < self._consumer.due and not dead):
+        in_flight, dead = self._engine.state.in_flight, self._shared.dead_owners()
+        if not in_flight:
+            return
+        now = self._engine.clock().elapsed
+        if now < self._consumer.due and not dead:
             return
         free = {offset: flight for offset, flight in in_flight.items() if flight.session is None}
         due = sorted(
@@ -175,9 +177,10 @@ class Deliveries:
             del self._consumer.mine[offset]
         return position, len(offsets)
 
-    def requeue(self, offsets: list[int], due: int) -> None:
-        """Deliver messages again, first, from ``due`` on."""
+    def requeue(self, offsets: list[int], delay: float = 0.0) -> None:
+        """Deliver messages again, first, after ``delay`` seconds."""
         if offsets:
+            due = self._engine.clock().elapsed + int(delay * 1000) if delay else 0
             self._shared.commit(Requeue(offsets, due))
             self._consumer.due = min(self._consumer.due, due)
             self._consumer.refresh(self._engine.state)

@@ -18,7 +18,7 @@ class Flight(NamedTuple):
 
     at: Position
     owner: int  # the `Reader` object that has it; 0: nobody any more
-    due: int | None  # when it is delivered again, milliseconds since the epoch; None: when its owner is gone
+    due: int | None  # when it is delivered again, in elapsed time (0: at once); None: when its owner is gone
     attempt: int
     session: str | None = None  # its fate is that of this session, which is about to be committed
 

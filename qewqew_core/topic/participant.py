@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from qewqew_core.errors import CommitConflict
 from qewqew_core.formats.zbus import Message
-from qewqew_core.limits import now_ms
 from qewqew_core.topic.deliveries import Deliveries
 from qewqew_core.topic.reader_state import Prepare, Resolve, Unprepare
 from qewqew_core.topic.shared_log import Consumer, SharedLog
@@ -57,14 +56,14 @@ class Participant:
         with self.engine.exclusive():
             mine = self._consumer.mine
             offsets = [message.offset for message in messages if mine.get(message.offset) == message.attempt]
-            self._deliveries.requeue(offsets, now_ms())
+            self._deliveries.requeue(offsets)
             self._consumer.due = 0
 
     def resolve_all(self, committed: set[str]) -> None:
         """Decide the sessions of processes that died while they committed. The caller has the lock of the topic's writer."""
         with self.engine.exclusive():
             for session in {flight.session for flight in self.engine.state.in_flight.values() if flight.session is not None}:
-                self._shared.commit(Resolve(session, session in committed, now_ms()))
+                self._shared.commit(Resolve(session, session in committed))
             self._shared.durable(self.engine.log.position, always=True)
 
     def is_undecided(self) -> bool:

@@ -25,7 +25,6 @@ from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
-from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_files, reader_log, topic_paths
 from qewqew_core.topic.deliveries import Deliveries
 from qewqew_core.topic.header import HasHeader
@@ -157,7 +156,7 @@ class Reader(HasBatches, HasHeader, Closes):
         if self._engine.has_log:
             before = self._engine.state
             state.batches, state.history, state.last_lease = before.batches, before.history, before.last_lease
-            state.ranges, state.expired_keys = before.ranges, before.expired_keys
+            state.ranges, state.expired_keys, state.clock = before.ranges, before.expired_keys, before.clock
             self._engine.detach()
         nak_path = self.path.removesuffix(".rdx") + ".nak"
         handed_out = add_naks(self._files, self._view, nak_path, state)
@@ -258,7 +257,7 @@ class Reader(HasBatches, HasHeader, Closes):
         arguments.check_timeout("delay", delay)
         with self._engine.exclusive():
             offsets = self._deliveries.check_mine(messages)
-            self._deliveries.requeue(offsets, now_ms() + int(delay * 1000))
+            self._deliveries.requeue(offsets, delay)
             return len(offsets)
 
     # Moving
@@ -367,7 +366,7 @@ class Reader(HasBatches, HasHeader, Closes):
         """Counts and sizes of what is not leased or committed yet. With a filter, it must read the messages to count them."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return stats_of(self._engine.state, self._view)
+            return stats_of(self._files, self._engine.state, self._view)
 
     # The end
 
@@ -397,7 +396,7 @@ class Reader(HasBatches, HasHeader, Closes):
 
     def _leave_to_others(self) -> None:
         if self._consumer.mine:
-            self._deliveries.requeue(self._deliveries.check_mine(()), now_ms())
+            self._deliveries.requeue(self._deliveries.check_mine(()))
         if self._shared.leave_for_good():
             if self._is_temporary():
                 reader_files.delete(self._files, self.topic.path, self.name)

@@ -20,7 +20,6 @@ from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
-from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
@@ -53,7 +52,7 @@ class ReaderBatches(Source):
         self._pieces_of: dict[int, list[IndexEntry]] = {}  # base offset: checksums of a full block, once read
 
     def commit(self, operation: BatchOperation) -> int:
-        position = self._shared.commit(Change(operation, now_ms()))
+        position = self._shared.commit(Change(operation, self.engine.now()))
         self._shared.durable(position, always=True)
         return position
 
@@ -96,7 +95,7 @@ class ReaderBatches(Source):
         batch = self.new_batch(key)
         batch.records = sum(segment.records for segment, _ in segments)
         batch.bytes = sum(size for _, size in segments)
-        batch.lease_timeout, batch.extended = lease_timeout, batch.created
+        batch.lease_timeout, batch.extended = lease_timeout, batch.since
         directory = places.directory_of(self.stem, batch)
         try:
             self._make(directory, batch, [segment for segment, _ in segments])

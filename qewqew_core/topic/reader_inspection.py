@@ -14,6 +14,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_log, witness
+from qewqew_core.topic.block_sums import waits_since
 from qewqew_core.topic.in_flight import Delivered
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
@@ -187,7 +188,7 @@ def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], li
     return (pending, offsets, lost) if offsets or pending != state.pending else None
 
 
-def stats_of(state: ReaderState, view: View) -> QueueStats:
+def stats_of(files: Files, state: ReaderState, view: View) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
     latest = view.latest()
@@ -197,7 +198,8 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
     for start, stop in sorted(places, key=lambda part: part.start):
         if oldest is None:
             first = next((stretch for stretch in view.stretches(start, stop, chosen, most=1, cut=0) if stretch.places), None)
-            oldest = first.messages()[0].timestamp if first else None
+            if first is not None and (timestamp := first.messages()[0].timestamp) is not None:
+                oldest = waits_since(view, files, first.block, first.places[0], timestamp)
     for flight in state.in_flight.values():
         for stretch in view.stretches(flight.at, most=1, cut=0):  # none, if it was removed
             records, size = records + 1, size + stretch.size
@@ -217,5 +219,5 @@ def stats_of(state: ReaderState, view: View) -> QueueStats:
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
-        **of_batches(state.batches.values(), state.last_lease),
+        **of_batches([state], files.boot()),
     )

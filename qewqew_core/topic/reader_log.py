@@ -3,7 +3,8 @@
 The processes that share the reader append to it in turn, under its lock. A frame is JSON: kind 1, first, the whole state;
 kind 6 a list, the name of an operation (`_NAMES`) and its fields (where these are numbers at even distances, as offsets
 of messages of one size are, ``{"range": [start, stop, step]}`` stands for them); kind 7, empty, says that ``reader/R.rdx``, which
-follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it.
+follows the log for zbus servers, is durable and says the same: if it says something else then, such a server has changed it;
+kind 10 is a `Clock`.
 
 Behind its `witness`, ``state/R.lock`` has the *seal*: which log there is, and up to where it was on disk when that was written
 last. A log that has another generation, or ends before that, was cut, put back or exchanged::
@@ -20,11 +21,14 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import reduce
 from typing import Any, NamedTuple
 
+from qewqew_core import clock as clocks
 from qewqew_core.batch.batch_operations import BATCH_NAMES, batch_operation
 from qewqew_core.batch.batch_state import BatchState, batch_fields, checked
 from qewqew_core.batch.history import Block
+from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
@@ -49,8 +53,8 @@ from qewqew_core.topic.reader_state import (
 from qewqew_core.topic.view import Position
 
 MAGIC = b"QEWQRDR1"
-SNAPSHOT, COMMIT, CHECKPOINT = 1, 6, 7
-KIND_NAMES = {SNAPSHOT: "snapshot", COMMIT: "operation", CHECKPOINT: "checkpoint"}
+SNAPSHOT, COMMIT, CHECKPOINT, CLOCK = 1, 6, 7, clocks.FRAME
+KIND_NAMES = {SNAPSHOT: "snapshot", COMMIT: "operation", CHECKPOINT: "checkpoint", CLOCK: "clock"}
 _SEAL = struct.Struct(">III")
 SEAL = _SEAL.size
 
@@ -151,6 +155,7 @@ def snapshot(state: ReaderState, generation: int) -> bytes:
         "ranges": state.ranges,
         "expired_keys": [[key.hex(), *value] for key, value in state.expired_keys.items()],
         "passed": state.passed,
+        "clocks": [[each.run.decode(), *each[1:5]] for each in state.clock.each()],
     }
     return journal.head(MAGIC, generation) + journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)
 
@@ -167,6 +172,7 @@ def _load(body: bytes) -> ReaderState:
         last_lease=data["last_lease"],
         expired_keys={bytes.fromhex(key): (time, number) for key, time, number in data["expired_keys"]},
         passed=_pair(data["passed"]),
+        clock=reduce(Clock.then, (clocks.checked(run.encode(), *numbers) for run, *numbers in data["clocks"]), NO_CLOCK),
     )
     state.history.blocks.extend(map(_block, data["history"]))
     state.began = state.committed_position().block
@@ -208,7 +214,7 @@ def replay(data: bytes, path: str) -> Replayed:
             state, snapshot_end = _load(frame.body), end
         except journal.NONSENSE as error:
             raise Corrupt(f"the snapshot of the log cannot be read: {error!r}", path=path, offset=frame.start) from error
-    if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT)):
+    if state is None or journal.was_durable(data, generation, end, (COMMIT, CHECKPOINT, CLOCK)):
         raise Corrupt("a frame of the reader's log is damaged", path=path, offset=end)
     try:
         state.check()
@@ -218,10 +224,13 @@ def replay(data: bytes, path: str) -> Replayed:
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:
-    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, or None for a checkpoint."""
+    """Apply one frame, which begins at ``base`` + its start in the file; returns its operation, or None for other frames."""
     try:
         if frame.kind == CHECKPOINT:
             state.clean, state.passed, state.began = True, (0, 0), state.committed_position().block
+            return None
+        if frame.kind == CLOCK:
+            state.clock = state.clock.then(clocks.unpack(frame.body))
             return None
         if frame.kind != COMMIT:
             raise ValueError(f"unknown frame kind {frame.kind}")

@@ -43,7 +43,7 @@ class Commit(NamedTuple):
 
 
 class Requeue(NamedTuple):
-    """They will be delivered again, from ``due`` on."""
+    """They will be delivered again, from ``due`` on, in elapsed time; 0: at once."""
 
     offsets: Sequence[int]
     due: int
@@ -86,7 +86,6 @@ class Resolve(NamedTuple):
 
     session: str
     committed: bool
-    due: int
 
 
 class Lease(NamedTuple):
@@ -177,15 +176,16 @@ class ReaderState(LeaseState):
                 self.prepared.discard(session)
                 for offset in self.of_session(session):
                     flights[offset] = flights[offset]._replace(session=None)
-            case Resolve(session, committed, due):
+            case Resolve(session, committed):
                 self.prepared.discard(session)
                 if committed:
                     flights.remove(self.of_session(session))
                 else:
-                    self._requeue(self.of_session(session), due)
+                    self._requeue(self.of_session(session), 0)
             case Lease(batch, ranges, offsets, pending):
                 self.batches[batch.id], self.ranges[batch.id] = batch, list(ranges)
                 self.last_lease = batch.created
+                self.clock = self.clock.until(batch.created)
                 flights.remove(offsets)
                 self.pending = list(pending)
             case PutBack(batch_id, pending):
@@ -195,6 +195,7 @@ class ReaderState(LeaseState):
             case Change(change, when):
                 self.passed = self.reached()
                 self.apply_to_batch(change, when)
+                self.clock = self.clock.until(when)
                 for batch_id in list(self.ranges):
                     if batch_id not in self.batches:
                         del self.ranges[batch_id]

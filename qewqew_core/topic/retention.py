@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
-from qewqew_core.limits import now_ms
+from qewqew_core.formats.zbus import Entry
 from qewqew_core.topic import reader_inspection
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.topic_inspection import all_readers
@@ -24,18 +25,18 @@ class Rules(Protocol):
     slow_readers: str
 
 
-def removable(files: Files, view: View, rules: Rules) -> tuple[int, int]:
-    """How many of the oldest blocks can be removed, and how many messages they have."""
+def removable(files: Files, view: View, rules: Rules, age: Callable[[Entry], int]) -> tuple[int, int]:
+    """How many of the oldest blocks can be removed, and how many messages they have. ``age``: of a block, in milliseconds."""
     index = view.index()
     entries = view.entries(index)
     total = sum(entry.end for entry in entries)
-    oldest = None if rules.max_age is None else now_ms() - rules.max_age // timedelta(milliseconds=1)
+    max_age = None if rules.max_age is None else rules.max_age // timedelta(milliseconds=1)
     held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
     blocks = messages = 0
     for place, entry in enumerate(entries[:-1]):
         following = next((view.number_of(later) for later in entries[place + 1 :] if later.end), index.number)
         too_much = (
-            (oldest is not None and entry.updated < oldest)
+            (max_age is not None and age(entry) > max_age)
             or (rules.max_bytes is not None and total - entry.end >= rules.max_bytes)
             or (rules.max_records is not None and index.number - following >= rules.max_records)
         )

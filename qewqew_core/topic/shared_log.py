@@ -21,7 +21,7 @@ from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
-from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.limits import LIMITS
 from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
@@ -169,7 +169,7 @@ class SharedLog(Gate):
         if size == log.end:
             return
         data = self._files.read(log.fd, size - log.end, log.end)
-        base, end = log.end, log.end
+        base, end, run = log.end, log.end, self.engine.state.clock.run
         for frame in journal.frames(data, log.generation, 0):
             end = base + frame.end
             operation = reader_log.replay_frame(frame, self.engine.state, log.path, base)
@@ -177,6 +177,8 @@ class SharedLog(Gate):
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(log.fd, end)
+        if self.engine.state.clock.run != run:  # another machine has the reader, too
+            self.engine.go_on_in_this_run()
         self._consumer.catch_up(self.engine.state)
 
     def _is_gone(self) -> Closed | Broken:
@@ -199,7 +201,7 @@ class SharedLog(Gate):
     def note(self, session: str) -> None:
         """The session was committed."""
         if self.engine.state.of_session(session):
-            self.commit(Resolve(session, True, now_ms()))
+            self.commit(Resolve(session, True))
             self._consumer.due = 0
             self._consumer.refresh(self.engine.state)
         self.decided.remove(session)
@@ -223,6 +225,7 @@ class SharedLog(Gate):
 
     def begin(self, state: ReaderState) -> None:
         """Replace the log by a new one with this state."""
+        state.clock = state.clock.now(self._files.boot())
         self.break_seal()
         path = self._stem + LOG
         self._attach(
@@ -232,7 +235,7 @@ class SharedLog(Gate):
             self.tell_all()
 
     def _attach(self, log: Journal, state: ReaderState) -> None:
-        self.engine.attach(log, state)
+        self.engine.attach(log, state, self._files.boot())
         self._inode, _ = self._files.inode_and_size(log.path)
         self._untold = []
         self._sealed = 0
@@ -260,7 +263,7 @@ class SharedLog(Gate):
 
     def rotate(self) -> None:
         """Replace the log by a snapshot. If there is no room for it, the old log goes on."""
-        expired = self.engine.state.prune_expired(now_ms())
+        expired = self.engine.state.prune_expired(self.engine.clock().elapsed)
         if self.engine.rotate(self._checkpoint):
             self._inode, _ = self._files.inode_and_size(self.engine.log.path)
             self._tell_durable()

@@ -420,7 +420,7 @@ class Topic(HasHeader, Closes):
                 writer.check_place()
             self._remove_temporary()
             with self._look() as view:
-                blocks, messages = retention.removable(self.files, view, self)
+                blocks, messages = retention.removable(self.files, view, self, writer.age)
             if blocks:
                 writer.trim(blocks)
         return messages

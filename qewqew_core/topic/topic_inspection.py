@@ -13,6 +13,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.disk.journal import look_again
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths
+from qewqew_core.topic.block_sums import waits_since
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.view import View
 
@@ -29,7 +30,7 @@ class TopicStats:
     blocks: int
     first: int  # number of the oldest message
     next: int  # number of the next message
-    oldest: pendulum.DateTime | None  # timestamp of the oldest message
+    oldest: pendulum.DateTime | None  # timestamp of the oldest message; if that is in the future, about when it was appended
     newest: pendulum.DateTime | None  # when the last message was appended
     readers: dict[str, int]  # how many messages lie behind what each has committed
     on_disk: int  # bytes of the files of blocks and index
@@ -78,7 +79,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         blocks=len(entries),
         first=oldest.number,
         next=index.number,
-        oldest=arguments.moment(first.timestamp or 0) if first else None,
+        oldest=arguments.moment(waits_since(view, files, oldest.block, oldest.offset, first.timestamp or 0)) if first else None,
         newest=arguments.moment(max(entry.updated for entry in entries if entry.end)) if count else None,
         readers={
             name: max(0, index.number - position.number) if position.block >= index.start else count
@@ -121,4 +122,4 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
             if name in reader_inspection.without_rdx(files, directory):
                 raise reader_inspection.missing_rdx(topic_paths.rdx_of(directory, name))
             state = ReaderState(pending=[Range(view.oldest(), None)])
-        return reader_inspection.stats_of(state, view)
+        return reader_inspection.stats_of(files, state, view)

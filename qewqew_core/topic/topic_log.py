@@ -7,16 +7,18 @@ since; index and blocks follow it, and are redone from it after a crash.
 kind            body
 =============== ==============================================================================================================
 1 snapshot      JSON: `TopicState`
-2 put keys      (16-byte hash, u64 time, u64 messages) for each
+2 put keys      (16-byte hash, u64 elapsed time, u64 messages) for each
 3 pieces        the checksums of the last block (below) without its end
 5 end           nothing: the snapshot is whole
 6 commit        u64 milliseconds since the epoch, then operations, each begun by a letter (below)
 7 checkpoint    nothing: index and blocks say the same as the log
 8 unsynced      `Files.boot`: from here on, the log may be on disk later than the index (``sync="never"``), see `Blocks.is_marked`
+10 clock        a `Clock`. In the snapshot, too, one for each run of a machine
 =============== ==============================================================================================================
 
 A block's checksums are pieces of about 64 KiB: (offset u32, messages of the block before it u32, crc32 of the block up to
-there u32, time u64). The .sums file has all of a block, the last for its end, between a magic and a crc32 of the whole.
+there u32, time u64, elapsed time u64). The .sums file has all of a block, the last for its end, between a magic and a crc32 of
+the whole.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 
+from qewqew_core import clock as clocks
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
 from qewqew_core.errors import Corrupt
@@ -37,7 +40,7 @@ from qewqew_core.topic.topic_state import Append, Block, Extent, NewBlock, Opera
 
 MAGIC = b"QEWQTOP1"
 SUMS_MAGIC = b"QEWQSUM1"
-SNAPSHOT, PUT_KEYS, PIECES, _END, COMMIT, CHECKPOINT, UNSYNCED = 1, 2, 3, 5, 6, 7, 8
+SNAPSHOT, PUT_KEYS, PIECES, _END, COMMIT, CHECKPOINT, UNSYNCED, CLOCK = 1, 2, 3, 5, 6, 7, 8, clocks.FRAME
 KIND_NAMES = {
     SNAPSHOT: "snapshot",
     PUT_KEYS: "put keys",
@@ -46,11 +49,12 @@ KIND_NAMES = {
     COMMIT: "commit",
     CHECKPOINT: "checkpoint",
     UNSYNCED: "unsynced",
+    CLOCK: "clock",
 }
 
 _TIME = struct.Struct(">Q")
 _KEY = struct.Struct(">16sQQ")
-_PIECE = struct.Struct(">IIIQ")
+_PIECE = struct.Struct(">IIIQQ")
 _CRC = struct.Struct(">I")
 # Operations of a commit
 _INLINE = struct.Struct(">cII")  # A messages, bytes; then these themselves, at the end of the last block
@@ -141,7 +145,7 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         "start": state.start,
         "number": state.number,
         "sessions": state.sessions,
-        "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated],
+        "last": [last.block, last.base, last.created, last.end, last.messages, last.crc, last.updated, last.elapsed],
     }
     parts = [journal.head(MAGIC, generation), journal.frame(SNAPSHOT, json.dumps(body).encode(), generation)]
     if state.idempotency_keys:
@@ -149,6 +153,7 @@ def snapshot(state: TopicState, generation: int) -> bytes:
         parts.append(journal.frame(PUT_KEYS, keys, generation))
     if last.pieces:
         parts.append(journal.frame(PIECES, b"".join(starmap(_PIECE.pack, last.pieces)), generation))
+    parts += [journal.frame(CLOCK, clocks.pack(each), generation) for each in state.clock.each()]
     parts.append(journal.frame(_END, b"", generation))
     return b"".join(parts)
 
@@ -175,7 +180,7 @@ def replay(data: bytes, path: str) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state: TopicState | None = None
     result: Replayed | None = None
-    at = journal.BEGIN
+    at, time = journal.BEGIN, 0  # of the newest commit
     for start, kind, body, end in journal.frames(data, generation):
         try:
             if kind == SNAPSHOT:
@@ -190,6 +195,8 @@ def replay(data: bytes, path: str) -> Replayed:
                 state.idempotency_keys |= unpack_keys(body)
             elif kind == PIECES and result is None:
                 state.last.pieces += unpack_pieces(body)
+            elif kind == CLOCK:
+                state.clock, time = state.clock.then(clocks.unpack(body)), 0
             elif kind == _END and result is None:
                 result = Replayed(state, generation, end, end, True, [])
             elif result is None:
@@ -212,12 +219,13 @@ def replay(data: bytes, path: str) -> Replayed:
             raise journal.contradiction(error, path, start) from error
         at = end
     torn = not journal.ends_in_zeros(data, at)
-    if result is None or (torn and journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED))):
+    if result is None or (torn and journal.was_durable(data, generation, at, (COMMIT, CHECKPOINT, UNSYNCED, CLOCK))):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=at)
     try:
         result.state.check()
     except ValueError as error:
         raise Corrupt(f"the log contradicts itself: {error}", path=path, offset=at) from error
+    result.state.clock = result.state.clock.until(time)
     result.end, result.torn = at, torn
     return result
 

@@ -193,7 +193,7 @@ def _adopt(blocks: Blocks, index: Index, found: Replayed | None, dialect: str | 
         # A server that came after a crash of ours may have written over what it did not know of: no key and no session may
         # say that this was appended.
         whole = _up_to(blocks, found, lambda redo: _holds(blocks, redo)).state
-        state.idempotency_keys, state.sessions = whole.idempotency_keys, whole.sessions
+        state.idempotency_keys, state.sessions, state.clock = whole.idempotency_keys, whole.sessions, whole.clock
     return state
 
 
@@ -365,7 +365,8 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     # Each reader has noted its sessions, the killed process perhaps in the page cache alone: a new log that does not know them
     # waits for that. Else a power cut would leave what was read in limbo, and it would be delivered again.
     forget_sessions(blocks.files, blocks.directory, state, set(state.sessions))
-    prune(state.idempotency_keys, now_ms())
+    state.clock = state.clock.now(blocks.files.boot())
+    prune(state.idempotency_keys, state.clock.elapsed)
     state.full.clear()
     return journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
 

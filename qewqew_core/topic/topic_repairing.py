@@ -318,6 +318,8 @@ class _Repair:
             self.report.notes.append("no key of an append is known any more: what is appended again under one is stored again")
         if known is not None:
             state.idempotency_keys, state.sessions = known.state.idempotency_keys, known.state.sessions
+            state.clock = known.state.clock.not_before(elapsed for elapsed, _ in state.idempotency_keys.values())
+        state.clock = state.clock.now(self.files.boot())
         log = journal.create(self.files, self.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
         log.close()
 

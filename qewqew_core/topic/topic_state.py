@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qewqew_core.clock import NO_CLOCK, Clock
 from qewqew_core.crc import crc32
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.limits import LIMITS
@@ -67,18 +68,20 @@ class Block:
     messages: int = 0
     crc: int = 0
     updated: int = 0
+    elapsed: int = 0  # when it was updated, in elapsed time: see `Clock`
     pieces: list[IndexEntry] = field(default_factory=list)  # see the module
 
-    def append(self, messages: int, size: int, crc: int, time: int) -> None:
+    def append(self, messages: int, size: int, crc: int, time: int, elapsed: int) -> None:
         if not self.pieces or self.end - self.pieces[-1].offset >= LIMITS.piece_bytes:
-            self.pieces.append(IndexEntry(self.end, self.messages, self.crc, time))
+            self.pieces.append(IndexEntry(self.end, self.messages, self.crc, time, elapsed))
         self.end += size
         self.messages += messages
-        self.crc, self.updated = crc, time
+        self.crc, self.updated, self.elapsed = crc, time, elapsed
 
     def sums(self) -> list[IndexEntry]:
         """The pieces, and one that says where the last one ends."""
-        return [*self.pieces, IndexEntry(self.end, self.messages, self.crc, self.updated)] if self.pieces else []
+        end = IndexEntry(self.end, self.messages, self.crc, self.updated, self.elapsed)
+        return [*self.pieces, end] if self.pieces else []
 
 
 class Redo(NamedTuple):
@@ -103,6 +106,7 @@ class TopicState:
     last: Block
     full: list[Block] = field(default_factory=list)  # before the last, made since the snapshot and not trimmed
     idempotency_keys: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    clock: Clock = NO_CLOCK
     sessions: dict[str, list[str]] = field(default_factory=dict)  # readers of sessions that they may not have noted durably
 
     @property
@@ -120,9 +124,9 @@ class TopicState:
                 return self._append(runs, None, synced, time)
             case NewBlock(created):
                 self.full.append(last)
-                self.last = Block(last.block + 1, last.base + last.end, created, updated=created)
+                self.last = Block(last.block + 1, last.base + last.end, created, updated=created, elapsed=self.clock.at(time))
             case PutKey(key, messages):
-                self.idempotency_keys[key] = (time, messages)
+                self.idempotency_keys[key] = (self.clock.at(time), messages)
             case Trim(blocks):
                 if blocks > last.block - self.start:
                     raise ValueError("more blocks are trimmed than there are")
@@ -134,9 +138,9 @@ class TopicState:
 
     def _append(self, runs: list[tuple[int, int, int]], data: bytes | None, synced: bool, time: int) -> Redo:
         last = self.last
-        begin, crc_before = last.end, last.crc
+        begin, crc_before, elapsed = last.end, last.crc, self.clock.at(time)
         for messages, size, crc in runs:
-            last.append(messages, size, crc, time)
+            last.append(messages, size, crc, time, elapsed)
             self.number += messages
         return Redo(last, begin, last.end - begin, data, crc_before, last.crc, synced)
 
@@ -145,8 +149,8 @@ class TopicState:
         small, large, positive = [], [self.start, self.number], [self.start, self.number]
         for block in (*self.full, self.last):
             small += [block.end, block.messages, block.crc]
-            large += [block.block, block.base, block.created, block.updated]
-            positive += [block.base, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
+            large += [block.block, block.base, block.created, block.updated, block.elapsed]
+            positive += [block.base, block.elapsed, *((block.updated, block.pieces[-1].time) if block.pieces else ())]
         if (
             any(type(number) is not int or not 0 <= number < 1 << 32 for number in small)
             or any(type(number) is not int or not -(1 << 63) <= number < 1 << 63 for number in large + positive)

@@ -19,9 +19,11 @@ from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Files, is_at
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
+from qewqew_core.formats.zbus import Entry
 from qewqew_core.keys import prune
-from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.limits import LIMITS
 from qewqew_core.topic import topic_log, topic_recovery, witness
+from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.blocks import Blocks
 from qewqew_core.topic.outgoing import Body, Outgoing, portions
 from qewqew_core.topic.topic_paths import lock_of
@@ -64,7 +66,7 @@ class Writer:
             self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
             fd = self._lock_file.fd
             files.truncate(fd, witness.SIZE)
-            self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve))
+            self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve), files.boot())
             self._noted |= self.engine.state.sessions.keys()
             if not witness.is_in(files, fd):
                 witness.write(files, fd, self._blocks.log_path)
@@ -100,7 +102,7 @@ class Writer:
 
     def append(self, parts: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
         """Commit all these messages, ``size`` bytes in total, then other operations; returns the position of the commit."""
-        engine, blocks, time = self.engine, self._blocks, now_ms()
+        engine, blocks, time = self.engine, self._blocks, self.engine.now()
         state = engine.state
         self._check_free(size)
         inline = size <= LIMITS.inline_bytes[self._sync]
@@ -224,6 +226,17 @@ class Writer:
 
     # Removing the oldest blocks
 
+    def age(self, entry: Entry) -> int:
+        """Milliseconds that have surely passed since messages were appended to a full block; of one that a zbus server wrote,
+        as many as its entry says, and no more than have passed since this topic was first opened here.
+        """
+        clock, state = self.engine.clock(), self.engine.state
+        elapsed = next((block.elapsed for block in state.full if block.base == entry.base and block.pieces), None)
+        if elapsed is None:
+            pieces = pieces_of(self._blocks.files, self._blocks.directory, entry.base)
+            elapsed = pieces[-1].elapsed if pieces else max(0, clock.elapsed - max(0, clock.wall - entry.updated))
+        return clock.elapsed - elapsed
+
     def trim(self, count: int) -> None:
         """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
         with self.engine.exclusive():
@@ -233,7 +246,7 @@ class Writer:
             # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
             # dead or acknowledged have linked is from now on no longer redone from the log.
             self._blocks.sync()
-            position = self._commit([Trim(count)], now_ms())
+            position = self._commit([Trim(count)], self.engine.now())
         self.durable(position, always=True)
         with self.engine.exclusive():
             self._blocks.sync_index()
@@ -265,7 +278,7 @@ class Writer:
         engine, state = self.engine, self.engine.state
         topic_recovery.forget_sessions(self._blocks.files, engine.path, state, self._noted)
         self._noted.clear()
-        prune(state.idempotency_keys, now_ms())
+        prune(state.idempotency_keys, engine.clock().elapsed)
         state.full.clear()
 
     def noted(self, session: str) -> None:

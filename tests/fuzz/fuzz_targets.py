@@ -25,6 +25,7 @@ from qewqew_core import BadManifest, BadPath, Batch, Corrupt, Empty, QewQewError
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_operations import BATCH_OPERATIONS
 from qewqew_core.batch.batch_state import BatchState
+from qewqew_core.clock import NO_CLOCK
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
 from qewqew_core.formats import zbus
@@ -339,7 +340,7 @@ def _check_place(error: Corrupt, data: bytes, path: str) -> None:
 def scripted_topic(data: bytes) -> bytes:
     """A topic's log with right checksums whose operations are right, or nearly so."""
     state = TopicState(
-        "B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, [IndexEntry(0, 0, 0, 1)]), idempotency_keys={b"k" * 16: (1, 2)}
+        "B", 3, 5, Block(4, 1000, 1, 408, 2, 77, 2, 2, [IndexEntry(0, 0, 0, 1, 1)]), idempotency_keys={b"k" * 16: (1, 2)}
     )
     parts, operations = [topics.snapshot(state, 7)], b""
     for kind, one, two, three in zip(data[1::4], data[2::4], data[3::4], data[4::4], strict=False):
@@ -365,7 +366,7 @@ def scripted_topic(data: bytes) -> bytes:
         elif kind % 10 == 8:  # what belongs into the snapshot, somewhere else
             parts.append(journal.frame(one % 8, topics._KEY.pack(b"s" * 16, two, three)[: 32 - three % 2], 7))
         else:
-            last = [4, 1000, 1, 408, 2, 77, 2, [[0, 0, 0, 1]]]
+            last = [4, 1000, 1, 408, 2, 77, 2, 2, [[0, 0, 0, 1, 1]]]
             fields: dict[str, Any] = {"dialect": "B", "start": 3, "number": 5, "sessions": {}, "last": last}
             if one % 2:
                 last[two % len(last)] = _ODD[three % len(_ODD)]
@@ -911,7 +912,8 @@ def target_manifest(data: bytes) -> None:
                 return
             raise
         assert manifest.parse(json.loads(body.to_json()), "again") == body
-        batch = Batch(None, None, BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0), folder)  # type: ignore[arg-type]
+        state = BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0)
+        batch = Batch(None, None, state, folder, NO_CLOCK)  # type: ignore[arg-type]
         found = None
         with contextlib.suppress(BadManifest, Corrupt):
             found = list(batch)

@@ -335,6 +335,8 @@ def test_reminders_come_less_and_less_often() -> None:
     empty = replace(leased, records=0)
     assert (announcer.reason(empty, 20_001), announcer.seconds_left(empty, 20_001)) == (None, None)
     assert announcer.reason(leased, 20_002)
+    clock_set_back = replace(stats, last_lease=datetime.now(UTC) - timedelta(days=1))
+    assert announcer.reason(clock_set_back, 20_003)  # it is another lease all the same
 
 
 @needs_shared_streams

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core.limits import LIMITS, now_ms
+from qewqew_core.disk.files import Files
+from qewqew_core.limits import LIMITS
 
 sys.path.insert(0, str(Path(__file__).parent))  # the simulated disk is shared by several tests
 
@@ -20,19 +21,39 @@ def collect_what_this_test_has_made() -> Iterator[None]:
 
 
 class Clock:
-    """The clock of the core, which stands still until it is moved."""
+    """The clocks of the core, which stand still until they are moved."""
 
     def __init__(self, ms: int) -> None:
         self.ms = ms  # since the epoch
+        self.stepped = 0  # milliseconds by which the wall clock was set
+        self.started = 0  # when the machine was, by a clock that nobody sets
+        self.runs = 0
 
     def advance(self, seconds: float) -> None:
+        """Time passes."""
         self.ms += round(seconds * 1000)
+
+    def step(self, seconds: float) -> None:
+        """The wall clock is set, and no time passes."""
+        self.stepped += round(seconds * 1000)
+        self.ms += round(seconds * 1000)
+
+    @property
+    def uptime(self) -> int:
+        return self.ms - self.stepped - self.started
+
+    def restart(self, off: float = 0) -> None:
+        """The machine is off for so many seconds, and starts again."""
+        self.advance(off)
+        self.started, self.runs = self.ms - self.stepped, self.runs + 1
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stopped = Clock(1_800_000_000_000)
     monkeypatch.setattr(LIMITS, "clock", lambda: stopped.ms * 1_000_000)
+    monkeypatch.setattr(LIMITS, "boot_clock", lambda: stopped.uptime * 1_000_000)
+    monkeypatch.setattr(Files, "boot", lambda self: b"run %d" % stopped.runs)
     return stopped
 
 
@@ -42,9 +63,10 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
 
     @contextmanager
     def stopped() -> Iterator[None]:
-        now = now_ms()
+        now, uptime = LIMITS.clock(), LIMITS.boot_clock()
         with monkeypatch.context() as patches:
-            patches.setattr(LIMITS, "clock", lambda: now * 1_000_000)
+            patches.setattr(LIMITS, "clock", lambda: now)
+            patches.setattr(LIMITS, "boot_clock", lambda: uptime)
             yield
 
     return stopped

@@ -249,7 +249,19 @@ def test_stat_has_stable_keys(path):
     fill(path, [b"one", b"two", b"three"])
     lease(path, "run", max_records=1)
     found = json.loads(done("stat", path, "--json"))
-    counts = ["records", "bytes", "oldest", "leased", "returned", "dead", "on_disk", "last_lease", "oldest_lease", "files"]
+    counts = [
+        "records",
+        "bytes",
+        "oldest",
+        "leased",
+        "returned",
+        "dead",
+        "on_disk",
+        "last_lease",
+        "oldest_lease",
+        "clock_step",
+        "files",
+    ]
     assert list(found) == ["path", "kind", *counts, "owner"]
     assert (found["records"], found["bytes"], found["leased"], found["owner"]) == (2, 8, 1, None)
     age = datetime.now().astimezone() - datetime.fromisoformat(found["oldest"])

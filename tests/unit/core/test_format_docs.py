@@ -12,6 +12,7 @@ from disk import JournalDisk, image
 from qewqew_core import Queue
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files
+from qewqew_core.limits import LIMITS
 from qewqew_core.queue import json_operations, recovery
 from qewqew_core.queue import log as logs
 from qewqew_core.topic import topic_recovery
@@ -24,18 +25,21 @@ STEP = re.compile(r"^[0-9]+\. \*\*.*?\*\* \((`\w+`(?:, `\w+`)*)\)", re.MULTILINE
 
 def test_the_page_has_all_kinds_of_frames_and_all_operations_in_json() -> None:
     page = (PAGES / "index.md").read_text()
-    kinds = {int(kind): name.replace("-", " ") for kind, name in re.findall(r"\bframe\(([0-9]), ([a-z-]+)\)", page)}
+    kinds = {int(kind): name.replace("-", " ") for kind, name in re.findall(r"\bframe\(([0-9]+), ([a-z-]+)\)", page)}
     assert kinds == logs.KIND_NAMES
     shown = re.findall(r"^\* `([a-z_]+)`(?: \((.*)\))?: ", page[page.index("### Operations in JSON") :], re.MULTILINE)
     operations = {name: ", ".join(f"`{field}`" for field in kind._fields) for kind, name in json_operations._NAMES.items()}
     assert dict(shown) == operations
 
 
-class FixedInodes(Files):
-    """The real disk, on which what a checkpoint says of the files is the same each time."""
+class Fixed(Files):
+    """The real disk, on which what a log says of the files and the machine is the same each time."""
 
     def identity(self, path: str) -> tuple[int, int]:
         return (23 if path.endswith(".wal") else 17), 1_800_000_000_000_000_000
+
+    def boot(self) -> bytes:
+        return b"3c8e5a70-1f6b-4d29-9e04-7b2d18c6fa35"
 
 
 def test_a_small_queue_has_the_bytes_that_the_page_explains(
@@ -43,9 +47,10 @@ def test_a_small_queue_has_the_bytes_that_the_page_explains(
 ) -> None:
     page = (PAGES / "index.md").read_text()
     monkeypatch.setattr(journal, "new_generation", lambda: 0x5EED1234)
+    monkeypatch.setattr(LIMITS, "boot_clock", lambda: 3_600_000_000_000)
     monkeypatch.chdir(tmp_path)
     [example] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    exec(compile(example, "docs/format/index.md", "exec"), {"Queue": lambda path: Queue(path, _files=FixedInodes())})  # noqa: S102
+    exec(compile(example, "docs/format/index.md", "exec"), {"Queue": lambda path: Queue(path, _files=Fixed())})  # noqa: S102
 
     shown: dict[str, bytes] = {}
     for name, size, lines in BLOCK.findall(page):

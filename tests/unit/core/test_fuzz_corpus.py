@@ -55,7 +55,7 @@ def frame_end_without_checksum(data: bytes, generation: int, at: int) -> int | N
     return end if end <= len(data) and data[at + 12] else None
 
 
-def append_without_checksum(block: Block, messages: int, size: int, crc: int, time: int) -> None:
+def append_without_checksum(block: Block, messages: int, size: int, crc: int, time: int, elapsed: int) -> None:
     block.end += size
     block.messages += messages
     block.updated = time

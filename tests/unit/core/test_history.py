@@ -17,7 +17,6 @@ from qewqew_core.batch import history
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.history import Block, History
 from qewqew_core.disk import journal
-from qewqew_core.limits import LIMITS
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.state import State
 
@@ -88,7 +87,7 @@ def test_all_keys_that_had_it_find_it(kind, tmp_path):
 
 
 @KINDS
-def test_the_oldest_go_when_they_are_too_many_or_too_old(kind, tmp_path, monkeypatch):
+def test_the_oldest_go_when_they_are_too_many_or_too_old(kind, tmp_path, monkeypatch, clock):
     monkeypatch.setattr(history, "BLOCK_BYTES", 300)
     with kind(tmp_path) as (store, put):
         first = processed(store, put, "0", b"")
@@ -101,8 +100,7 @@ def test_the_oldest_go_when_they_are_too_many_or_too_old(kind, tmp_path, monkeyp
             store.lease("0")
         with pytest.raises(BatchExpired):
             store.batch(first)
-    later = LIMITS.clock() + 3_600 * 10**9
-    monkeypatch.setattr(LIMITS, "clock", lambda: later)
+    clock.advance(3600)
     with kind(tmp_path, retention=timedelta(minutes=59)) as (store, put):
         processed(store, put, "new")
         assert [batch.key for batch in store.acknowledged()] == ["new"]
