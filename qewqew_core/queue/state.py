@@ -59,10 +59,10 @@ class State(LeaseState):
         )
 
     def with_batches_of(self, other: State) -> State:
-        """The same chunks, with the batches and keys of another state."""
+        """The same chunks, with the batches, keys and served requests of another state."""
         self.batches, self.history, self.last_lease = other.batches, other.history, other.last_lease
         self.idempotency_keys, self.expired_keys = other.idempotency_keys, other.expired_keys
-        self.changes = other.changes
+        self.changes, self.served = other.changes, other.served
         return self
 
     @property
