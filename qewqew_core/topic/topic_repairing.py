@@ -2,10 +2,11 @@
 
 1. A log of the topic or of a reader that cannot be read, or whose end is missing, is set aside, with the batches and
    dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
-   or short is made again from the log. Keys of appends are kept as far as the log can be read.
+   or short is made again from the log. Keys of appends, and which sessions were committed, are kept as far as the topic's log can
+   be read.
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
-4. The index is written by that, and a new log begins.
+4. The index is written by that, and a new log with the keys and the sessions, which the next opening completes.
 5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
@@ -22,7 +23,7 @@ from typing import Literal, cast
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
-from qewqew_core.disk import lock
+from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
@@ -36,6 +37,7 @@ from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
+from qewqew_core.topic.topic_state import Block, TopicState
 from qewqew_core.topic.view import View
 
 
@@ -112,12 +114,10 @@ class _Repair:
             self.set_aside(self.log_path)
             return _beginning(data, self.log_path)
 
-    def _keys(self) -> dict[bytes, tuple[int, int]]:
-        """Of the log, or of the one that a repair has set aside which was stopped before it made another."""
-        found, path = self.log, log_set_aside(self.files, self.path)
-        if found is None and path is not None:
-            found = _beginning(read_whole(self.files, path), path)
-        return {} if found is None else found.state.idempotency_keys
+    def _known(self) -> Replayed | None:
+        """The log, or the one that a repair has set aside which was stopped before it made another."""
+        path = log_set_aside(self.files, self.path) if self.log is None else None
+        return self.log if path is None else _beginning(read_whole(self.files, path), path)
 
     def blocks(self) -> None:
         """Steps 2 to 4: index and blocks."""
@@ -139,10 +139,21 @@ class _Repair:
         for block, entry in enumerate(entries, index.start):
             new[zbus.entry_at(block) : zbus.entry_at(block) + zbus.ENTRY] = zbus.pack_entry(entry)
         write_new(self.files, self.index_path + ".tmp", bytes(new))
+        known = self._known()
         if self.files.exists(self.log_path):
             self.set_aside(self.log_path)
         self.files.rename(self.index_path + ".tmp", self.index_path)
         self.files.sync_directory(self.path)
+        if known is not None:
+            self._begin_log(known.state, index.start, number, Block(index.start + len(entries) - 1, last.base, last.created))
+
+    def _begin_log(self, known: TopicState, start: int, number: int, last: Block) -> None:
+        """A log that knows no message of the last block. If there are some, opening takes the index to be a server's, and of this log
+        nothing but keys and sessions.
+        """
+        keys, sessions = known.idempotency_keys, known.sessions
+        state = TopicState(self.dialect, start, number, last, idempotency_keys=keys, sessions=sessions)
+        journal.create(self.files, self.log_path, lambda generation: topic_log.snapshot(state, generation), "topic").close()
 
     def _write_again(self, log: Replayed, base: int) -> None:
         """What the log carries of the last block."""
@@ -305,13 +316,9 @@ class _Repair:
         if (log := self.read(log_path)) is not None:
             repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
 
-    def begin_log(self) -> None:
-        """A new log, with the keys that could be read."""
-        with Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files) as topic:
-            writer = topic.writer()
-            if keys := self._keys():
-                writer.engine.state.idempotency_keys.update(keys)
-                writer.rotate()
+    def complete_log(self) -> None:
+        """Opening makes a new log, and decides the sessions."""
+        Topic(self.path, dialect=cast(Literal["B", "C"], self.dialect), _files=self.files).close()
 
 
 def repair_topic(
@@ -356,7 +363,7 @@ def repair_topic(
     finally:
         held.release()
     if problem is not None:
-        repair.begin_log()
+        repair.complete_log()
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())
