@@ -148,8 +148,8 @@ class _Repair:
             self._begin_log(known.state, index.start, number, Block(index.start + len(entries) - 1, last.base, last.created))
 
     def _begin_log(self, known: TopicState, start: int, number: int, last: Block) -> None:
-        """A log that knows no message of the last block. If there are some, opening takes the index to be a server's, and of this log
-        nothing but keys and sessions.
+        """A log that knows no message of the last block. If there are some, opening takes the index to be a server's, and has
+        nothing but keys and sessions of this log.
         """
         keys, sessions = known.idempotency_keys, known.sessions
         state = TopicState(self.dialect, start, number, last, idempotency_keys=keys, sessions=sessions)
