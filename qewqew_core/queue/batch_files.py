@@ -1,6 +1,7 @@
 """The files of a queue's batches: chunk files, moved into the batch's directory and back.
 
-Each `roll_forward_…` makes the files agree with what was committed, from any point at which a crash may have stopped it.
+Each `roll_forward_…` makes the files agree with what was committed, from any point at which a crash may have stopped it. After a
+crash `check_moves` looks first: something may be missing that only damage takes away, and then nothing is to be moved.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import os
 
 from qewqew_core.batch import manifest, places
+from qewqew_core.batch.batch_operations import LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.places import directory_of, make_home, remove_tree, write_manifest
 from qewqew_core.disk.files import Files
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
+from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.reading import crcs_of_unread
+from qewqew_core.queue.state import State
 
 
 def segment_file(path: str, chunk_id: int) -> str:
@@ -35,20 +40,64 @@ def manifest_of(files: Files, path: str, batch: BatchState, segment_paths: list[
     return manifest.describing(batch, places.queue_name(path), segments)
 
 
-def roll_forward_lease(files: Files, path: str, batch: BatchState) -> None:
-    """Move the chunks of a new batch into its directory, which was prepared as NAME.lease."""
+def check_moves(files: Files, path: str, state: State, last: JsonOperation | None) -> None:
+    """Raise `Corrupt` if a file is missing, or too short, that the last commit moves, or that its moves need."""
+    match last:
+        case Lease(batch_id) if not is_moved(files, path, batch_id):
+            for chunk_state, (chunk_id, cut) in zip(state.batches[batch_id].chunks, last.parts, strict=True):
+                made = [os.path.join(path + paths.LEASE, segment_file(path, chunk_id))]
+                _check_one_of(files, made if cut else [*made, chunk.chunk_path(path, chunk_id)], chunk_state.tail)
+            _check_one_of(files, [os.path.join(path + paths.LEASE, manifest.MANIFEST)], 1)
+        case LeaseAgain(batch_id):
+            directory = directory_of(path, state.batches[batch_id])
+            if not files.is_directory(directory):
+                raise _missing(directory)
+            try:
+                manifest_in_place(files, path, state.batches[batch_id])
+            except FileNotFoundError as error:
+                raise _missing(error.filename) from error
+        case PutBack(batch_id, chunks, names):
+            homes = [os.path.join(path + suffix, batch_id) for suffix in (places.BATCHES, places.DEAD)]
+            for name, chunk_id in zip(names, chunks, strict=True):
+                sources = [os.path.join(home, name) for home in homes]
+                _check_one_of(files, [chunk.chunk_path(path, chunk_id), *sources], state.chain[chunk_id].tail)
+
+
+def _check_one_of(files: Files, candidates: list[str], end: int) -> None:
+    """The first of these that is there must have as many bytes."""
+    found = next(filter(files.is_regular, candidates), None)
+    if found is None:
+        raise _missing(*candidates)
+    if (size := files.status(found).st_size) < end:
+        raise Corrupt(f"has {size:,} bytes; the last commit in the transaction log says {end:,}. Nothing was changed", path=found)
+
+
+def _missing(path: str, *others: str) -> Corrupt:
+    what = "is missing, here" + "".join(f" and at {other}" for other in others) if others else "is missing"
+    return Corrupt(f"{what}; the last commit in the transaction log moves it, or needs it. Nothing was changed", path=path)
+
+
+def is_moved(files: Files, path: str, batch_id: str) -> bool:
+    """Whether all moves of the lease that made this batch are done. Then NAME.lease is the beginning of the next batch."""
+    return files.is_directory(os.path.join(path + places.BATCHES, batch_id))
+
+
+def roll_forward_lease(files: Files, path: str, lease: Lease, batch: BatchState) -> None:
+    """Move the chunks of a new batch into its directory, which was prepared as NAME.lease with the copies."""
     making, home = path + paths.LEASE, make_home(files, path, places.BATCHES)
-    if not files.is_directory(os.path.join(home, batch.id)):  # else NAME.lease is the beginning of the next batch
-        for chunk_state in batch.chunks:
-            source, target = chunk.chunk_path(path, chunk_state.id), os.path.join(making, segment_file(path, chunk_state.id))
-            if not files.exists(target):  # the copy of a cut chunk was made there
+    if not is_moved(files, path, batch.id):
+        for chunk_state, (chunk_id, cut) in zip(batch.chunks, lease.parts, strict=True):
+            if cut:  # the chunk of that name beside the queue has more records
+                continue
+            source, target = chunk.chunk_path(path, chunk_id), os.path.join(making, segment_file(path, chunk_id))
+            if not files.exists(target):
                 files.rename(source, target)
-                fd = files.open(target)
-                try:
-                    if files.size(fd) > chunk_state.size:
-                        files.truncate(fd, chunk_state.size)
-                finally:
-                    files.close(fd)
+            fd = files.open(target)
+            try:
+                if files.size(fd) > chunk_state.size:
+                    files.truncate(fd, chunk_state.size)
+            finally:
+                files.close(fd)
         # The queue's directory must have lost the names before its ids are used again.
         files.sync_directory(making)
         files.sync_directory(os.path.dirname(path))

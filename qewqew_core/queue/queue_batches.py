@@ -153,7 +153,7 @@ class QueueBatches(Source):
             self._chain.forget(chunk_id)
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
-        self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, state))
+        self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, lease, state))
         self._chain.own_ends()
         self.engine.notify()
         # The copy may have emptied its chunk; the log may be cut back only now that all is moved.

@@ -225,6 +225,7 @@ def must_be_ours(files: Files, found: Found) -> bool:
             path=found.path,
             offset=0,
         )
+    batch_files.check_moves(found.files, found.path, state, found.log.last_json_operation)
     coming = _coming_files(found)
     for chunk_state, pointers in chunks:
         path = chunk.chunk_path(found.path, chunk_state.id)
@@ -347,7 +348,7 @@ def finish_moves(files: Files, path: str, state: State, last: JsonOperation | No
     """Move the files of the last commit the rest of the way: a crash may have stopped them anywhere."""
     match last:
         case Lease(batch_id):
-            batch_files.roll_forward_lease(files, path, state.batches[batch_id])
+            batch_files.roll_forward_lease(files, path, last, state.batches[batch_id])
         case LeaseAgain(batch_id):
             batch_files.roll_forward_manifest(files, path, state.batches[batch_id])
         case EndLease(batch_id) if batch_id in state.batches:  # else it was acknowledged, and stays where it is

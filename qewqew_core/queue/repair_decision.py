@@ -118,7 +118,7 @@ class Decision:
             # After a kill its end may be in the page cache only: files follow the log.
             with Descriptors([files.open(self._plan.log_path)]) as (fd,):
                 files.sync(fd)
-        self._stand_in(replayed)
+        self._make_again(replayed)
         with contextlib.suppress(*_UNFIT):
             recovery.finish_moves(files, self._path, state, replayed.last_json_operation)
         self._plan.look_again()
@@ -174,19 +174,25 @@ class Decision:
             for frames, records, when in runs:
                 self._plan.rescued.append(Rescued(chunk_state.id, records, len(frames), 0, when, frames, None))
 
-    def _stand_in(self, replayed: Replayed) -> None:
-        """Put zeros in place of missing chunks, so that a lease can be finished. They are found damaged later."""
-        files, last, making = self._files, replayed.last_json_operation, self._plan.lease_path
-        batch = replayed.state.batches.get(last.id) if isinstance(last, Lease) else None
-        if batch is None or files.is_directory(os.path.join(self._path + places.BATCHES, batch.id)):
+    def _make_again(self, replayed: Replayed) -> None:
+        """Make what is missing in NAME.lease, so that the lease can be finished: copies are made again from their chunks. For
+        whole chunks, and where the chunk of a copy is missing too, there are zeros, which are found damaged later.
+        """
+        files, lease, making = self._files, replayed.last_json_operation, self._plan.lease_path
+        if not isinstance(lease, Lease) or batch_files.is_moved(files, self._path, lease.id):
             return
         if not files.is_directory(making):
             files.make_directory(making)
-        for chunk_state in batch.chunks:
-            target = os.path.join(making, batch_files.segment_file(self._path, chunk_state.id))
-            if not files.exists(target) and not files.exists(self._plan.chunk_path(chunk_state.id)):
-                with Descriptors([files.open(target, new=True)]) as (fd,):
-                    files.truncate(fd, chunk_state.tail)
+        for chunk_state, (chunk_id, cut) in zip(replayed.state.batches[lease.id].chunks, lease.parts, strict=True):
+            target = os.path.join(making, batch_files.segment_file(self._path, chunk_id))
+            if files.exists(target) or (cut is None and files.exists(self._plan.chunk_path(chunk_id))):
+                continue
+            with Descriptors([files.open(target, new=True)]) as (fd,):
+                files.truncate(fd, chunk_state.tail)
+                if cut is not None:
+                    files.write(fd, self._pieces.uncut(cut, chunk_id), chunk.BEGIN)
+                    self._plan.report.notes.append(f"{target}: the copy was missing; it was made again from its chunk")
+                files.sync(fd)
 
     def _fetch_from_lease(self, state: State) -> None:
         """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them."""
@@ -368,6 +374,7 @@ class _Behind(State):
             known.expired_keys,
             known.clock,
             idempotency_keys=known.idempotency_keys,
+            served=known.served,
         )
         self.owner = owner
         self.path = path

@@ -13,7 +13,7 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import BadManifest, Corrupt, Full
 from qewqew_core.formats import chunk
-from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.formats.chunk_state import Chunk, Cut
 from qewqew_core.queue import batch_files, paths
 from qewqew_core.queue.inspection import with_pending
 from qewqew_core.queue.repair_plan import Plan
@@ -134,6 +134,15 @@ class Pieces:
                 data, _ = self._piece(chunk_state, fd, index)
                 for frames, records in _untaken(chunk_state, chunk_state.pieces[index].offset, data or b""):
                     yield frames, records, chunk_state.pieces[index].time
+
+    def uncut(self, cut: Cut, chunk_id: int) -> bytes:
+        """The records that were copied from a chunk, as far as its file and the log have them; nothing was verified."""
+        found, payload = list[bytes](), self._plan.payload.get(chunk_id, ())
+        with self._reading(self._plan.chunk_path(chunk_id)) as fd:
+            for start, end, _ in cut.spans:
+                data = b"" if fd is None else self._files.read(fd, end - start, start)
+                found.append(with_pending(data.ljust(end - start, b"\0"), start, end, payload))
+        return b"".join(found)
 
     def _write(self, path: str, chunk_id: int, runs: Iterable[tuple[bytes, int, int]], segment: bool = False) -> Chunk | None:
         """A new durable chunk file, empty by its pointers unless it is a segment; None if there is nothing to write."""

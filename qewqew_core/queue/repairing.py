@@ -31,7 +31,7 @@ from qewqew_core.limits import now_ms
 from qewqew_core.queue import batch_files, chunk_files, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.log import Replayed
-from qewqew_core.queue.operations import Repair
+from qewqew_core.queue.operations import Repair, Served
 from qewqew_core.queue.reading import read_pointers
 from qewqew_core.queue.repair_decision import Decision
 from qewqew_core.queue.repair_pieces import Pieces
@@ -118,9 +118,11 @@ class _Repair:
         body["damage"] = [entry | {"path": self._relative(entry["path"])} for entry in body["damage"]]
         generation = journal.new_generation()
         data = logs.snapshot(new, generation)
-        data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [Repair(moves, body)]), generation, len(data))
+        served = [Served(sorted(new.served))] if new.served else []  # until their files say so, the log does
+        data += journal.frame(logs.COMMIT, logs.commit(now_ms(), [*served, Repair(moves, body)]), generation, len(data))
         write_new(files, plan.log_path + ".tmp", data)
         files.sync_directory(plan.parent)
+        chunk_files.sync_moved(files, self._path)
         plan.made.clear()
         files.rename(plan.log_path + ".tmp", plan.log_path)
         stamp.make(files, self._path, new.changes)
@@ -174,10 +176,7 @@ class _Repair:
             self._plan.report = self._absolute(body)
         except journal.NONSENSE as error:
             raise Corrupt(f"an unfinished repair is invalid: {error!r}", path=self._plan.log_path) from error
-        for chunk_state, pointers in state.pointers():
-            on_disk = read_pointers(files, self._plan.chunk_path(chunk_state.id))[1:]
-            chunk_state.stored = on_disk if on_disk == pointers else None
-        chunk_files.store_pointers(files, self._path, state)
+        chunk_files.store_pointers(files, self._path, state, unsure=state.chain)
         chunk_files.store_header(files, self._plan.header_fd, state.first)
         parents = set()
         for source, target in aside:

@@ -60,10 +60,10 @@ class State(LeaseState):
         )
 
     def with_batches_of(self, other: State) -> State:
-        """The same chunks, with the batches and keys of another state."""
+        """The same chunks, with the batches, keys and served requests of another state."""
         self.batches, self.history, self.last_lease = other.batches, other.history, other.last_lease
         self.idempotency_keys, self.expired_keys = other.idempotency_keys, other.expired_keys
-        self.changes, self.clock = other.changes, other.clock
+        self.changes, self.clock, self.served = other.changes, other.clock, other.served
         return self
 
     @property

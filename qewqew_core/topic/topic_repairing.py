@@ -2,10 +2,11 @@
 
 1. A log of the topic or of a reader that cannot be read, or whose end is missing, is set aside, with the batches and
    dead letters of that reader. A reader goes on at its .rdx: the first message that it had not committed; an .rdx that is missing
-   or short is made again from the log. Keys of appends are kept as far as the log can be read.
+   or short is made again from the log. Keys of appends, and which sessions were committed, are kept as far as the topic's log can
+   be read.
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
-4. The index is written by that, and a new log begins.
+4. The index is written by that, and a new log with the keys and the sessions, which the next opening completes.
 5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
