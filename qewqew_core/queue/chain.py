@@ -19,8 +19,8 @@ from qewqew_core.batch import places
 from qewqew_core.clock import Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files, close_each
+from qewqew_core.disk.engine import Engine, moved
+from qewqew_core.disk.files import Files, close_each, is_at
 from qewqew_core.disk.lock import HeaderLock
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
@@ -59,6 +59,14 @@ class Chain:
     def path_of(self, chunk_id: int) -> str:
         return chunk.chunk_path(self.path, chunk_id)
 
+    def check_place(self) -> None:
+        """Raise `Broken` if what stands at the path of the log is not what is open here: somebody has moved the queue away, and
+        what is there now is another's. Call it before a step that works by path.
+        """
+        log = self._engine.log
+        if not is_at(self.files, log.fd, log.path):
+            raise self._engine.poison(moved(log.path, "queue"))
+
     def sync_names(self) -> None:
         """Chunk files that were made, removed or renamed are so after a power cut too."""
         self.files.sync_directory(os.path.dirname(self.path))
@@ -84,6 +92,7 @@ class Chain:
         """
         engine = self._engine
         if dropped := engine.state.dropped:
+            self.check_place()
             engine.durable(position, always=True)
             self.store_header()
             for chunk_id in dropped:
@@ -167,6 +176,7 @@ class Chain:
     def store(self) -> None:
         """Bring the files up to what the log says. The log is durable first: files never run ahead of it."""
         engine = self._engine
+        self.check_place()
         self.flush()
         engine.durable(engine.log.position, always=True)
         assert engine.log.durable >= engine.log.position
@@ -183,6 +193,7 @@ class Chain:
         A power cut loses nothing, because the log is durable: the next opening redoes from it what this has written.
         """
         engine, files = self._engine, self.files
+        self.check_place()
         engine.durable(engine.log.position, always=True)
         self.flush()
         self.unsynced.update(chunk_files.store_pointers(files, self.path, engine.state, durable=False))
@@ -268,6 +279,7 @@ class Chain:
 
     def make(self, chunk_id: int, size: int) -> None:
         """A new chunk file, which nothing refers to yet."""
+        self.check_place()
         self.close_others()
         path = self.path_of(chunk_id)
         writing.make_chunk(self.files, path, size, self._engine.sync, self.descriptors, chunk_id)

@@ -56,7 +56,7 @@ class Orphan:
             inode, modified = self._files.identity(self.path)
         except FileNotFoundError as error:
             raise BadPath("was adopted or set aside by somebody else", path=self.path) from error
-        return f"orphan-{self.id}-{inode}-{modified}-{self._content.crc:08x}"
+        return f"orphan-{inode}-{modified}-{self._content.crc:08x}"
 
     def __len__(self) -> int:
         return self.records

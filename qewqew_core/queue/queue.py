@@ -193,6 +193,7 @@ class Queue(HasBatches, Closes):
     def _checkpoint(self) -> None:
         """Make header and chunk files agree with the log, durably, and remove what an empty queue does not need."""
         files, state, log, chain = self._files, self._engine.state, self._engine.log, self._chain
+        chain.check_place()
         if not self._engine.sync:  # else each commit that moved some has done it
             chunk_files.sync_moved(files, self.path)
         places.remove_tree(files, self.path + paths.SPILL)
@@ -440,6 +441,7 @@ class Queue(HasBatches, Closes):
         Raises what iterating over the orphan raises, and what `put_many` raises; then nothing was stored.
         """
         with self._engine.exclusive():
+            self._chain.check_place()
             stored = self.put_many(orphan, key=orphan.key())
             self._engine.durable(self._engine.log.position, always=True)
             if orphan.problem:
@@ -456,6 +458,7 @@ class Queue(HasBatches, Closes):
         Raises `BadPath` if the file is gone.
         """
         with self._engine.exclusive():
+            self._chain.check_place()
             target = orphans.set_aside(self._files, self.path, orphan)
             self._chain.forget(orphan.id)
             return target

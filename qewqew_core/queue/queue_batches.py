@@ -43,6 +43,7 @@ class QueueBatches(Source):
         self._holds = holds
 
     def commit(self, operation: JsonOperation, now: int | None = None) -> int:
+        self._chain.check_place()
         position = self._chain.commit([operation], now)
         self.engine.durable(position, always=True)
         stamp.write(self.files, self.stem, self.engine.state.changes)
@@ -58,6 +59,10 @@ class QueueBatches(Source):
         return batch_files.manifest_in_place(self.files, self.stem, batch)
 
     # Room on the disk: the log keeps a reserve, which can be given back
+
+    def prepare(self, act: Callable[[], T]) -> T:
+        self._chain.check_place()
+        return super().prepare(act)
 
     def with_room(self, act: Callable[[], T]) -> T:
         try:

@@ -191,6 +191,7 @@ class Records:
         moved: list[tuple[str, str]] = []
         try:
             engine.log.reserve(len(operations) + len(operations_behind))
+            chain.check_place()
             chain.flush()
             for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
                 files.rename(spilled.path, chain.path_of(chunk_id))

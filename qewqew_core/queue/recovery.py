@@ -116,9 +116,9 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 store_header(files, header_fd, state.first, sure=False)
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
-        removed = remove_leftovers(files, path, state, found.ids)  # step 10
+        left = remove_leftovers(files, path, state, found.ids)  # step 10
         as_found = believed is None and replayed is not None and replayed.clean
-        taken = found.ids - removed if as_found else paths.chunk_ids(path, files.list(found.directory))
+        taken = left if as_found else paths.chunk_ids(path, files.list(found.directory))
     except BaseException:
         close_all(log_fd)
         if log is not None:
@@ -392,25 +392,31 @@ def _checkpoint(files: Files, path: str, log: Journal) -> None:
 
 
 def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> set[int]:
-    """Remove what a killed process was making and no commit refers to. Files with records stay. Returns the ids of the chunk
-    files that are gone.
+    """Remove what a killed process was making and no commit refers to. Files with records stay, though the first chunk of a Java
+    program gets another id: the next such program begins there. Returns the ids of the chunk files that are left.
     """
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
     group_commit.finish_served(files, path, state.served)
     staged_files.remove_abandoned(files, path)
-    removed = set[int]()
+    left = set(ids)
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)
         with contextlib.suppress(OSError):  # gone meanwhile, or no file at all: it is not ours
             empty = read_pointers(files, name)[1:] == (chunk.BEGIN, chunk.BEGIN, chunk.NONE) or _is_stillborn(files, name)
-            if empty and not _is_in_use(files, name):
+            if not (empty or chunk_id == chunk.JAVA_FIRST) or _is_in_use(files, name):
+                continue
+            if empty:
                 files.unlink(name)
-                removed.add(chunk_id)
-    if removed:  # a power cut could bring them back half written, as nobody has synced them
+            else:
+                free = next(other for other in range(chunk.MAX_ID, chunk.JAVA_FIRST, -1) if other not in left)
+                files.rename(name, chunk.chunk_path(path, free))
+                left.add(free)
+            left.remove(chunk_id)
+    if left != ids:  # a power cut could bring those that are gone back half written, as nobody has synced them
         files.sync_directory(os.path.dirname(path))
-    return removed
+    return left
 
 
 _TORN = ((0, 0), (chunk.BEGIN, 0), (chunk.BEGIN, chunk.BEGIN))  # head and tail, as far as they were written

@@ -17,7 +17,7 @@ from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
 from qewqew_core.limits import now_ms
-from qewqew_core.queue import batch_files, chunk_files, java, orphans, recovery
+from qewqew_core.queue import batch_files, chunk_files, java, orphans, recovery, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import Found
 from qewqew_core.queue.log import Replayed
@@ -206,7 +206,9 @@ class Decision:
                 self._plan.look_again()
 
     def _without_log(self, found: Found) -> State:
-        if any(self._batch_directories()):
+        if stamp.read(self._files, self._path) is not None:
+            what = "the log is missing, and with it the keys, the batches, and what it had of the records"
+        elif any(self._batch_directories()):
             what = "there are batches, but no log"
         else:
             what = "header and chunk files contradict themselves"

@@ -70,6 +70,7 @@ class Session(Transaction):
 
     def _spill_puts(self) -> None:
         chain = self._chain
+        chain.check_place()
         with naming_full_disk(chain.path):
             if self._spill is None:
                 home = places.make_home(chain.files, chain.path, paths.SPILL)

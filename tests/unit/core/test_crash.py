@@ -30,7 +30,6 @@ TOPICS = "topic, log carries", "topic, blocks carry"
 def crash_everywhere(tmp_path: Path, every: Every, kind: type[Work], seed: int, sync: str, power: bool) -> int:
     root, folder = tmp_path / "work", tmp_path / "image"
     work, crashes = kind.done(root, sync, seed), 0
-    work.after_power = power
     calls = work.disk.calls
     for stop in every(range(len(calls) + 1), quick=kind.stride[0], full=kind.stride[1]):
         for chance in random.Random(f"{seed}.{stop}").sample(range(3), kind.chances):
@@ -76,9 +75,7 @@ def test_a_power_cut_while_what_was_killed_recovers_loses_nothing(tmp_path, kind
     for stop in every(range(5, len(calls)), quick=14, full=7):
         image(calls[:stop], str(root), folder, None)
         disk = JournalDisk(str(folder), follows=(calls[:stop], str(root)))
-        work.after_power = False
         work.recover(folder, disk)
-        work.after_power = True
         for chance in range(4):
             luck = random.Random(f"{stop}.{chance}")
             image(disk.calls[: luck.randrange(stop, len(disk.calls) + 1)], str(folder), cut, luck)
@@ -103,7 +100,6 @@ def go_on_and_cut(tmp_path: Path, every: Every, kind: type[Work], seed: int, syn
         image(calls[:stop], str(root), folder, None)
         after = kind(JournalDisk(str(folder), follows=(calls[:stop], str(root))), "commit", work.options, serial=10_000)
         after.script(random.Random(stop), 6, goes_on=True)
-        after.after_power = True
         for chance in range(3 + kind.chances):
             luck = random.Random(f"{seed}.{stop}.{chance}")
             end = luck.randrange(after.steps[0][0], len(after.disk.calls) + 1)

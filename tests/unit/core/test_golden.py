@@ -61,8 +61,8 @@ def test_opening_and_closing_leaves_what_the_original_would_read(case):
 def test_records_in_an_orphan_chunk_are_neither_delivered_nor_overwritten(tmp_path):
     for file in (CASES[0].parent.parent / "clear-then-enqueue-same-session").glob("queue.dat*"):
         shutil.copy(file, tmp_path)
-    orphan = tmp_path / "queue.dat.1"
-    before = orphan.read_bytes()
+    before = (tmp_path / "queue.dat.1").read_bytes()
+    orphan = tmp_path / "queue.dat.65534"  # not where the next Java program begins
     with Queue(tmp_path / "queue.dat", chunk_size=64) as q:
         q.put_many([b"new"] * 100)
         assert q.get_many(1000) == [b"new"] * 100

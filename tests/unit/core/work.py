@@ -90,7 +90,6 @@ class Work:
     closed: list[int] = field(default_factory=list)  # the steps before which it was closed
     store: Any = None
     sessions: list[Any] = field(default_factory=list)
-    after_power: bool = False  # whether the machine was started anew before what is left is looked at
 
     name: ClassVar[str]  # of the file or directory
     operations: ClassVar[dict[str, int]]  # names of methods that are called in turn, and how often that is done, in percent
@@ -325,14 +324,12 @@ class QueueWork(Work):
 
 @dataclass
 class HandedOverWork(QueueWork):
-    """Whenever it is closed, somebody waits for the queue: it is handed over, and the files follow the log without fsyncs."""
+    """Whenever it is closed, somebody waits for the queue: it is handed over, and the files follow the log without fsyncs.
+
+    What they say is lost with the page cache, in the same run of the machine too.
+    """
 
     operations: ClassVar = QueueWork.operations | {"put": 20, "put_many": 15, "clear": 0, "lease": 6, "end": 6, "reopen": 30}
-
-    def opened(self, folder: Path, files: Files) -> Queue:
-        run = b"after the power cut" if self.after_power else b"before the power cut"
-        files.boot = lambda: run  # type: ignore[method-assign]
-        return super().opened(folder, files)
 
     def close(self) -> None:
         with patch.object(lock, "is_awaited", lambda fd: True):
