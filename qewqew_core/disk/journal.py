@@ -281,7 +281,7 @@ class Journal:
         self.snapshot_end = snapshot_end
         self.frames = frames  # behind the snapshot
         self._base = 0  # position of offset 0
-        self._failed: OSError | None = None  # of a sync
+        self._failed: Broken | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
         # Nobody syncs the descriptor while a thread has both. They are taken by `with`, never in a generator: an interrupt could
         # leave one behind that has them, and then `close` in the same thread would wait forever.
@@ -382,15 +382,16 @@ class Journal:
 
     def _sync(self, refuse: bool) -> None:
         if self._failed is not None:
-            self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
+            raise self._failed.with_traceback(None)  # tried again, the kernel would report success; and the log was cut
         end = self.end
         try:
             self._files.sync(self.fd)
-        except OSError as error:
+        except Broken as error:
             self._failed = error
             if refuse:
-                self._cut(max(self.synced, self._returned), error)
-            self.broken(error)
+                with contextlib.suppress(Broken):  # the first error says enough
+                    self._cut(max(self.synced, self._returned), None)
+            raise
         self.synced = max(self.synced, end)
 
     def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
@@ -407,9 +408,9 @@ class Journal:
         """Go on in the prepared log. By now all other files say what it says. Raises `Broken`."""
         try:
             self._files.rename(self.path + ".tmp", self.path)
-            self._files.sync_directory(parent(self.path))
         except OSError as error:
             self.broken(error)
+        self._files.sync_directory(parent(self.path))
         with self._sync_lock, self._turn:
             self._base += self.end - new.size
             self.fd, self.generation, self.frames = new.fd, new.generation, 0

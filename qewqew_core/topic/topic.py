@@ -131,6 +131,8 @@ class Topic(HasHeader, Closes):
                             raise
                         continue  # somebody else makes it too
                     files.sync_directory(os.path.dirname(directory))
+        except Broken:
+            raise
         except OSError as error:
             raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
 
