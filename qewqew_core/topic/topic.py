@@ -398,6 +398,7 @@ class Topic(HasHeader, Closes):
     def trim(self) -> int:
         """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
         writer = self.writer()
+        writer.engine.check_open()  # else it may say that nothing is to be removed
         with self._lock:
             self._remove_temporary()
             with self._look() as view:

@@ -267,7 +267,7 @@ def test_a_commit_of_a_session_on_a_full_disk_leaves_nothing_half_done_and_can_b
         session.get()
         session.put(b"new")
         disk.left, disk.error = min(call, 2), errno.EIO
-        with pytest.raises(Broken, match="open (the queue|it) again"):
+        with pytest.raises(Broken, match=r"open (the queue|it) again"):
             session.commit()
         disk.left = NEVER
     with Queue(tmp_path / "q", _files=NoSync()) as q:
