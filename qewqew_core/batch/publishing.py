@@ -40,7 +40,7 @@ def publish(
     ``options``: see `store.store_of`. ``progress`` is called with the bytes done so far, and with how many there are.
 
     Raises `BadManifest` and `Corrupt` (the batch is damaged: it is not published), `BadPath` if another batch is there,
-    `BadArgument`, `StoreError`, `DiskFull`, and `OSError` of a directory.
+    `BadArgument`, `StoreError`, `DiskFull`, `Broken` (an fsync failed), and other `OSError` of a directory.
     """
     body = manifest.load(batch)
     source = Local(os.path.dirname(manifest.manifest_path(batch)))

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from qewqew_core.disk.files import DISK, Descriptors, read_whole
 from qewqew_core.disk.journal import FULL
-from qewqew_core.errors import BadArgument, DiskFull, StoreError
+from qewqew_core.errors import BadArgument, Broken, DiskFull, StoreError
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends
 
@@ -120,7 +120,11 @@ class Local(Store):
                     at += len(part)
                 DISK.sync(fd)
             DISK.rename(temporary, self.locate(name))
-            DISK.sync_directory(self.path)
+            try:
+                DISK.sync_directory(self.path)
+            except Broken:
+                DISK.unlink(self.locate(name))  # else the next time it would pass for one that is there
+                raise
         except BaseException as error:
             with suppress(FileNotFoundError, NotADirectoryError):
                 DISK.unlink(temporary)

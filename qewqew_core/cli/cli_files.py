@@ -14,7 +14,7 @@ from qewqew_core import arguments
 from qewqew_core.cli import terminal
 from qewqew_core.cli.targets import AsTopic, Json, LockTimeout, Path, existing, to_fill
 from qewqew_core.cli.texts import counted
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import DISK
 from qewqew_core.errors import BadArgument
 from qewqew_core.formats.zbus import Message
 from qewqew_core.tools import diskqueue, exchange
@@ -65,9 +65,9 @@ def _new_file(path: str, store: Callable[[IO[bytes]], int]) -> int:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             count = store(file)
             file.flush()
-            os.fsync(file.fileno())
+            DISK.sync(file.fileno())
         os.link(part, path)  # unlike a rename it replaces nothing
-        Files().sync_directory(os.path.dirname(os.path.abspath(path)))
+        DISK.sync_directory(os.path.dirname(os.path.abspath(path)))
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from qewqew_core import errors
 from qewqew_core.cli.texts import visible
+from qewqew_core.disk.files import DISK
 from qewqew_core.formats.zbus import Message
 from qewqew_core.tools.exchange import few, json_line
 
@@ -166,7 +167,7 @@ def sync_output() -> None:
     except OSError:  # a caller's stand-in, not a file of the system
         return
     if modes.S_ISREG(os.fstat(descriptor).st_mode):
-        os.fsync(descriptor)
+        DISK.sync(descriptor)
 
 
 def print_line(text: str) -> None:

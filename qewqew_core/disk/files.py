@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from qewqew_core.errors import Corrupt
+from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
 _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
@@ -159,14 +159,19 @@ class Files:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make bytes and size of the file durable. If it fails, nobody knows what is on disk: do not call it again."""
-        os.fdatasync(fd)
+        """Make bytes and size of the file durable. Raises `Broken`: nobody knows what is on disk, so do not call it again."""
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            raise failed_sync(error, _path_of(fd)) from error
 
     def sync_directory(self, path: str) -> None:
-        """Make durable which files were created in this directory, renamed to or from it, and removed."""
+        """Make durable which files were created in this directory, renamed to or from it, and removed. Raises as `sync`."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise failed_sync(error, path) from error
         finally:
             os.close(fd)
 
@@ -201,6 +206,23 @@ def _boot() -> bytes:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:
         return b""
+
+
+def failed_sync(error: OSError, path: str | None) -> Broken:
+    """What a sync raises, whatever the system's error. It never passes for a full disk: the kernel may have dropped what was
+    written, and would report success the next time.
+    """
+    return Broken(
+        f"an fsync failed: {error.strerror}. What was written may be lost, so it is not tried again: the object refuses every "
+        "further call. Check the disk, then open it again: that recovers all that was committed",
+        path=path,
+    )
+
+
+def _path_of(fd: int) -> str | None:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return None
 
 
 DISK = Files()  # for those to whom nobody gives another

@@ -131,6 +131,12 @@ def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
         yield Frame(start, kind, data[body:end], end)
 
 
+def durable_at(data: bytes, start: int) -> int:
+    """How much of the log was on disk when the frame that begins there was written, as it says."""
+    durable: int = _FRAME.unpack_from(data, start)[2]
+    return durable
+
+
 _ZEROS = bytes(64 << 10)
 
 
@@ -270,8 +276,11 @@ class Journal:
         snapshot_end: int,
         owner: str = "queue",
         frames: int = 0,
+        durable: int = 0,
     ) -> None:
-        """``fds``: a list with the descriptor. Others that have the list may close it too."""
+        """``fds``: a list with the descriptor. Others that have the list may close it too. ``durable``: how much of what is
+        behind the snapshot is on disk, as the last frame says.
+        """
         self._files = files
         self.path = path
         self._owner = owner
@@ -281,14 +290,15 @@ class Journal:
         self.snapshot_end = snapshot_end
         self.frames = frames  # behind the snapshot
         self._base = 0  # position of offset 0
-        self._failed: OSError | None = None  # of a sync
+        self._failed: Broken | None = None  # of a sync
         self._returned = end  # commits up to here have returned to their callers, durable or not
         # Nobody syncs the descriptor while a thread has both. They are taken by `with`, never in a generator: an interrupt could
         # leave one behind that has them, and then `close` in the same thread would wait forever.
         self._sync_lock = threading.Lock()  # of the next line
         self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
-        self.synced = snapshot_end  # what was appended before this process opened the log may not be on disk
+        self.synced = max(snapshot_end, durable)
+        self._doubtful = end  # what was appended up to here, before this process opened the log, may not be on disk
 
     @property
     def position(self) -> int:
@@ -382,16 +392,30 @@ class Journal:
 
     def _sync(self, refuse: bool) -> None:
         if self._failed is not None:
-            self.broken(self._failed)  # tried again, the kernel would report success; and the log was cut
+            raise self._failed.with_traceback(None)  # tried again, the kernel would report success; and the log was cut
         end = self.end
         try:
+            if self._doubtful > self.synced:
+                self._write_doubtful()
             self._files.sync(self.fd)
-        except OSError as error:
+        except Broken as error:
             self._failed = error
             if refuse:
-                self._cut(max(self.synced, self._returned), error)
-            self.broken(error)
+                with contextlib.suppress(Broken):  # the first error says enough
+                    self._cut(max(self.synced, self._returned), None)
+            raise
         self.synced = max(self.synced, end)
+
+    def _write_doubtful(self) -> None:
+        """Write again what others have left. If an fsync of theirs has failed, the kernel takes it for written, and a sync alone
+        would not write it.
+        """
+        data = self._files.read(self.fd, self._doubtful - self.synced, self.synced)
+        try:
+            self._files.write(self.fd, data, self.synced)
+        except OSError as error:
+            self.broken(error)
+        self._doubtful = 0
 
     def prepare(self, snapshot: Callable[[int], bytes]) -> Prepared:
         """Write a new log beside this one, durably. Raises OSError; then nothing has changed.
@@ -407,14 +431,14 @@ class Journal:
         """Go on in the prepared log. By now all other files say what it says. Raises `Broken`."""
         try:
             self._files.rename(self.path + ".tmp", self.path)
-            self._files.sync_directory(parent(self.path))
         except OSError as error:
             self.broken(error)
+        self._files.sync_directory(parent(self.path))
         with self._sync_lock, self._turn:
             self._base += self.end - new.size
             self.fd, self.generation, self.frames = new.fd, new.generation, 0
             close_first(self._owned)
-            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = new.size
+            self.end = self.snapshot_end = self.synced = self._returned = self._allocated = self._doubtful = new.size
 
     def close(self, unlock: bool = False) -> None:
         """A second call does nothing, or finishes a first one that was interrupted."""

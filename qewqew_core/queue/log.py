@@ -217,6 +217,7 @@ class Replayed:
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
+    durable: int  # how much of the log was on disk when its last frame was written
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
     keep_redo: bool = False  # a checkpoint does not clear it: it is all payload that the log has
@@ -241,7 +242,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), (), None, keep_redo)
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), 0, (), None, keep_redo)
     snapshot, time = True, 0  # of the newest commit
     whole, view = list(journal.places(data, generation)), memoryview(data)
     marks = [each.start for each in whole if each.kind in (END, CHECKPOINT)]
@@ -275,7 +276,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 time = 0 if kind == CLOCK else time
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, at) from error
-        result.end = end
+        result.end, result.durable = end, journal.durable_at(data, at)
     result.torn = not journal.ends_in_zeros(data, result.end)
     if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)

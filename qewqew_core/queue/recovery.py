@@ -279,7 +279,8 @@ def open_log(files: Files, replayed: Replayed, path: str, descriptor: list[int])
     if size > replayed.end and (replayed.torn or not replayed.handed_over):
         files.truncate(fd, size := replayed.end)
     ends = replayed.end, replayed.snapshot_end
-    log = Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, frames=replayed.frames)
+    counts = replayed.frames, replayed.durable
+    log = Journal(files, path + paths.LOG, descriptor, replayed.generation, *ends, "queue", *counts)
     log.reserved(size)
     return log
 

@@ -75,6 +75,7 @@ class Stage(Transaction):
         self._request = Request(self._files)
         self._process = os.getpid()
         self.stored = 0  # records that the last commit has put: none, if its key was used before
+        self._broken: Broken | None = None  # every call raises it
         self._closed = False
 
     @property
@@ -111,11 +112,15 @@ class Stage(Transaction):
         65,536), nothing is stored, and the number that the first commit returned is returned again. If the queue is at its
         bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: somebody
-        else has removed the staged files, or the queue failed while another stage put them; the message says whether they may
-        be there.
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: the disk
+        failed, or somebody else has removed the staged files, or the queue failed while another stage put them. The stage
+        refuses every further call; unless the message says that nothing was stored, the records may be in the queue.
         """
         self._check_open()
+        with self._unless_broken():
+            return self._commit(key, timeout)
+
+    def _commit(self, key: str | None, timeout: float | None) -> int:
         if key is not None:
             arguments.check_key(key)
         elif not self.records:
@@ -184,9 +189,13 @@ class Stage(Transaction):
         """Let the stage that leads put what is in memory, or one that leads later; or lead when it has finished."""
         request, began = self._request, time.monotonic()
         try:
-            with contextlib.suppress(OSError):  # a request saves time, and nothing else
+            try:
                 self._make_claim()
                 request.ask(self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
+            except Broken:
+                raise
+            except OSError:
+                pass  # a request saves time, and nothing else
             while not (request.is_served() or lead.take()) and request.wait(min(until, began + lock.PATIENCE)):
                 pass
             while True:
@@ -247,12 +256,21 @@ class Stage(Transaction):
             staged_files.remove_home(self._files, self.path)
 
     def _spill_puts(self) -> None:
-        with self._named():
+        with self._unless_broken(), self._named():
             if self._spill is None:
                 self._begin()
             assert self._spill is not None
             self._spill.add(self._puts)
         self._puts, self._put_bytes = [], 0
+
+    @contextlib.contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """After `Broken` nobody knows what is on disk, or in the queue: the stage neither syncs nor puts it again."""
+        try:
+            yield
+        except Broken as error:
+            self._broken = error
+            raise
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -292,6 +310,8 @@ class Stage(Transaction):
         if self._closed or self._process != os.getpid():
             why = "the stage is closed" if self._closed else "the stage was made before this process was forked"
             raise Closed(f"{why}; make a new one", path=self.path)
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
 
     def __del__(self) -> None:
         if not self._closed and self._process == os.getpid():

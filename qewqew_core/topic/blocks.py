@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
@@ -23,9 +22,8 @@ _MARK = 4  # bytes of the mark, behind the head of the index
 class Blocks:
     """The blocks of the topic in ``directory``. Call it with the writer's lock."""
 
-    def __init__(self, files: Files, directory: str, engine: Engine[TopicState]) -> None:
+    def __init__(self, files: Files, directory: str) -> None:
         self.files = files
-        self._engine = engine
         self.directory = directory
         self.index_path = index_of(directory)
         self.log_path = log_of(directory)
@@ -172,18 +170,10 @@ class Blocks:
         self.files.sync_directory(self.data)
 
     def sync_block(self, base: int) -> None:
-        self._sync(self.descriptor(base))
+        self.files.sync(self.descriptor(base))
 
     def sync_index(self) -> None:
-        self._sync(self.index_fd)
-
-    def _sync(self, fd: int) -> None:
-        try:
-            self.files.sync(fd)
-        except OSError as error:
-            if not self._engine.is_open:
-                raise
-            raise self._engine.poison(error) from error  # be it for want of room: nobody knows what is on disk
+        self.files.sync(self.index_fd)
 
     def close(self) -> None:
         """Close the files. A second call finishes an interrupted first one."""

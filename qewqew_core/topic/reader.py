@@ -20,8 +20,9 @@ from datetime import datetime
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
+from qewqew_core.disk.engine import naming_full_disk
 from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
-from qewqew_core.errors import Broken, Closed, CommitConflict, DiskFull, Empty
+from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
@@ -86,7 +87,7 @@ class Reader(HasBatches, HasHeader, Closes):
         try:
             self._shared.open_lock()
             self._engine.open()
-            with self._engine.exclusive():
+            with self._engine.exclusive(), naming_full_disk(self.path):
                 self._open(start, chosen, temporary)
                 self._shared.testify()
                 if chosen is not None and chosen.text != self._engine.state.filter:
@@ -94,12 +95,9 @@ class Reader(HasBatches, HasHeader, Closes):
                 if temporary and not self._is_temporary():
                     self._shared.patch_rdx(*zbus.mask_patch(self._shared.common().mask | zbus.DELETE_ON_EXIT))
             _open_readers.add(self)
-        except BaseException as error:
+        except BaseException:
             self._engine.closed_reason = Closed("the reader was never opened")
             self._release()
-            cause = error.__cause__
-            if isinstance(error, Broken) and isinstance(cause, OSError) and (full := self._engine.full(cause)):
-                raise full from cause
             raise
 
     # Opening

@@ -17,6 +17,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Descriptors, Files, is_at, remove_if_there, write_new
+from qewqew_core.errors import Broken
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import witness
@@ -96,6 +97,8 @@ def remove_leftovers(files: Files, directory: str) -> None:
                     delete(files, directory, name)
         except FileNotFoundError:
             pass  # somebody else has deleted it
+        except Broken:
+            raise
         except OSError as error:  # a reader that cannot be opened is told to who opens it
             _logger.warning("what is left of reader %s could not be removed: %s", name, error)
         finally:

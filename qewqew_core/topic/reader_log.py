@@ -196,6 +196,7 @@ class Replayed(NamedTuple):
     generation: int
     snapshot_end: int
     end: int
+    durable: int  # how much of the log was on disk when its last frame was written
 
 
 def replay(data: bytes, path: str) -> Replayed:
@@ -203,8 +204,9 @@ def replay(data: bytes, path: str) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state: ReaderState | None = None
     snapshot_end = end = journal.BEGIN
+    durable = 0
     for frame in journal.frames(data, generation):
-        end = frame.end
+        end, durable = frame.end, journal.durable_at(data, frame.start)
         if state is not None:
             replay_frame(frame, state, path, 0)
             continue
@@ -220,7 +222,7 @@ def replay(data: bytes, path: str) -> Replayed:
         state.check()
     except journal.NONSENSE as error:
         raise Corrupt(f"the log contradicts itself: {error!r}", path=path, offset=end) from error
-    return Replayed(state, generation, snapshot_end, end)
+    return Replayed(state, generation, snapshot_end, end, durable)
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:

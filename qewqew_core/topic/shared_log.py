@@ -220,7 +220,8 @@ class SharedLog(Gate):
             files.truncate(fds[0], found.end)
         # Who was killed after putting this log, or a directory of batches, into place may not have done it.
         files.sync_directory(os.path.dirname(path))
-        self._attach(Journal(files, path, fds, found.generation, found.end, found.snapshot_end, "reader"), found.state)
+        ends = found.end, found.snapshot_end
+        self._attach(Journal(files, path, fds, found.generation, *ends, "reader", durable=found.durable), found.state)
         self.files_are_behind = True
 
     def begin(self, state: ReaderState) -> None:

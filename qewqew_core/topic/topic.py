@@ -140,6 +140,8 @@ class Topic(HasHeader, Closes):
                             raise
                         continue  # somebody else makes it too
                     files.sync_directory(os.path.dirname(directory))
+        except Broken:
+            raise
         except OSError as error:
             raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
 
@@ -415,6 +417,7 @@ class Topic(HasHeader, Closes):
     def trim(self) -> int:
         """Remove the oldest blocks that need not be kept; returns how many messages they had. Durable when it returns."""
         writer = self.writer()
+        writer.engine.check_open()  # else it may say that nothing is to be removed
         with self._lock:
             with writer.engine.exclusive():
                 writer.check_place()

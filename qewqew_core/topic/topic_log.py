@@ -78,6 +78,7 @@ class Replayed:
     clean: bool  # the last frame is a checkpoint, or the snapshot alone is there
     redo: list[tuple[int, Redo]]  # since the last checkpoint, with the place of their frame
     frames: int = 0  # behind the snapshot
+    durable: int = 0  # how much of the log was on disk when the last of them was written
     torn: bool = False  # something follows that is not a whole frame
     unsynced: bytes | None = None  # the run of the machine whose end may have left the index ahead of the log
 
@@ -214,7 +215,7 @@ def replay(data: bytes, path: str) -> Replayed:
             else:
                 raise ValueError(f"unknown frame kind {kind}")
             if result is not None and kind != _END:
-                result.frames += 1
+                result.frames, result.durable = result.frames + 1, journal.durable_at(data, start)
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, start) from error
         at = end

@@ -255,9 +255,8 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
-    files = blocks.files
-    with Descriptors([files.open(blocks.log_path)]) as (fd,):
-        files.sync(fd)  # what a killed process has not synced must not be lost when blocks and index follow it
+    with contextlib.closing(_open_log(blocks, found)) as log:
+        log.sync(log.position, refuse=False)  # what a killed process has not synced must not be lost when the files follow it
     while True:
         for block in (*found.state.full, found.state.last):
             if not blocks.exists(block.base):
@@ -356,7 +355,8 @@ def _open_log(blocks: Blocks, found: Replayed) -> Journal:
     """The log of a topic that was closed goes on."""
     fds = Descriptors()
     fds.append(blocks.files.open(blocks.log_path))
-    return Journal(blocks.files, blocks.log_path, fds, found.generation, found.end, found.snapshot_end, "topic", found.frames)
+    ends = found.end, found.snapshot_end
+    return Journal(blocks.files, blocks.log_path, fds, found.generation, *ends, "topic", found.frames, found.durable)
 
 
 def _new_log(blocks: Blocks, state: TopicState) -> Journal:

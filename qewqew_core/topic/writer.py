@@ -53,7 +53,7 @@ class Writer:
         self.block_size = block_size
         self.min_free_bytes = min_free_bytes
         self.engine: Engine[TopicState] = Engine(directory, "topic", topic_log, sync=sync == "commit", log_bytes=log_bytes)
-        self._blocks = Blocks(files, directory, self.engine)
+        self._blocks = Blocks(files, directory)
         self._sync = sync
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
         self._patch: dict[int, bytes] = {}  # what could not be written of it

@@ -39,7 +39,7 @@ from qewqew_core import (
     RecordTooLarge,
     inspect,
 )
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Files, failed_sync
 from qewqew_core.limits import LIMITS
 
 Make = Callable[..., Queue]
@@ -1482,7 +1482,7 @@ def test_a_second_close_after_one_that_failed_closes_no_descriptor_of_others(tmp
 
         def sync(self, fd: int) -> None:
             if self.fails:
-                raise OSError(errno.EIO, "made to fail")
+                raise failed_sync(OSError(errno.EIO, "made to fail"), None)
 
     files = Failing()
     q = Queue(tmp_path / "q", sync="never", _files=files)
