@@ -127,11 +127,10 @@ class Stage(Transaction):
                 self._spill_puts()
             with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
-            with Queue(self.path, **self._settings) as queue:
-                with self._put_once():
-                    before = len(queue)
-                    count = queue.put_staged(self._spill, key, timeout)
-                    self.stored = len(queue) - before
+            with Queue(self.path, **self._settings) as queue, self._put_once():
+                before = len(queue)
+                count = queue.put_staged(self._spill, key, timeout)
+                self.stored = len(queue) - before
             return count
         until = time.monotonic() + self._settings["lock_timeout"]
         if not self._joins_groups:

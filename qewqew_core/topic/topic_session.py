@@ -127,10 +127,13 @@ class TopicSession(Transaction):
         return count
 
     def _finish(self, writer: Writer, session: str, read: Iterable[Reader]) -> int:
-        """Let everybody see what was committed, and forget it; returns how many messages were appended. It may be called again."""
+        """Let everybody see what was committed, and forget it; returns how many messages were appended. A second call goes on."""
         assert self._position is not None
         writer.durable(self._position)
-        if all([_note(reader, session) for reader in read]):
+        noted = True
+        for reader in read:
+            noted &= _note(reader, session)
+        if noted:
             writer.noted(session)
         count = len(self._appends)
         self._forget()
