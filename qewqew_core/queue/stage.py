@@ -76,6 +76,7 @@ class Stage(Transaction):
         self._process = os.getpid()
         self.stored = 0  # records that the last commit has put: none, if its key was used before
         self._broken: Broken | None = None  # every call raises it
+        self._is_unsure = False  # whether a commit was interrupted that may have happened
         self._closed = False
 
     @property
@@ -113,8 +114,9 @@ class Stage(Transaction):
         bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
         Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: the disk
-        failed, or somebody else has removed the staged files, or the queue failed while another stage put them. The stage
-        refuses every further call; unless the message says that nothing was stored, the records may be in the queue.
+        failed, or somebody else has removed the staged files, or the queue failed while another stage put them, or an earlier
+        commit of this stage was interrupted. The stage refuses every further call; unless the message says that nothing was
+        stored, the records may be in the queue.
         """
         self._check_open()
         with self._unless_broken():
@@ -131,11 +133,10 @@ class Stage(Transaction):
                 self._spill_puts()
             with self._named():
                 self._spill.finish(durable=True)  # now, without the lock; closing the queue would do it
-            with Queue(self.path, **self._settings) as queue:
+            with Queue(self.path, **self._settings) as queue, self._put_once():
                 before = len(queue)
                 count = queue.put_staged(self._spill, key, timeout)
                 self.stored = len(queue) - before
-                self._forget()  # now: they are in the queue, whatever closing it says
             return count
         until = time.monotonic() + self._settings["lock_timeout"]
         if not self._joins_groups:
@@ -154,19 +155,31 @@ class Stage(Transaction):
             if request.is_served():
                 raise lock.NotNeeded
             with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
-                if request.end():
-                    count, self.stored = queue.put_group(self._puts, key, timeout)
-                elif request.is_served():
-                    count = self.stored = self.records
-                else:
-                    raise self._unknown("somebody else has removed what this stage waited to put")
-                self._forget()  # now: they are in the queue, whatever closing it says
+                with self._put_once():
+                    if request.end():
+                        count, self.stored = queue.put_group(self._puts, key, timeout)
+                    elif request.is_served():
+                        count = self.stored = self.records
+                    else:
+                        raise self._unknown("somebody else has removed what this stage waited to put")
                 if lead is not None:
                     self._serve(queue, lead)
         except lock.NotNeeded:
             count = self.stored = self.records
             self._forget()
         return count
+
+    @contextlib.contextmanager
+    def _put_once(self) -> Iterator[None]:
+        """Forget what is put in here; if that is interrupted, nothing says whether it was, and it must not be put again."""
+        self._is_unsure = True
+        try:
+            yield
+            self._forget()  # now: they are in the queue, whatever closing it says
+        except QewQewError:
+            self._is_unsure = False
+            raise
+        self._is_unsure = False
 
     def _serve(self, queue: Queue, lead: lock.Lead) -> None:
         """Put what others have asked for meanwhile, a few times."""
@@ -236,6 +249,7 @@ class Stage(Transaction):
 
     def rollback(self) -> None:
         """Forget everything that was put since the last commit."""
+        self._is_unsure = False
         self._check_open()
         self._forget()
 
@@ -312,6 +326,8 @@ class Stage(Transaction):
             raise Closed(f"{why}; make a new one", path=self.path)
         if self._broken is not None:
             raise self._broken.with_traceback(None)
+        if self._is_unsure:
+            raise self._unknown("the commit of this stage was interrupted")
 
     def __del__(self) -> None:
         if not self._closed and self._process == os.getpid():

@@ -24,10 +24,11 @@ def first_segment(
     max_records: int,
     max_bytes: int,
     more: bool,
-) -> tuple[Segment | None, int, Position]:
+) -> tuple[Segment | None, int, Position, bool]:
     """The first messages of a range that match, as far as they are in one block and within the limits: (None if none
-    matches, payload bytes, where the next one begins). The first is taken whatever its size, unless ``more`` come before
-    it. ``pieces`` returns the checksums of a block. Raises `Corrupt` if the bytes are not what was committed.
+    matches, payload bytes, where to go on, whether the limits ended it). Limits end it behind the last one taken. The first is
+    taken whatever its size, unless ``more`` come before it. ``pieces`` returns the checksums of a block. Raises `Corrupt` if
+    the bytes are not what was committed.
     """
     block, begin, number = wanted.start
     index = view.index()
@@ -36,11 +37,12 @@ def first_segment(
     end = stop.offset if stop is not None and stop.block == block else entry.end
     if begin >= end:
         if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
-            return None, 0, wanted.start
-        return None, 0, Position(block + 1, 0, number)
+            return None, 0, wanted.start, False
+        return None, 0, Position(block + 1, 0, number), False
     at, records, size, boundary = begin, 0, 0, begin
     boundaries: list[tuple[int, int]] = []
-    last = begin  # where the last message that matches ends
+    last = wanted.start  # where the last message that matches ends
+    full = False
     head = view.read(entry.base, begin, min(HEAD, end - begin)).ljust(HEAD, b"\0")
     number = view.first_number(number, head, begin, entry.base, begin, end)
     for place, found, data, first in view.record_heads(entry, number, begin, end):
@@ -50,18 +52,20 @@ def first_segment(
             boundaries.append((place, records))
             boundary = place
         if not chosen or chosen.matches_slot(data[place - first + zbus.TAG_AT : place - first + zbus.LENGTH_AT]):
-            if records >= max_records or (size + length > max_bytes and (records or more)):
+            if full := size + length > max_bytes and (records > 0 or more):
                 break
             records, size = records + 1, size + length
-            last = place + HEAD + length
+            last = Position(block, place + HEAD + length, found + 1)
+            if full := records >= max_records or size >= max_bytes:
+                break
         at, number = place + HEAD + length, found + 1
-    after = Position(block, at, number)
-    if at == begin:
-        return None, 0, after
-    kept = tuple((offset, count) for offset, count in boundaries if offset < last)
+    after = last if full else Position(block, at, number)
+    if after.offset == begin:
+        return None, 0, after, full
+    kept = tuple((offset, count) for offset, count in boundaries if offset < last.offset)
     # Also what the filter holds back behind the last one that it lets through: a damaged tag must not hide a message.
-    ends = [*(offset for offset, _ in kept), last, at]
+    ends = [*(offset for offset, _ in kept), last.offset, after.offset]
     *inside, whole, _ = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))
     if not records:
-        return None, 0, after
-    return Segment(zbus.block_name(entry.base), begin, last, records, whole, kept, tuple(inside)), size, after
+        return None, 0, after, full
+    return Segment(zbus.block_name(entry.base), begin, last.offset, records, whole, kept, tuple(inside)), size, after, full

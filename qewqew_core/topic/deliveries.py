@@ -14,10 +14,11 @@ from operator import attrgetter
 
 from qewqew_core.disk.engine import Engine
 from qewqew_core.errors import BadArgument, CommitConflict, Full
+from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
 from qewqew_core.topic.in_flight import Delivered, evenly
-from qewqew_core.topic.reader_inspection import lost_of
-from qewqew_core.topic.reader_state import Commit, Deliver, Lose, Range, ReaderState, Requeue
+from qewqew_core.topic.reader_inspection import lost_of, matches
+from qewqew_core.topic.reader_state import Commit, Deliver, Lose, Range, ReaderState, Requeue, SetFilter
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import SCAN, WINDOW, Position, Stretch, View
 
@@ -102,10 +103,10 @@ class Deliveries:
             return messages, delivered, pending
         chosen = self._consumer.filter or None
         window = WINDOW if max_records == 1 and chosen is None else SCAN
+        rest = list(pending)  # if the limits end it here: what does not match behind the last message is not passed over
         while pending:
             start, stop = pending[0]
             reached = start
-            full = False
             for stretch in self._view.stretches(start, stop, chosen, window, max(1, free - len(messages)), blocks=blocks):
                 if stretch.places:
                     if free <= 0:
@@ -115,18 +116,16 @@ class Deliveries:
                             path=self._engine.path,
                         )
                     count, room = _fitting(stretch.bodies, room, not messages)
-                    if not count:
-                        full = True
-                        break
-                    stretch = stretch.first(count)
-                    messages += stretch.messages()
-                    delivered += _delivered(stretch)
+                    if count:
+                        taken = stretch.first(count)
+                        messages += taken.messages()
+                        delivered += _delivered(taken)
+                        rest = [Range(taken.behind(), stop), *pending[1:]]
+                    if count < len(stretch.places) or len(messages) >= free or room <= 0:
+                        return messages, delivered, rest
                 reached = stretch.reached
-                if len(messages) >= free or room <= 0:
-                    full = True
-                    break
             pending[0] = Range(reached, stop)
-            if full or stop is None:
+            if stop is None:
                 break
             pending.pop(0)
         return messages, delivered, pending
@@ -152,6 +151,16 @@ class Deliveries:
                 break  # it was removed from the topic since `drop_lost`
             yield message._replace(attempt=flight.attempt + 1), flight.at
 
+    def set_filter(self, chosen: Filter) -> int:
+        """Deliver only what matches from now on; what is in flight and does not counts as read. Returns the position."""
+        self.drop_lost()
+        flights = sorted(self._engine.state.in_flight.items())
+        offsets = [offset for offset, flight in flights if not matches(self._view, flight.at, chosen)]
+        position = self._shared.commit(SetFilter(chosen.text, evenly(offsets)))
+        self._consumer.filter = chosen
+        self._consumer.pass_over(offsets)
+        return position
+
     def drop_lost(self) -> range:
         """Move on if the oldest messages were removed from the topic before they were committed; returns the blocks."""
         blocks = self._view.blocks()
@@ -169,13 +178,30 @@ class Deliveries:
         """Commit these messages, or without arguments all that this consumer has. Returns the position of the commit, and
         how many.
         """
-        offsets = self.check_mine(messages)
+        offsets, passed = self.check_mine(messages), self._take_passed(messages)
         if not offsets:
-            return 0, 0
+            return 0, passed
         position = self._shared.commit(Commit(evenly(offsets), None))
         for offset in offsets:
             del self._consumer.mine[offset]
-        return position, len(offsets)
+        return position, len(offsets) + passed
+
+    def nack(self, messages: tuple[Message, ...], delay: float) -> int:
+        """Give them back for ``delay`` seconds, or without arguments all that this consumer has. Returns how many are delivered
+        again.
+        """
+        offsets = self.check_mine(messages)
+        self._take_passed(messages)
+        self.requeue(offsets, delay)
+        return len(offsets)
+
+    def _take_passed(self, messages: tuple[Message, ...]) -> int:
+        """How many of these, or of all that this consumer has, count as read: it has them no longer."""
+        passed = self._consumer.passed
+        offsets = {*self._consumer.has_passed(messages)} if messages else {*passed}
+        for offset in offsets:
+            del passed[offset]
+        return len(offsets)
 
     def requeue(self, offsets: list[int], delay: float = 0.0) -> None:
         """Deliver messages again, first, after ``delay`` seconds."""

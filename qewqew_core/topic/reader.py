@@ -33,7 +33,7 @@ from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.participant import Participant
 from qewqew_core.topic.reader_batches import ReaderBatches
 from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, stats_of
-from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState, SetFilter
+from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState
 from qewqew_core.topic.seeking import first_place, place_of
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import Position, View
@@ -254,9 +254,7 @@ class Reader(HasBatches, HasHeader, Closes):
         """
         arguments.check_timeout("delay", delay)
         with self._engine.exclusive():
-            offsets = self._deliveries.check_mine(messages)
-            self._deliveries.requeue(offsets, delay)
-            return len(offsets)
+            return self._deliveries.nack(messages, delay)
 
     # Moving
 
@@ -309,14 +307,15 @@ class Reader(HasBatches, HasHeader, Closes):
             return self._engine.state.filter
 
     def set_filter(self, text: str | None) -> None:
-        """Deliver only messages whose tags match, from the next one on; None or "": all. Durable; raises `BadArgument`.
+        """Deliver only messages whose tags match, from now on; None or "": all. Durable; raises `BadArgument`, `Corrupt`.
 
-        Messages that an earlier filter has skipped come again only after `seek`.
+        Messages that do not match count as read, also those that were delivered, or given back: they do not come again. Who has
+        one may still commit it. Messages that an earlier filter has skipped come again only after `seek`; batches stay as they
+        are.
         """
         chosen = Filter(text)
         with self._engine.exclusive():
-            position = self._shared.commit(SetFilter(chosen.text))
-            self._consumer.filter = chosen
+            position = self._deliveries.set_filter(chosen)
             self._shared.durable(position, always=True)
             self._shared.write_rdx(*zbus.filter_patch(chosen.text))
 

@@ -152,24 +152,28 @@ class ReaderBatches(Source):
         offsets: list[int] = []
         pending = list(self.engine.state.pending)
         for at, after, those in self._flights_again(max_records):
-            segment, size, end = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
+            segment, size, end, full = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
             if segment is not None:
                 segments.append((segment, size))
                 ranges.append(Range(at, end))
                 offsets += those[: segment.records]
                 max_records, max_bytes = max_records - segment.records, max_bytes - size
-            if end != after:
+            if full:
                 return segments, ranges, offsets, pending
-        while pending and max_records > 0 and max_bytes > 0:
+        rest = list(pending)  # if the limits end it here, see `Deliveries`
+        while pending:
             start, stop = pending[0]
             if stop is not None and start[:2] >= stop[:2]:
                 pending.pop(0)  # `read` has come to its end
                 continue
-            segment, size, end = segment_of(pending[0], max_records, max_bytes, bool(segments))
+            segment, size, end, full = segment_of(pending[0], max_records, max_bytes, bool(segments))
             if segment is not None:
                 segments.append((segment, size))
                 ranges.append(Range(start, end))
+                rest = [Range(end, stop), *pending[1:]]
                 max_records, max_bytes = max_records - segment.records, max_bytes - size
+            if full:
+                return segments, ranges, offsets, rest
             if end == start:
                 break
             if stop is not None and (end.block, end.offset) >= (stop.block, stop.offset):
@@ -182,8 +186,6 @@ class ReaderBatches(Source):
         """Messages that are to be delivered again: those side by side, from where to where, and their offsets."""
         parts: list[tuple[Position, Position, list[int]]] = []
         for message, at in self._deliveries.again(max_records):
-            if not self._consumer.filter.matches(message.tag):
-                continue  # the filter was changed since: `read` delivers it
             after = behind(message, at)
             if parts and parts[-1][1] == at:
                 start, _, those = parts.pop()

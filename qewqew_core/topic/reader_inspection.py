@@ -125,14 +125,20 @@ def add_naks(files: Files, view: View, path: str, state: ReaderState) -> list[in
         data = read_whole(files, path)
     except FileNotFoundError:
         return []
-    entries = zbus.unpack_naks(data, view.dialect)
+    entries, chosen = zbus.unpack_naks(data, view.dialect), Filter(state.filter)
     entered: list[Delivered] = []
     for entry in entries.values():
         place = view.by_offset(entry.offset)
-        if place is not None and place < state.pending[0].start:
+        if place is not None and place < state.pending[0].start and matches(view, place, chosen):
             entered.append((entry.offset - place.offset, place.block, max(1, entry.tries), place.number, [place.offset]))
     state.apply(Deliver(0, 0, entered, state.pending))
     return [zbus.nak_entry_at(number, view.dialect) for number in entries]
+
+
+def matches(view: View, place: Position, chosen: Filter) -> bool:
+    """Whether there is a message, and the filter lets it through."""
+    message = view.message(place, cut=0) if chosen else None
+    return not chosen or (message is not None and chosen.matches(message.tag))
 
 
 def place_of_rdx(view: View, block: int, offset: int, path: str) -> Position:

@@ -65,7 +65,10 @@ class Lose(NamedTuple):
 
 
 class SetFilter(NamedTuple):
+    """Another filter; messages in flight that do not match it count as read from now on."""
+
     text: str | None
+    offsets: Sequence[int]
 
 
 class Prepare(NamedTuple):
@@ -166,8 +169,10 @@ class ReaderState(LeaseState):
                 self.prepared.clear()
             case Lose(pending, offsets, lost):
                 self._go_elsewhere(pending, offsets, lost)
-            case SetFilter(text):
+            case SetFilter(text, offsets):
                 self.filter = text
+                flights.remove(offsets)
+                self.prepared &= {str(flight.session) for flight in flights.values()}
             case Prepare(session, offsets):
                 self.prepared.add(session)
                 for offset in offsets:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import time as clock
+from collections.abc import Iterable
 from typing import Any
 
 from qewqew_core.batch import places
@@ -21,11 +22,12 @@ from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
+from qewqew_core.formats.zbus import Message
 from qewqew_core.limits import LIMITS
 from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
-from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve
+from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve, SetFilter
 from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
@@ -38,6 +40,7 @@ class Consumer:
     def __init__(self) -> None:
         self.owner = random.SystemRandom().randrange(1, 1 << 62)  # the byte of the lock file that it has
         self.mine: dict[int, int] = {}  # offset: attempt, of what it has delivered and is not committed
+        self.passed: dict[int, int] = {}  # the same of what counts as read since, because the filter was changed
         self.due = 0  # no message in flight is to be delivered again before this time (but those of dead owners)
         self.filter = Filter(None)
 
@@ -46,6 +49,14 @@ class Consumer:
         flight = state.in_flight
         for offset in [offset for offset in self.mine if offset not in flight or flight[offset].owner != self.owner]:
             del self.mine[offset]
+
+    def pass_over(self, offsets: Iterable[int]) -> None:
+        """The filter that was set does not match these."""
+        self.passed |= {offset: self.mine.pop(offset) for offset in offsets if offset in self.mine}
+
+    def has_passed(self, messages: Iterable[Message]) -> list[int]:
+        """The offsets of those of these that it has, and that count as read since."""
+        return [message.offset for message in messages if self.passed.get(message.offset) == message.attempt]
 
     def catch_up(self, state: ReaderState) -> None:
         """Others may have changed anything."""
@@ -174,6 +185,8 @@ class SharedLog(Gate):
             end = base + frame.end
             operation = reader_log.replay_frame(frame, self.engine.state, log.path, base)
             self.files_are_behind |= isinstance(operation, (Lease, PutBack, Change))  # which files follow
+            if isinstance(operation, SetFilter):
+                self._consumer.pass_over(operation.offsets)
         log.follow(end)
         if end < size:  # who appended this was killed while it did
             self._files.truncate(log.fd, end)

@@ -258,17 +258,21 @@ class Topic(HasHeader, Closes):
         """(number of the first message, how many)."""
         hashed = None if key is None else key_hash(arguments.check_key(key))
         writer = self.writer()
-        with writer.engine.exclusive():
-            number, blocks = writer.engine.state.number, writer.engine.state.last.block
-            if hashed is not None and hashed in writer.engine.state.idempotency_keys:
-                position = writer.engine.log.position  # another thread may still be waiting for that commit
-                count = writer.engine.state.idempotency_keys[hashed][1]
-            elif not ready.messages and hashed is None:
-                return number, 0
-            else:
-                operations = [] if hashed is None else [PutKey(hashed, ready.messages)]
-                position, count = writer.append([ready], ready.size, operations), ready.messages
-        writer.durable(position)
+        try:
+            with writer.engine.exclusive():
+                number, blocks = writer.engine.state.number, writer.engine.state.last.block
+                if hashed is not None and hashed in writer.engine.state.idempotency_keys:
+                    position = writer.engine.log.position  # another thread may still be waiting for that commit
+                    count = writer.engine.state.idempotency_keys[hashed][1]
+                elif not ready.messages and hashed is None:
+                    return number, 0
+                else:
+                    operations = [] if hashed is None else [PutKey(hashed, ready.messages)]
+                    position, count = writer.append([ready], ready.size, operations), ready.messages
+            writer.durable(position)
+        except BaseException as error:
+            writer.settle(error)
+            raise
         if writer.engine.state.last.block != blocks:
             self.trim_quietly()
         return number, count

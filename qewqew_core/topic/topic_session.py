@@ -117,21 +117,36 @@ class TopicSession(Transaction):
             if self._position is None:
                 writer.durable(before)  # another thread may still be waiting for that commit
                 return known
-            writer.durable(self._position)
-            noted = True
-            for reader in read:
-                noted &= _note(reader, session)
-            if noted:
-                writer.noted(session)
-        except BaseException:
+            count = self._finish(writer, session, read)
+        except BaseException as error:
             if self._position is not None:  # else it has not happened, or `_commit` has seen to it
-                self._leave_open(session)
+                self._settle(writer, session, read, error)
             raise
-        count = len(self._appends)
-        self._forget()
         if writer.engine.state.last.block != blocks:
             topic.trim_quietly()
         return count
+
+    def _finish(self, writer: Writer, session: str, read: Iterable[Reader]) -> int:
+        """Let everybody see what was committed, and forget it; returns how many messages were appended. A second call goes on."""
+        assert self._position is not None
+        writer.durable(self._position)
+        noted = True
+        for reader in read:
+            noted &= _note(reader, session)
+        if noted:
+            writer.noted(session)
+        count = len(self._appends)
+        self._forget()
+        return count
+
+    def _settle(self, writer: Writer, session: str, read: Iterable[Reader], error: BaseException) -> None:
+        """It was interrupted after its commit, or the disk has failed."""
+        try:
+            writer.settle(error)
+            if writer.engine.is_open and not isinstance(error, QewQewError):
+                self._finish(writer, session, read)
+        finally:
+            self._leave_open(session)
 
     def _commit(self, writer: Writer, session: str, read: dict[Reader, list[Message]], operations: list[Operation]) -> None:
         """Have the readers note what this is about, then commit; ``_position`` is that in the topic's log."""

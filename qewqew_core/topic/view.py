@@ -69,13 +69,16 @@ class Stretch(NamedTuple):
     def messages(self) -> list[Message]:
         return zbus.messages_of(self.heads, self.bodies, [self.base + place for place in self.places])
 
+    def behind(self) -> Position:
+        """Where the last of them ends."""
+        return Position(self.block, self.places[-1] + HEAD + self.heads.lengths[-1], self.heads.numbers[-1] + 1)
+
     def first(self, count: int) -> Stretch:
         """Only this many of them, at least one."""
         if count == len(self.places):
             return self
-        heads = self.heads.first(count)
-        reached = Position(self.block, self.places[count - 1] + HEAD + heads.lengths[-1], heads.numbers[-1] + 1)
-        return Stretch(self.block, self.base, self.places[:count], heads, self.bodies[:count], reached)
+        part = self._replace(places=self.places[:count], heads=self.heads.first(count), bodies=self.bodies[:count])
+        return part._replace(reached=part.behind())
 
 
 Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order

@@ -100,6 +100,17 @@ class Writer:
             if not is_at(self._blocks.files, fd, path):
                 raise self.engine.poison(moved(path, "topic"))
 
+    def settle(self, error: BaseException) -> None:
+        """A call that may have committed was interrupted: then it has happened, and readers see that now, not some day."""
+        if self.engine.is_open and not isinstance(error, QewQewError):
+            try:
+                self.durable(self.engine.log.position)
+            except QewQewError:
+                pass  # from now on, every call raises it
+            except BaseException as again:  # a second Ctrl-C, by somebody who does not wait for the disk
+                self.engine.poison(InterruptedError(0, f"interrupted twice, by {type(again).__name__}"))
+                raise
+
     def append(self, parts: Iterable[Outgoing], size: int, behind: Sequence[Operation]) -> int:
         """Commit all these messages, ``size`` bytes in total, then other operations; returns the position of the commit."""
         engine, blocks, time = self.engine, self._blocks, self.engine.now()
@@ -239,19 +250,23 @@ class Writer:
 
     def trim(self, count: int) -> None:
         """Remove the oldest blocks, durably; never the last one. First the log and the index, then the files."""
-        with self.engine.exclusive():
-            self.check_place()
-            start = self.engine.state.start
-            entries = [self._blocks.entry(block) for block in range(start, start + count)]
-            # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
-            # dead or acknowledged have linked is from now on no longer redone from the log.
-            self._blocks.sync()
-            position = self._commit([Trim(count)], self.engine.now())
-        self.durable(position, always=True)
-        with self.engine.exclusive():
-            self._blocks.sync_index()
-            self.check_place()
-            self._blocks.remove(entries)
+        try:
+            with self.engine.exclusive():
+                self.check_place()
+                start = self.engine.state.start
+                entries = [self._blocks.entry(block) for block in range(start, start + count)]
+                # A power cut must not take a commit before this one: then the blocks would be needed. And what batches that are
+                # dead or acknowledged have linked is from now on no longer redone from the log.
+                self._blocks.sync()
+                position = self._commit([Trim(count)], self.engine.now())
+            self.durable(position, always=True)
+            with self.engine.exclusive():
+                self._blocks.sync_index()
+                self.check_place()
+                self._blocks.remove(entries)
+        except BaseException as error:
+            self.settle(error)
+            raise
 
     # The log
 

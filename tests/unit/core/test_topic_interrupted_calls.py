@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a call on a topic, a reader or a session: it has happened or not, and nothing is half done."""
+"""Ctrl-C at any moment of a call on a topic, a reader or a session: it has happened or not, at once, and nothing is half done."""
 
 from __future__ import annotations
 
@@ -61,6 +61,14 @@ def nack(topic: Topic, reader: Reader, session: TopicSession) -> None:
     reader.nack()
 
 
+def seek(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.seek(number=5)
+
+
+def set_filter(topic: Topic, reader: Reader, session: TopicSession) -> None:
+    reader.set_filter("a")
+
+
 def lease(topic: Topic, reader: Reader, session: TopicSession) -> None:
     reader.lease("key", max_records=4)
 
@@ -97,8 +105,52 @@ def test_a_call_that_was_interrupted_anywhere_has_happened_or_not(tmp_path, kind
         shutil.rmtree(tmp_path / "t")
 
 
-def interrupted(folder: Path, operation: Callable[..., None], interrupt: Interrupt) -> tuple[View, View]:
-    """The topic before and after the operation."""
+@pytest.mark.parametrize("kind", ["topic, log carries", "topic, blocks carry"], indirect=True)
+@pytest.mark.parametrize(
+    "operation", [append, append_many_with_a_new_block, commit, nack, seek, set_filter, lease, end_leases, commit_session, trim]
+)
+def test_what_is_seen_after_an_interrupt_stays_true(tmp_path, kind, every, operation):
+    """Whoever looks sees at once what a new opening finds; and what is appended then makes nothing appear but itself."""
+    going_on = 0
+
+    def use(topic: Topic, reader: Reader, session: TopicSession) -> None:
+        nonlocal going_on, seen
+        try:
+            if operation is commit_session:
+                session.commit(key="key")  # it has not returned, has it? so again
+                assert [one.body for one in topic].count(b"in session") == 1
+            records = reader.stats().records
+            seen = view(topic)
+            assert (topic.append(b"later"), len(topic)) == (seen.next, seen.next + 1 - seen.first)
+        except Broken:
+            seen = None
+            return
+        going_on += 1
+        numbers = seen.readers["r"].pending | ({seen.next} if seen.readers["r"].filter is None else set())
+        readers = {
+            name: one if one.filter else one._replace(pending=one.pending | {seen.next}) for name, one in seen.readers.items()
+        }
+        messages = seen.messages | {seen.next: (b"later", None)}
+        assert (records, reader.stats().records) == (len(seen.readers["r"].pending), len(numbers))
+        seen = seen._replace(next=seen.next + 1, messages=messages, readers=readers)
+
+    for interrupt in interrupts(every, MODULES, quick=30, full=10, passing=PASSING):
+        seen: View | None = None
+        interrupted(tmp_path / "t", operation, interrupt, use)
+        with Topic(tmp_path / "t" / "t", _files=NoSync()) as topic:
+            for name in topic.readers():
+                topic.reader(name).close()
+            if seen is not None:  # else it was broken: it has happened or not
+                found = view(topic)
+                assert found == seen, f"{interrupt.where}: {differences(found, [seen])}"
+        shutil.rmtree(tmp_path / "t")
+    assert going_on > 0
+
+
+def interrupted(
+    folder: Path, operation: Callable[..., None], interrupt: Interrupt, then: Callable[..., None] = lambda *_: None
+) -> tuple[View, View]:
+    """The topic before and after the operation; ``then`` uses it once more."""
     folder.mkdir()
     topic = Topic(folder / "t", block_size=600, max_records=4, slow_readers="move", log_bytes=LOG_BYTES, _files=NoSync())
     topic.max_records = None
@@ -123,6 +175,7 @@ def interrupted(folder: Path, operation: Callable[..., None], interrupt: Interru
         pass
     topic.max_records = None
     after = view(topic) if interrupt.left > 0 else before
+    then(topic, reader, session)
     for one in (session, reader, other, topic):
         with contextlib.suppress(Broken, Closed):
             one.close()
