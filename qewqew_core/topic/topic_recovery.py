@@ -119,7 +119,7 @@ def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
     another writer out.
     """
     while True:
-        log_fd.append(files.open(path))
+        files.open_into(log_fd, path)
         if not lock.whole(log_fd[0]):
             raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
         if is_at(files, log_fd[0], path):

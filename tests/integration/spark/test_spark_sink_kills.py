@@ -67,7 +67,7 @@ def kill(process: subprocess.Popen) -> None:
 
 def sizes(path: Path) -> tuple[int, ...]:
     """What changes with each commit."""
-    return tuple(file.stat().st_size for file in (Path(f"{path}.log"), path / f"{path.name}.log") if file.exists())
+    return tuple(file.stat().st_size for file in (Path(f"{path}.log"), path / f"{path.name}.wal") if file.exists())
 
 
 def run(directory: Path, kind: str, kills: int, seed: int) -> int:
