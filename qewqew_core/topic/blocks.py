@@ -139,8 +139,12 @@ class Blocks:
             for block in blocks
         }
         head = zbus.pack_index(Index(zbus.VERSION, state.count, state.start, state.number))
-        patch[0] = head + (crc32(head) if mark else 0).to_bytes(_MARK)
+        patch[0] = head + crc32(head).to_bytes(_MARK) if mark else head
         return patch
+
+    def remove_mark(self) -> None:
+        """From here on the log is on disk as far as the index says."""
+        self.write_index({zbus.INDEX_HEAD: bytes(_MARK)})
 
     def write_index(self, patch: dict[int, bytes]) -> None:
         for at in sorted(patch, reverse=True):  # the head comes last

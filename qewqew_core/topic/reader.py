@@ -128,6 +128,8 @@ class Reader(HasBatches, HasHeader, Closes):
             committed = state.committed_position()
             if not state.clean or (committed.block, committed.offset, state.filter) == (block, offset, zbus.unpack_filter(data)):
                 self._come_back()
+                if not self._shared.has_witness:  # the lock file was removed, perhaps from under others, who must see that
+                    self._shared.rotate()
                 return
             # A zbus server has used the reader since.
         else:

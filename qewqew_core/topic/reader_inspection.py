@@ -103,11 +103,11 @@ def short_rdx(path: str) -> Corrupt:
 def without_rdx(files: Files, directory: str) -> list[str]:
     """Readers whose .rdx is missing, and that were not deleted."""
     names = sorted(name.removesuffix(LOCK) for name in files.list(os.path.join(directory, "state")) if name.endswith(LOCK))
-    return [
-        name
-        for name in names
-        if not files.exists(rdx_of(directory, name)) and witness.is_beside(files, stem_of(directory, name) + LOG)
-    ]
+
+    def is_missing(rdx: str, log: str) -> bool:
+        return not files.exists(rdx) and witness.is_beside(files, log) and not files.exists(rdx)  # else it was just made
+
+    return [name for name in names if is_missing(rdx_of(directory, name), stem_of(directory, name) + LOG)]
 
 
 def check_rdx(state: ReaderState, whole: bool, path: str) -> None:

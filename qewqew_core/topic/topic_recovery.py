@@ -3,8 +3,8 @@
 `recover` calls the steps in their order, which is that of docs/format/topics.md. The caller has the lock of the writer. A
 crash in any step leaves what the same steps finish.
 
-1. Look: the log, and the index. A new topic is made. A log that is missing though it has a witness, and an index that cannot be
-   that of the log, are damage, and refused.
+1. Look: the log, which is locked, and the index. A new topic is made. A log that is missing though it has a witness, and an
+   index that cannot be that of the log, are damage, and refused.
 2. Decide who was here last. A clean log with an index that says the same: we were, and steps 3 to 5 have nothing to do. An
    index that is ahead, or no log: a zbus server was. Anything else is what a crash of ours left.
 3. After a server, its index is believed, and its last block is counted; keys and sessions are those of the log.
@@ -25,10 +25,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, Files, read_whole, remove_if_there, write_new
+from qewqew_core.disk import journal, lock
+from qewqew_core.disk.files import Descriptors, Files, close_all, is_at, read_all, read_whole, remove_if_there, write_new
 from qewqew_core.disk.journal import Journal
-from qewqew_core.errors import BadArgument, Corrupt
+from qewqew_core.errors import BadArgument, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
@@ -48,7 +48,18 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     which sessions were committed, and the dialect. Raises `Corrupt` and `BadArgument` before anything is changed, and errors of
     the system.
     """
-    found, index = _look(blocks)
+    log_fd = Descriptors()
+    try:
+        return _recover(blocks, dialect, resolve, log_fd)
+    finally:
+        lock.unlock(*log_fd)  # unless the log goes on
+        log_fd.close()
+
+
+def _recover(
+    blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None], log_fd: Descriptors
+) -> tuple[Journal, TopicState]:
+    found, index = _look(blocks, log_fd)
     ours, closed = _was_ours(blocks, found, index)
     if found is None or not ours:
         state = _adopt(blocks, index, found, dialect)
@@ -59,20 +70,23 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     _remove_strays(blocks, state, ours)
     if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
+        blocks.remove_mark()
     resolve(set(state.sessions), state.dialect)
     if found is None or not closed:
         return _new_log(blocks, state), state
     if not found.frames:  # who was killed after putting this log into place may not have done it
         blocks.files.sync_directory(blocks.directory)
-    return _open_log(blocks, found), state
+    fds = Descriptors()
+    log_fd.hand_over(fds)
+    return _journal(blocks, found, fds), state  # the log of a topic that was closed goes on
 
 
 # Step 1
 
 
-def _look(blocks: Blocks) -> tuple[Replayed | None, Index]:
-    """Step 1. After it there is an index, which may be that of the log, and it has its whole size."""
-    found = _replayed(blocks)
+def _look(blocks: Blocks, log_fd: list[int]) -> tuple[Replayed | None, Index]:
+    """Step 1. After it the log is locked, and there is an index, which may be that of the log, and it has its whole size."""
+    found = _replayed(blocks, log_fd)
     if not blocks.files.exists(blocks.index_path):
         _make(blocks, found)
     index = blocks.open_index()
@@ -83,16 +97,32 @@ def _look(blocks: Blocks) -> tuple[Replayed | None, Index]:
     return found, index
 
 
-def _replayed(blocks: Blocks) -> Replayed | None:
+def _replayed(blocks: Blocks, log_fd: list[int]) -> Replayed | None:
     try:
-        data = read_whole(blocks.files, blocks.log_path)
+        _own_log(blocks.files, blocks.log_path, log_fd)
     except FileNotFoundError:
         witness.check_topic(blocks.files, blocks.directory)
         return None
+    data = read_all(blocks.files, log_fd[0], blocks.log_path)
     found = topic_log.replay(data, blocks.log_path)
     if found.torn:
         found.clean = False  # that is to be cut off
     return found
+
+
+def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
+    """Open and lock the log. Raises `Locked`.
+
+    Log and lock file have one owner. But somebody may remove the lock file of a topic that is open; then this lock is what keeps
+    another writer out.
+    """
+    while True:
+        files.open_into(log_fd, path)
+        if not lock.whole(log_fd[0]):
+            raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
+        if is_at(files, log_fd[0], path):
+            return
+        close_all(log_fd)  # its owner has replaced it meanwhile
 
 
 def _make(blocks: Blocks, found: Replayed | None) -> None:
@@ -255,7 +285,9 @@ def _up_to(blocks: Blocks, found: Replayed, is_there: Callable[[Redo], bool]) ->
 
 def _redo(blocks: Blocks, found: Replayed) -> TopicState:
     """Step 4. After it every block has all that the log says, and nothing behind its end."""
-    with contextlib.closing(_open_log(blocks, found)) as log:
+    fds = Descriptors()
+    fds.append(blocks.files.open(blocks.log_path))
+    with contextlib.closing(_journal(blocks, found, fds)) as log:
         log.sync(log.position, refuse=False)  # what a killed process has not synced must not be lost when the files follow it
     while True:
         for block in (*found.state.full, found.state.last):
@@ -348,15 +380,13 @@ def _first_base(blocks: Blocks, state: TopicState) -> int:
     return at
 
 
-# Step 7
-
-
-def _open_log(blocks: Blocks, found: Replayed) -> Journal:
-    """The log of a topic that was closed goes on."""
-    fds = Descriptors()
-    fds.append(blocks.files.open(blocks.log_path))
+def _journal(blocks: Blocks, found: Replayed, fds: list[int]) -> Journal:
+    """The log as it is, open."""
     ends = found.end, found.snapshot_end
     return Journal(blocks.files, blocks.log_path, fds, found.generation, *ends, "topic", found.frames, found.durable)
+
+
+# Step 7
 
 
 def _new_log(blocks: Blocks, state: TopicState) -> Journal:
@@ -368,7 +398,9 @@ def _new_log(blocks: Blocks, state: TopicState) -> Journal:
     state.clock = state.clock.now(blocks.files.boot())
     prune(state.idempotency_keys, state.clock.elapsed)
     state.full.clear()
-    return journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
+    log = journal.create(blocks.files, blocks.log_path, lambda generation: topic_log.snapshot(state, generation), "topic")
+    lock.whole(log.fd)
+    return log
 
 
 def forget_sessions(files: Files, directory: str, state: TopicState, noted: set[str]) -> None:

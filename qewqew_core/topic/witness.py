@@ -47,7 +47,8 @@ def withdraw(files: Files, fd: int) -> None:
 def check_topic(files: Files, directory: str) -> None:
     """Raise `Corrupt` if the log of the topic is missing: no zbus server had it last, whatever its other files are like."""
     log = log_of(directory)
-    if not files.exists(log) and is_beside(files, log):
+    # Asked again: somebody may have made the topic in between.
+    if not files.exists(log) and is_beside(files, log) and not files.exists(log):
         raise Corrupt(
             f"the log of the topic is missing, though {os.path.basename(lock_of(directory))} says that there was one. Nothing "
             "was changed; restore it, or let `qewqew repair` (repair_topic) begin another one, without the keys of appends",

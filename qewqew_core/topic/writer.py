@@ -52,7 +52,9 @@ class Writer:
         """``resolve`` is told which sessions were committed, and the dialect."""
         self.block_size = block_size
         self.min_free_bytes = min_free_bytes
-        self.engine: Engine[TopicState] = Engine(directory, "topic", topic_log, sync=sync == "commit", log_bytes=log_bytes)
+        self.engine: Engine[TopicState] = Engine(
+            directory, "topic", topic_log, sync=sync == "commit", log_bytes=log_bytes, locks_log=True
+        )
         self._blocks = Blocks(files, directory)
         self._sync = sync
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
@@ -94,9 +96,8 @@ class Writer:
         """Raise `Broken` if what stands at the paths of the topic is not what is open here: no step that works by path may touch
         it. Call it before each of them, with the engine's lock.
         """
-        assert self._lock_file is not None
         log = self.engine.log
-        for fd, path in ((self._lock_file.fd, lock_of(self.engine.path)), (log.fd, log.path), *self._blocks.open_files()):
+        for fd, path in ((log.fd, log.path), *self._blocks.open_files()):
             if not is_at(self._blocks.files, fd, path):
                 raise self.engine.poison(moved(path, "topic"))
 
@@ -285,7 +286,7 @@ class Writer:
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
         if not self.engine.sync:
-            self._blocks.write_index(self._blocks.index_patch(self.engine.state))  # without the mark
+            self._blocks.remove_mark()
         self._blocks.store(self.engine.state)
 
     def _forget(self) -> None:

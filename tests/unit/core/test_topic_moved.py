@@ -11,7 +11,7 @@ import pytest
 from damage import tree
 from disk import NoSync
 
-from qewqew_core import Broken, Topic
+from qewqew_core import Broken, Locked, Topic
 from qewqew_core.topic.reader import Reader
 
 MOVED = "moved, removed or replaced"
@@ -150,6 +150,31 @@ def test_a_topic_that_only_its_own_processes_change_is_where_it_was(path: Path) 
         with other._engine.exclusive():
             other._shared.rotate()
         assert one.read().number == 1
+
+
+def test_a_lock_file_that_is_removed_lets_no_second_writer_in(path: Path) -> None:
+    topic = opened(path, max_records=5)
+    (path / "t.lock").unlink()
+    with pytest.raises(Locked, match="lock file was removed"):
+        Topic(path, lock_timeout=0)
+    fill_a_block(topic)
+    topic.append(b"last")
+    topic.close()
+    with Topic(path) as topic:
+        assert [*topic][-1].body == b"last"
+
+
+def test_who_has_a_reader_whose_lock_file_was_removed_is_stopped_when_another_comes(path: Path) -> None:
+    """They would not wait for each other."""
+    with opened(path) as topic, topic.reader("r") as one:
+        assert one.read().number == 0
+        (path / "state" / "r.lock").unlink()
+        assert one.read().number == 1
+        one.commit()
+        with topic.reader("r") as other:
+            with pytest.raises(Broken, match=MOVED):
+                one.read()
+            assert other.read().number == 2
 
 
 def test_what_was_appended_is_where_the_files_are_now(path: Path) -> None:
