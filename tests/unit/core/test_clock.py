@@ -19,6 +19,7 @@ from qewqew_core.disk.files import Files
 from qewqew_core.keys import KEYS_KEPT_MS
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
 from qewqew_core.tools import monitoring
 from qewqew_core.topic.topic_inspection import inspect_topic
 
@@ -360,7 +361,7 @@ def test_a_repair_keeps_what_is_known_of_time(tmp_path: Path, clock: Clock) -> N
         store.put_many([b"x", b"y"], key="key")
         assert store.lease("mine", max_records=1, lease_timeout=MINUTE)
         shutil.copytree(tmp_path, damaged := tmp_path.with_name("damaged"))
-    log = damaged / "q.log"
+    log = damaged / f"q{paths.LOG}"
     data = bytearray(log.read_bytes())
     data[logs.replay(bytes(data), str(log)).end - 1] ^= 1  # the lease is torn
     data[20] ^= 1  # and the first frame damaged, which has the clock
