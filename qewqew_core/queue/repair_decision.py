@@ -196,11 +196,12 @@ class Decision:
             write_new(files, target, chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE) + data)
 
     def _fetch_from_lease(self, state: State) -> None:
-        """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them."""
+        """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them. Shorter ones are copies."""
         making = self._plan.lease_path
         for chunk_state in state.chain.values():
             source = os.path.join(making, batch_files.segment_file(self._path, chunk_state.id))
-            if chunk_state.id not in self._plan.ids and self._files.exists(source):
+            is_there = chunk_state.id not in self._plan.ids and self._files.is_regular(source)
+            if is_there and self._files.status(source).st_size >= chunk_state.tail:
                 self._files.rename(source, self._plan.chunk_path(chunk_state.id))
                 self._files.sync_directory(self._plan.parent)
                 self._files.sync_directory(making)

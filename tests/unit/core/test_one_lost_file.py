@@ -63,15 +63,20 @@ KINDS: dict[str, tuple[type[Work], int]] = {
 
 
 def marks(folder: Path, where: str = "", log: bytes | None = None) -> set[bytes]:
-    """Which records are in any file below the folder whose path has this in it; ``log``: of a queue, whose chunks have before
-    their heads what was taken. What logs carry besides goes when they are cut back, in any case.
+    """Which records are in any file below the folder whose path has this in it. ``log``: of a queue, whose chunks have what was
+    taken before their heads, and what is stale behind their tails. What logs carry besides goes when they are cut back.
     """
-    heads = {} if log is None else {f"q.{each.id}": each.head for each in logs.replay(log, "").state.chain.values()}
-    found: set[bytes] = set()
-    for name, data in tree(folder).items():
-        if isinstance(data, bytes) and where in name and not name.endswith((paths.LOG, ".log")):
-            found.update(MARK.findall(data, heads.get(name, 0)))
-    return found
+    spans: dict[str, tuple[int, int]] = {}
+    if log is not None:
+        found = logs.replay(log, "")
+        spans = {f"q.{each}": (0, 0) for each in found.dropped}
+        spans |= {f"q.{each.id}": (each.head, each.tail) for each in found.state.chain.values()}
+    return {
+        record
+        for name, data in tree(folder).items()
+        if isinstance(data, bytes) and where in name and not name.endswith((paths.LOG, ".log"))
+        for record in MARK.findall(data, *spans.get(name, ()))
+    }
 
 
 def mark(record: bytes) -> bytes:
@@ -156,7 +161,7 @@ def check_opening(case: Case, readable: set[bytes]) -> None:
             check_error(case, error)
     if "Nothing was changed" in said:
         now = tree(case.folder)
-        changed = {name for name in found.keys() | now.keys() if found.get(name) != now.get(name)}
+        changed = {name for name in found.keys() | now.keys() if found.get(name) != now.get(name) and not name.endswith(".lock")}
         assert not changed, f"{case.what}: {said}, but {changed} changed"
     lost = readable - marks(case.folder)
     assert not lost, f"{case.what}: opening has lost {sorted(lost)}"
@@ -176,7 +181,11 @@ def check_queue(case: Case, readable: set[bytes]) -> None:
 
 
 def check_topic(case: Case, readable: set[bytes]) -> None:
-    repair_topic(case.folder / "t", _files=NoSync())
+    try:
+        repair_topic(case.folder / "t", _files=NoSync())
+    except Corrupt as error:  # the only block is missing
+        assert "there are no blocks" in str(error), case.what
+        return
     lost = readable - marks(case.folder)
     assert not lost, f"{case.what}: repair has lost {sorted(lost)}"
     with case.work.opened(case.folder, NoSync()) as topic:
@@ -214,7 +223,7 @@ def test_neither_opening_nor_repair_makes_less_readable_than_it_found(
             allowed = work.allowed_at(stop)
             what = f"seed {seed}, stopped after call {stop} of {len(calls)}, {name}: {damage}"
             case = Case(work, tmp_path / "damaged", allowed[0], allowed[-1], name, what)
-            shutil.copytree(folder, case.folder)
+            image(calls[:stop], str(root), case.folder, None)  # links of one file stay so
             write(case.folder / name, damage.of(files[name]))
             readable = marks(case.folder, log=files.get("q" + paths.LOG)) & case.live()
             try:
