@@ -12,7 +12,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BATCH_ID, BatchState
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, close_each, read_whole
+from qewqew_core.disk.files import Descriptors, close_each, read_whole, write_new
 from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk, Cut
@@ -175,8 +175,8 @@ class Decision:
                 self._plan.rescued.append(Rescued(chunk_state.id, records, len(frames), 0, when, frames, None))
 
     def _make_again(self, replayed: Replayed) -> None:
-        """Make what is missing in NAME.lease, so that the lease can be finished: copies are made again from their chunks. For
-        whole chunks, and where the chunk of a copy is missing too, there are zeros, which are found damaged later.
+        """Make what is missing in NAME.lease, so that the lease can be finished. Copies that are not whole are made again from
+        their chunks. For whole chunks, and where the chunk of a copy is missing too, there are zeros, found damaged later.
         """
         files, lease, making = self._files, replayed.last_json_operation, self._plan.lease_path
         if not isinstance(lease, Lease) or batch_files.is_moved(files, self._path, lease.id):
@@ -185,21 +185,23 @@ class Decision:
             files.make_directory(making)
         for chunk_state, (chunk_id, cut) in zip(replayed.state.batches[lease.id].chunks, lease.parts, strict=True):
             target = os.path.join(making, batch_files.segment_file(self._path, chunk_id))
-            if files.exists(target) or (cut is None and files.exists(self._plan.chunk_path(chunk_id))):
+            data = bytes(chunk_state.tail - chunk.BEGIN) if cut is None else self._pieces.uncut(cut, chunk_id)
+            if files.exists(target):
+                if cut is None or crc32(data) != cut.crc or java.as_committed(files, target, chunk_state):
+                    continue
+            elif cut is None and files.exists(self._plan.chunk_path(chunk_id)):
                 continue
-            with Descriptors([files.open(target, new=True)]) as (fd,):
-                files.truncate(fd, chunk_state.tail)
-                if cut is not None:
-                    files.write(fd, self._pieces.uncut(cut, chunk_id), chunk.BEGIN)
-                    self._plan.report.notes.append(f"{target}: the copy was missing; it was made again from its chunk")
-                files.sync(fd)
+            if cut is not None:
+                self._plan.report.notes.append(f"{target}: the copy was missing or damaged; it was made again from its chunk")
+            write_new(files, target, chunk.POINTERS.pack(chunk.BEGIN, chunk_state.tail, chunk.NONE) + data)
 
     def _fetch_from_lease(self, state: State) -> None:
-        """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them."""
+        """Fetch chunks in NAME.lease that the log does not know: a damaged commit had leased them. Shorter ones are copies."""
         making = self._plan.lease_path
         for chunk_state in state.chain.values():
             source = os.path.join(making, batch_files.segment_file(self._path, chunk_state.id))
-            if chunk_state.id not in self._plan.ids and self._files.exists(source):
+            is_there = chunk_state.id not in self._plan.ids and self._files.is_regular(source)
+            if is_there and self._files.status(source).st_size >= chunk_state.tail:
                 self._files.rename(source, self._plan.chunk_path(chunk_state.id))
                 self._files.sync_directory(self._plan.parent)
                 self._files.sync_directory(making)

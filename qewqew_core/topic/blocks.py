@@ -93,7 +93,9 @@ class Blocks:
         return at, crc
 
     def cut(self, block: Block) -> None:
-        """Cut the file at the end of the block. Raises `Corrupt` if it is shorter."""
+        """Cut the file at the end of the block. Raises `Corrupt` if it is shorter, or missing."""
+        if not self.exists(block.base):
+            raise Corrupt(f"the block is missing, its messages end at {block.end:,}", path=self.path_of(block.base))
         fd = self.descriptor(block.base)
         size = self.files.size(fd)
         if size < block.end:

@@ -1,0 +1,238 @@
+"""A kill and one file that is lost, cut or damaged, together: neither opening nor a repair makes less readable than it found.
+
+Random work is stopped after any call of the disk, as in test_crash.py, and one file is damaged. What is there of the records that
+are committed, in whatever file, is there after a failed opening too, and after a repair it is delivered or set aside. What was
+taken or acknowledged does not come again, and nothing comes twice. Whoever refuses says what is wrong, and has changed nothing if
+he says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import Change, Cut, Damage, tree, write, written
+from disk import NoSync, image
+from stride import Every, swept
+from views import View
+from work import QueueWork, SessionWork, TopicWork, Work
+
+from qewqew_core import Corrupt, QewQewError, repair, repair_topic
+from qewqew_core.queue import log as logs
+from qewqew_core.queue import paths
+
+MARK = re.compile(rb"<\d{6}>")  # with which each record begins, wherever it is
+
+
+def marked(record: bytes, serial: int) -> bytes:
+    return b"<%06d>" % serial + record
+
+
+class MarkedQueue(QueueWork):
+    def record(self, luck: random.Random) -> Any:
+        return marked(super().record(luck), self.serial)
+
+
+class MarkedSessions(SessionWork):
+    most_records = 4
+
+    def record(self, luck: random.Random) -> Any:
+        return marked(super().record(luck), self.serial)
+
+
+class MarkedTopic(TopicWork):
+    def record(self, luck: random.Random) -> Any:
+        message = super().record(luck)
+        return message._replace(body=marked(message.body, self.serial))
+
+
+KINDS: dict[str, tuple[type[Work], int]] = {
+    "queue, log carries": (MarkedQueue, 10_000),
+    "queue, chunks carry": (MarkedQueue, 30),
+    "sessions": (MarkedSessions, 70),
+    "topic, log carries": (MarkedTopic, 100_000),
+    "topic, blocks carry": (MarkedTopic, 300),
+}
+
+
+def marks(folder: Path, where: str = "", log: bytes | None = None) -> set[bytes]:
+    """Which records are in any file below the folder whose path has this in it. ``log``: of a queue, whose chunks have what was
+    taken before their heads, and what is stale behind their tails. What logs carry besides goes when they are cut back.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    if log is not None:
+        found = logs.replay(log, "")
+        spans = {f"q.{each}": (0, 0) for each in found.dropped}
+        spans |= {f"q.{each.id}": (each.head, each.tail) for each in found.state.chain.values()}
+    return {
+        record
+        for name, data in tree(folder).items()
+        if isinstance(data, bytes) and where in name and not name.endswith((paths.LOG, ".log"))
+        for record in MARK.findall(data, *spans.get(name, ()))
+    }
+
+
+def mark(record: bytes) -> bytes:
+    return record[:8]
+
+
+@dataclass
+class Case:
+    """What was there when the disk was stopped, and which file is damaged then."""
+
+    work: Work
+    folder: Path
+    before: View
+    after: View
+    name: str
+    what: str
+
+    def seen(self, place: str) -> tuple[set[bytes], set[bytes]]:
+        """The records of the messages, or of batches, before the operation that was stopped, and after it."""
+        return tuple(  # type: ignore[return-value]
+            {
+                mark(record)
+                for reader in one.readers.values()
+                for state, _, _, records in reader.batches.values()
+                if state != "acked"
+                for record in records
+            }
+            if place == "batches"
+            else set(map(mark, one.records))
+            for one in (self.before, self.after)
+        )
+
+    def live(self) -> set[bytes]:
+        """Those that are committed and were not taken, whether the operation has happened or not."""
+        (waiting, then_waiting), (leased, then_leased) = self.seen("messages"), self.seen("batches")
+        return (waiting | leased) & (then_waiting | then_leased)
+
+    def maybe(self) -> set[bytes]:
+        """Those that may be there."""
+        return set().union(*self.seen("messages"), *self.seen("batches"))
+
+
+def damages(data: bytes, luck: random.Random) -> list[Damage]:
+    end = written(data)
+    found: list[Damage] = [Cut(None)]
+    if end > 1:
+        found += [Cut(luck.randrange(end)), Change(luck.randrange(end), 1 << luck.randrange(8))]
+    return found
+
+
+def tells_nothing(name: str, damage: Damage, data: bytes) -> bool:
+    """Whether the damage leaves what a crash or another program may, which is in docs/format: what cannot be told apart."""
+    changed = damage.of(data)
+    if name.endswith((paths.LOG, ".rdx", ".lock", ".idx")) and isinstance(damage, Cut):
+        return True
+    if name == "q" + paths.LOG and changed is not None:
+        with contextlib.suppress(Corrupt):
+            logs.replay(changed, name)
+            return True
+    is_pointer = re.fullmatch(r"q(\.\d+)?", name) is not None and isinstance(damage, Change) and damage.offset < 10
+    return is_pointer or name.endswith(".rdx")
+
+
+def check_error(case: Case, error: QewQewError) -> None:
+    """It says what is wrong, and where."""
+    assert "No such file" not in str(error), f"{case.what}: {error}"
+    assert error.path, f"{case.what}: {error!r}"
+
+
+def check_opening(case: Case, readable: set[bytes]) -> None:
+    found, said = tree(case.folder), ""
+    try:
+        store = case.work.opened(case.folder, NoSync())
+    except QewQewError as error:
+        check_error(case, error)
+        said = str(error)
+    else:
+        try:
+            with store:
+                case.work.settle(store)
+        except QewQewError as error:
+            check_error(case, error)
+    if "Nothing was changed" in said:
+        now = tree(case.folder)
+        changed = {name for name in found.keys() | now.keys() if found.get(name) != now.get(name) and not name.endswith(".lock")}
+        assert not changed, f"{case.what}: {said}, but {changed} changed"
+    lost = readable - marks(case.folder)
+    assert not lost, f"{case.what}: opening has lost {sorted(lost)}"
+
+
+def check_queue(case: Case, readable: set[bytes]) -> None:
+    repair(case.folder / "q", _files=NoSync())
+    with case.work.opened(case.folder, NoSync()) as q:
+        delivered = Counter(mark(record) for batch in (*q.batches(), *q.dead()) for record in batch)
+        delivered.update(mark(record) for record in q)
+        offered = {mark(record) for orphan in q.orphans() for record in orphan}
+    lost = readable - delivered.keys() - offered - marks(case.folder, ".damaged/")
+    assert not lost, f"{case.what}: repair has lost {sorted(lost)}"
+    if not case.name.endswith(paths.LOG):
+        assert delivered.keys() <= case.maybe(), f"{case.what}: {sorted(delivered.keys() - case.maybe())} come again"
+        assert set(delivered.values()) <= {1}, f"{case.what}: {[one for one in delivered if delivered[one] > 1]} come twice"
+
+
+def check_topic(case: Case, readable: set[bytes]) -> None:
+    try:
+        repair_topic(case.folder / "t", _files=NoSync())
+    except Corrupt as error:  # the only block is missing
+        assert "there are no blocks" in str(error), case.what
+        return
+    lost = readable - marks(case.folder)
+    assert not lost, f"{case.what}: repair has lost {sorted(lost)}"
+    with case.work.opened(case.folder, NoSync()) as topic:
+        for name in case.before.readers.keys() & case.after.readers.keys():
+            if Path(case.name).stem == name or case.name.endswith((".zbus", ".idx", ".log")):
+                continue
+            before, after = case.before.readers[name], case.after.readers[name]
+            with topic.reader(name) as reader:
+                numbers = [message.number for message in reader]
+            assert len(numbers) == len(set(numbers)), f"{case.what}: {name} delivers twice"
+            assert {*numbers} <= before.pending | after.pending, f"{case.what}: {name} delivers again {numbers}"
+            if before.filter == after.filter:
+                left = {number for number in before.pending & after.pending if number >= case.after.first}
+                assert left <= {*numbers}, f"{case.what}: {name} does not deliver {left - {*numbers}}"
+
+
+@pytest.mark.parametrize("seed", swept(range(4), quick=2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_opening_nor_repair_makes_less_readable_than_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int, every: Every
+) -> None:
+    chosen, inline = KINDS[kind]
+    chosen.small_limits(monkeypatch, inline)
+    root, folder, checked = tmp_path / "work", tmp_path / "image", 0
+    work = chosen.done(root, "commit", seed)
+    calls = work.disk.calls
+    for stop in every(range(work.disk.begin, len(calls) + 1), quick=20, full=2):
+        luck = random.Random(f"{seed}.{stop}")
+        image(calls[:stop], str(root), folder, None)
+        files = {name: data for name, data in sorted(tree(folder).items()) if isinstance(data, bytes) and data}
+        for name in luck.sample([*files], min(3, len(files))):
+            damage = luck.choice(damages(files[name], luck))
+            if tells_nothing(name, damage, files[name]):
+                continue
+            allowed = work.allowed_at(stop)
+            what = f"seed {seed}, stopped after call {stop} of {len(calls)}, {name}: {damage}"
+            case = Case(work, tmp_path / "damaged", allowed[0], allowed[-1], name, what)
+            image(calls[:stop], str(root), case.folder, None)  # links of one file stay so
+            write(case.folder / name, damage.of(files[name]))
+            readable = marks(case.folder, log=files.get("q" + paths.LOG)) & case.live()
+            try:
+                if luck.randrange(2):
+                    check_opening(case, readable)
+                (check_topic if issubclass(chosen, TopicWork) else check_queue)(case, readable)
+            except (QewQewError, OSError) as error:
+                raise AssertionError(what) from error
+            checked += 1
+            shutil.rmtree(case.folder)
+        shutil.rmtree(folder)
+    assert checked > 10
