@@ -190,7 +190,7 @@ class Said:
     put: set[str] = field(default_factory=set)  # keys whose commit returned
     trying: set[str] = field(default_factory=set)  # batches, or messages, of which somebody began to say that they are done
     done: set[str] = field(default_factory=set)  # for which that returned
-    errors: list[str] = field(default_factory=list)
+    errors: set[str] = field(default_factory=set)
 
     @property
     def all(self) -> set[str]:
@@ -284,7 +284,7 @@ class Crowd:
                     case "done":
                         said.done.update(words[0])
                     case "error":
-                        said.errors.append(words[0])
+                        said.errors.add(words[0])
         return said
 
 
