@@ -262,9 +262,11 @@ class Crowd:
             os.waitpid(child, 0)
 
     def finished(self, said: Said) -> None:
-        """The test has done what was tried, and not finished."""
+        """The test has put what was tried, and has read all of it."""
         for key in said.tried.keys() - said.put:
             self.say("put", key)
+        self.say("trying", sorted(said.all))
+        self.say("done", sorted(said.all))
 
     def said(self) -> Said:
         """By now. What was begun later than what another has read is not in it."""

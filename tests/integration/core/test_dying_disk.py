@@ -100,7 +100,7 @@ def check_queue(path: Path, said: Said, before: Said) -> None:
         assert queue.verify().problems == []
         same(in_queue(queue), said, before)
         acknowledged = {batch.id for batch in queue.acknowledged()}
-        assert before.done <= acknowledged, "an acknowledgement is lost"
+        assert before.done - said.all <= acknowledged, "an acknowledgement is lost"
         assert acknowledged <= said.trying, "a batch is acknowledged, and nobody did it"
         for key in said.tried.keys() - before.put:
             queue.put_many([record.encode() for record in said.tried[key]], key=key)
@@ -167,18 +167,15 @@ def check_topic(path: Path, said: Said, before: Said) -> None:
             assert max(left.values(), default=1) == 1
         with topic.reader("lease") as reader:
             acknowledged = reader.acknowledged()
-            assert before.done & batches(said) <= {batch.id for batch in acknowledged} <= said.trying
+            assert before.done - said.all <= {batch.id for batch in acknowledged} <= said.trying
             leased = names(*([message.body for message in batch.messages()] for batch in [*reader.batches(), *reader.dead(), *acknowledged]))
             left = names(message.body for message in reader.read_many(1 << 30))
             assert leased + left == found
         for key in said.tried.keys() - before.put:
             topic.append_many([record.encode() for record in said.tried[key]], key=key)
+        with topic.reader("read") as reader:  # what was lost of its commits comes again; now nothing does
+            reader.commit(*reader.read_many(1 << 30))
         assert names(message.body for message in topic) == Counter(said.all)
-
-
-def batches(said: Said) -> set[str]:
-    """Those of what was acknowledged that are no messages."""
-    return said.trying - said.all
 
 
 # What becomes of their disk
