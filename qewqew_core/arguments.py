@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from qewqew_core.errors import BadArgument, BadKey, BadPath
+from qewqew_core.errors import BadArgument, BadKey, BadPath, QewQewError
 
 if TYPE_CHECKING:
     import pendulum
@@ -45,13 +45,13 @@ def check_path_text(owner: str, path: object) -> str:
 
 @contextlib.contextmanager
 def looking_at(path: str) -> Iterator[None]:
-    """Errors of the system while a path is checked are raised as `BadPath`: nothing was touched."""
+    """Errors of the system while somebody looks what there is are raised as `BadPath`."""
     try:
         yield
     except OSError as error:
-        if isinstance(error, BadPath):
+        if isinstance(error, QewQewError):
             raise
-        raise BadPath(f"cannot be accessed: {error.strerror}", path=path) from error
+        raise BadPath(f"cannot be accessed: {error.strerror}", path=error.filename or path) from error
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

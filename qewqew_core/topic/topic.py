@@ -173,7 +173,8 @@ class Topic(HasHeader, Closes):
             self._usable()
             if self._writer is None:
                 self._writer = self._open_writer(self.lock_timeout)
-                self._remove_temporary()
+                with arguments.looking_at(self.path):
+                    self._remove_temporary()
             return self._writer
 
     @property
@@ -421,8 +422,6 @@ class Topic(HasHeader, Closes):
                 data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
             except FileNotFoundError:
                 continue
-            except OSError as error:
-                raise BadPath(f"cannot be opened: {error.strerror}", path=error.filename) from error
             ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
             if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.

@@ -82,6 +82,9 @@ class Disk:
         for path in luck.sample(files, luck.randrange(len(files) + 1)):
             self.write_back_file(path)
 
+    def write_back_all(self) -> None:
+        subprocess.run(["sync", "-f", self.root], check=True)
+
     def write_back_file(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody has removed it meanwhile
             fd = os.open(path, os.O_RDONLY)
@@ -148,7 +151,9 @@ def pool(tmp_path: Path, kind: str, size: str = "400m") -> Iterator[Path]:
     try:
         yield home
     finally:
-        inside = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.split()[1].startswith(f"{home}/")]
+        inside = [
+            line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.split()[1].startswith(f"{home}/")
+        ]
         for mount in reversed(inside):  # which a failed test has left
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
         subprocess.run(["umount", "-l", home], check=True, capture_output=True)
@@ -175,7 +180,6 @@ class Say:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
 
     def __call__(self, *words: object) -> None:
         with self._path.open("ab", buffering=0) as file:

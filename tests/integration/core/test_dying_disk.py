@@ -22,6 +22,7 @@ from stride import OFFSET
 
 from qewqew_core import BadPath, Broken, Closed, DiskFull, Locked, Queue, Stage, Topic
 from qewqew_core.disk import lock
+from qewqew_core.queue import paths
 
 WAITS = 60.0  # seconds for which those in the crowd stand in line
 Sync = Literal["commit", "never"]
@@ -168,7 +169,9 @@ def check_topic(path: Path, said: Said, before: Said) -> None:
         with topic.reader("lease") as reader:
             acknowledged = reader.acknowledged()
             assert before.done - said.all <= {batch.id for batch in acknowledged} <= said.trying
-            leased = names(*([message.body for message in batch.messages()] for batch in [*reader.batches(), *reader.dead(), *acknowledged]))
+            leased = names(
+                *([message.body for message in batch.messages()] for batch in [*reader.batches(), *reader.dead(), *acknowledged])
+            )
             left = names(message.body for message in reader.read_many(1 << 30))
             assert leased + left == found
         for key in said.tried.keys() - before.put:
@@ -203,7 +206,9 @@ def topic_crowd(sync: Sync) -> Callable[[Path], list[Work]]:
 
 
 STORES = {
-    "queue": Store(make_queue, lambda path: [stage(path), stage(path), stage(path), own(path), own(path), consume(path)], check_queue),
+    "queue": Store(
+        make_queue, lambda path: [stage(path), stage(path), stage(path), own(path), own(path), consume(path)], check_queue
+    ),
     "topic": Store(make_topic, topic_crowd("commit"), check_topic),
     "topic, never": Store(make_topic, topic_crowd("never"), check_topic, durable=False),
 }
@@ -278,9 +283,11 @@ def run_snapshots(tmp_path: Path, kind: str, store: Store, rounds: int, seed: in
             people.go_on()
 
 
-WRITTEN = {"the log": ["store.log"], "the chunks": ["store.[0-9]*"], "both": ["store.log", "store.[0-9]*"], "nothing": []}
+LOG = f"store{paths.LOG}"
+WRITTEN = {"the log": [LOG], "the chunks": ["store.[0-9]*"], "both": [LOG, "store.[0-9]*"], "nothing": []}
 
 
+@pytest.mark.quick("a disk dies, or is copied, after a queue was handed over: what returned is there")
 @pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("end", ["aborted", "snapshot"])
 @pytest.mark.parametrize("kind", KINDS)
