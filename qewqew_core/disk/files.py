@@ -71,22 +71,19 @@ class Files:
 
     def exists(self, path: str) -> bool:
         """Whether the name exists, even as a link that leads nowhere."""
-        return os.path.lexists(path)
+        return _mode(path) != 0
 
     def is_directory(self, path: str, *, follow: bool = False) -> bool:
         """Whether there is a directory. A link to one counts only with ``follow``."""
-        return os.path.isdir(path) and (follow or not os.path.islink(path))
+        return stat.S_ISDIR(_mode(path, follow))
 
     def is_regular(self, path: str) -> bool:
         """Whether there is a regular file. A link does not count."""
-        try:
-            return stat.S_ISREG(os.lstat(path).st_mode)
-        except FileNotFoundError:
-            return False
+        return stat.S_ISREG(_mode(path))
 
     def is_link(self, path: str) -> bool:
         """Whether there is a symbolic link, wherever it leads."""
-        return os.path.islink(path)
+        return stat.S_ISLNK(_mode(path))
 
     def resolved(self, path: str) -> str:
         """The path without links, as far as it exists."""
@@ -198,6 +195,16 @@ class Files:
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
         shutil.rmtree(path)
+
+
+def _mode(path: str, follow: bool = False) -> int:
+    """What there is; 0 if nothing. If the disk fails, that is an error: what is there must not pass for missing."""
+    try:
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return 0
 
 
 @cache

@@ -39,6 +39,11 @@ def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
 def check_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
     given = arguments.check_path_text("queue", path)
+    with arguments.looking_at(given):
+        return _checked(given)
+
+
+def _checked(given: str) -> str:
     if given.endswith("/") or DISK.is_directory(given, follow=True):
         raise BadPath(
             "this is a directory; a queue is a file in a directory, for example " + os.path.join(given, "orders.qew"), path=given
@@ -53,8 +58,6 @@ def check_path(path: str | os.PathLike[str]) -> str:
         kind = DISK.status(full).st_mode
     except FileNotFoundError:
         kind = stat.S_IFREG
-    except OSError as error:
-        raise BadPath(f"cannot be accessed: {error.strerror}", path=full) from error
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")

@@ -100,11 +100,11 @@ class SharedLog(Gate):
     # The lock, and who has a part of it
 
     def open_lock(self) -> None:
-        """Raises `BadPath`."""
+        """Raises `BadPath` or `DiskFull`."""
         try:
             reader_files.open_lock(self._files, self._lock_fds, self._stem)
         except OSError as error:
-            raise BadPath(f"cannot be opened: {error.strerror}", path=self._stem + LOCK) from error
+            raise self.engine.full(error) or BadPath(f"cannot be opened: {error.strerror}", path=self._stem + LOCK) from error
         lock.take(self._lock_fd, self._consumer.owner, 1)
 
     @property

@@ -185,7 +185,8 @@ class Topic(HasHeader, Closes):
             self._usable()
             if self._writer is None:
                 self._writer = self._open_writer(self.lock_timeout)
-                self._remove_temporary()
+                with arguments.looking_at(self.path):
+                    self._remove_temporary()
             return self._writer
 
     @property

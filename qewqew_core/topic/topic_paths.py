@@ -25,6 +25,11 @@ LOCK = ".lock"
 def check_topic_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic's directory; raises `BadPath` for an impossible one before anything is touched."""
     given = arguments.check_path_text("topic", path)
+    with arguments.looking_at(given):
+        return _checked(given)
+
+
+def _checked(given: str) -> str:
     full = os.path.abspath(given)
     parent, name = os.path.split(full)
     if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
@@ -82,9 +87,9 @@ def batch_name(directory: str, reader: str) -> str:
 
 def is_topic(directory: str) -> bool:
     """Whether a directory is a topic: it has an index or, if that was lost, blocks and no other files."""
-    if DISK.exists(index_of(directory)):
-        return True
     try:
+        if DISK.exists(index_of(directory)):
+            return True
         blocks = any(name.endswith(".zbus") for name in DISK.list(data_of(directory)))
         return blocks and not _others(directory)
     except OSError:

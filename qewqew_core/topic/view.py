@@ -110,6 +110,8 @@ class View:
             (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
         except FileNotFoundError as error:
             raise BadPath("there is no topic here: its index is missing", path=self.path) from error
+        except OSError as error:
+            raise BadPath(f"cannot be opened: {error.strerror}", path=self.path) from error
 
     def close(self) -> None:
         """You may call it twice; a second call finishes an interrupted first one."""
