@@ -19,7 +19,7 @@ from qewqew_core.batch import places
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files, close_each
+from qewqew_core.disk.files import Files, NotCopied, close_each
 from qewqew_core.disk.lock import HeaderLock
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
@@ -33,7 +33,7 @@ from qewqew_core.queue.state import State
 from qewqew_core.queue.writing import Frames, Runs
 
 
-class Chain:
+class Chain(NotCopied):
     """The chunk files of the queue at ``path``. All calls are made with the engine's lock."""
 
     header: HeaderLock  # the header file, locked

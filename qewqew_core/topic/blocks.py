@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -17,7 +17,7 @@ from qewqew_core.topic.topic_paths import block_of, data_of, index_of, log_of
 from qewqew_core.topic.topic_state import Block, TopicState
 
 
-class Blocks:
+class Blocks(NotCopied):
     """The blocks of the topic in ``directory``. Call it with the writer's lock."""
 
     def __init__(self, files: Files, directory: str) -> None:

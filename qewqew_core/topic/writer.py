@@ -16,7 +16,7 @@ from typing import cast
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Files, NotCopied
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.keys import prune
@@ -30,7 +30,7 @@ from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, T
 RECOVERED = b"recovered\n"  # what the lock file holds once its owner has made sure that the files agree
 
 
-class Writer:
+class Writer(NotCopied):
     """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
 
     _released = True  # whether there is nothing to be released
