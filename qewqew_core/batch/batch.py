@@ -15,7 +15,7 @@ from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
-from qewqew_core.disk.files import DISK
+from qewqew_core.disk.files import DISK, NotCopied
 from qewqew_core.errors import BadArgument, BatchExpired
 from qewqew_core.formats.zbus import Message
 
@@ -34,7 +34,7 @@ class Endings(Protocol):
     def drop(self, batch: Batch) -> None: ...
 
 
-class Batch:
+class Batch(NotCopied):
     """A batch as it was when it was looked up. Its records are read from its own files, also while others have the queue.
 
     ``state`` is "leased", "returned" (it waits, whole, for the next lease), "dead" or "acked". The methods that end a batch need

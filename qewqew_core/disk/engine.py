@@ -1,6 +1,6 @@
 """`Engine`: what makes a store transactional, written once for queues, topics and readers: a log, a state, and a lock.
 
-A commit becomes true in `Engine.commit`: one frame is appended to the log, and then the state in memory follows. `durable`
+A commit becomes true in `Engine.happen`: one frame is appended to the log, and then the state in memory follows. `durable`
 waits until it is on disk. The files that follow the log are the business of the engine's owner: it brings them up to
 where the log is before that is cut back (`rotate`).
 
@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 from qewqew_core import clock as clocks
 from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
+from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import FULL, Journal
 from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
@@ -55,7 +56,7 @@ class Format(Protocol[S_contra]):
         """A whole log that says nothing but this state."""
 
 
-class Gate:
+class Gate(NotCopied):
     """What is to be done whenever a call begins and ends, with the lock held. This one does nothing."""
 
     is_needed = True  # else a call neither enters nor leaves: a put does not wait for the answer that there is nothing to do
@@ -98,7 +99,7 @@ def naming_full_disk(path: str) -> Iterator[None]:
         raise full from error
 
 
-class Transaction:
+class Transaction(NotCopied):
     """What a queue's and a topic's session and a stage are to their ``with`` statement: committed at its end, else forgotten."""
 
     _closed = True  # as one is that was interrupted while it was made
@@ -120,7 +121,7 @@ class Transaction:
             self.close()
 
 
-class Engine(Generic[S]):
+class Engine(NotCopied, Generic[S]):
     """A store at ``path``, which messages call a ``what``: a queue, a topic, a reader. Closed until `open`.
 
     ``sync``: a commit is durable when the call returns that made it. ``log_bytes``: the log is cut back to a snapshot
@@ -376,11 +377,15 @@ class Engine(Generic[S]):
         body = self._format.commit(now, operations)
         if reserve:
             self.log.reserve(len(body))
-        self.committed = True
-        position = self.log.append(self._format.COMMIT, body)
+        position = self.happen(body)
         for operation in operations:
             self.state.apply(operation, now)
         return position
+
+    def happen(self, body: bytes) -> int:
+        """Append a commit, which makes it true; returns its position. The caller lets the state follow. Raises as `commit`."""
+        self.committed = True
+        return self.log.append(self._format.COMMIT, body)
 
     def durable(self, position: int, always: bool = False) -> None:
         """Wait until the log is on disk up to ``position``, if ``sync`` or ``always`` says so. Threads that wait together

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import MutableSequence, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self, SupportsIndex
 
 from qewqew_core.errors import Broken, Corrupt
 
@@ -275,7 +275,17 @@ def close_each(descriptors: dict[int, int], *which: int) -> None:
     any(map(os.close, map(descriptors.pop, which or tuple(descriptors))))
 
 
-class Closes(ABC):
+class NotCopied:
+    """Owns descriptors, locks, or what they protect. A copy would close them under the original, so there is none."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:  # what copy, deepcopy and pickle call
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it has open files and locks. Open another one by its path "
+            "where you need it; threads may share a queue, topic or reader"
+        )
+
+
+class Closes(NotCopied, ABC):
     """Closes itself at the end of a ``with`` block."""
 
     @abstractmethod

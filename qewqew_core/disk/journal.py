@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
-from qewqew_core.disk.files import Descriptors, Files, close_all, close_first, read_whole, write_new
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, read_whole, write_new
 from qewqew_core.errors import Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
 
@@ -260,7 +260,7 @@ class Prepared(NamedTuple):
     size: int
 
 
-class Journal:
+class Journal(NotCopied):
     """An open log, for appending. Positions count bytes over all generations and never go back.
 
     ``owner``: what errors call that which the log belongs to.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
@@ -94,7 +94,7 @@ def release_each(descriptors: dict[int, int], *which: int) -> None:
     close_each(descriptors, *which)
 
 
-class HeaderLock:
+class HeaderLock(NotCopied):
     """The lock on one header file; `fd` is its descriptor, open for reading and writing. From `acquire`."""
 
     def __init__(self, files: Files) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import threading
 
-from qewqew_core.disk.files import DISK, Descriptors, close_all, open_again
+from qewqew_core.disk.files import DISK, Descriptors, NotCopied, close_all, open_again
 
 _guard = threading.Lock()  # of these
 _wakers: dict[tuple[int, int, int, int], _Waker] = {}  # by device, inode, and bytes
 
 
-class _Waker(threading.Thread):
+class _Waker(NotCopied, threading.Thread):
     def __init__(self, fd: int, key: tuple[int, int, int, int]) -> None:
         super().__init__(name="qewqew-waker", daemon=True)
         self.fds = Descriptors()

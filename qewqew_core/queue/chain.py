@@ -20,7 +20,7 @@ from qewqew_core.clock import Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Files, close_each, is_at
+from qewqew_core.disk.files import Files, NotCopied, close_each, is_at
 from qewqew_core.disk.lock import HeaderLock
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
@@ -34,7 +34,7 @@ from qewqew_core.queue.state import State
 from qewqew_core.queue.writing import Frames, Runs
 
 
-class Chain:
+class Chain(NotCopied):
     """The chunk files of the queue at ``path``. All calls are made with the engine's lock."""
 
     header: HeaderLock  # the header file, locked

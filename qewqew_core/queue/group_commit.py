@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.bell import Bell, ring
-from qewqew_core.disk.files import Descriptors, Files, read_all
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, read_all
 from qewqew_core.disk.lock import WAITS
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
@@ -74,7 +74,7 @@ class Put:
         return bytes.fromhex(self.path.rpartition(".")[2])
 
 
-class Request:
+class Request(NotCopied):
     """The requests of a stage, one after another, in a file that it keeps: a new one would cost twice as much."""
 
     def __init__(self, files: Files) -> None:

@@ -276,11 +276,12 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 time = 0 if kind == CLOCK else time
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, at) from error
-        result.end, result.durable = end, journal.durable_at(data, at)
+        result.end = end
     result.torn = not journal.ends_in_zeros(data, result.end)
     if snapshot or (result.torn and journal.was_durable(data, generation, result.end, _APPENDED)):
         raise Corrupt("a frame of the transaction log is damaged", path=path, offset=result.end)
     state.clock = state.clock.until(time)
+    result.durable = journal.durable_at(data, whole[-1].start)
     return result
 
 

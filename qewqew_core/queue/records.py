@@ -58,8 +58,7 @@ class Records:
         frames, now, log = chunk.LENGTH.pack(len(record)) + record, engine.now(), engine.log
         body = logs.commit_append(now, last.id, 1, frames)
         log.reserve(len(body))
-        engine.committed = True
-        position = log.append(logs.COMMIT, body)
+        position = engine.happen(body)
         engine.state.append(last.id, size, 1, crc32(frames, last.crc), now)  # as `State.apply` does
         chain.pend(last.id, at, frames)
         if engine.waiting:
@@ -264,8 +263,7 @@ class Records:
         """Commit that these records are gone: as `take`, for what is taken most often."""
         engine = self._engine
         chunk_state, start, end, records = step
-        engine.committed = True
-        position = engine.log.append(logs.COMMIT, logs.commit_take(engine.now(), chunk_state.id, start, end, records))
+        position = engine.happen(logs.commit_take(engine.now(), chunk_state.id, start, end, records))
         engine.state.take(chunk_state.id, start, end, records)  # as `State.apply` does
         if engine.state.emptied:
             self._chain.forget_emptied()

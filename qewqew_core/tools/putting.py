@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from qewqew_core.disk.files import NotCopied
 from qewqew_core.formats.zbus import Message
 from qewqew_core.queue.stage import Stage
 from qewqew_core.tools.listing import Kind
@@ -17,7 +18,7 @@ class Committed(NamedTuple):
     repeated: bool  # there was one before: this commit has put nothing
 
 
-class IntoQueue:
+class IntoQueue(NotCopied):
     """Puts records into a queue; of a message, only its body. ``settings`` are those of `Queue`."""
 
     def __init__(self, path: str, **settings: Any) -> None:
@@ -37,7 +38,7 @@ class IntoQueue:
         self._stage.close()
 
 
-class IntoTopic:
+class IntoTopic(NotCopied):
     """Appends messages to a topic. The first message, or an empty commit, makes the topic. ``settings``: `Topic`."""
 
     def __init__(self, path: str, **settings: Any) -> None:

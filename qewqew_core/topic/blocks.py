@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, close_each, write_new
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -19,7 +19,7 @@ from qewqew_core.topic.topic_state import Block, TopicState
 _MARK = 4  # bytes of the mark, behind the head of the index
 
 
-class Blocks:
+class Blocks(NotCopied):
     """The blocks of the topic in ``directory``. Call it with the writer's lock."""
 
     def __init__(self, files: Files, directory: str) -> None:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from qewqew_core.disk.engine import naming_full_disk
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.files import Descriptors, Files, NotCopied
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.limits import LIMITS
@@ -147,7 +147,7 @@ class _Spilled(NamedTuple):
     size: int = 0  # in blocks
 
 
-class Appends:
+class Appends(NotCopied):
     """What a session has appended, in order: the newest part in memory, everything before in a file.
 
     The file has no name, and disappears with the process. You can iterate over it several times.

@@ -204,9 +204,8 @@ def replay(data: bytes, path: str) -> Replayed:
     generation = journal.generation_of(data, MAGIC, path)
     state: ReaderState | None = None
     snapshot_end = end = journal.BEGIN
-    durable = 0
     for frame in journal.frames(data, generation):
-        end, durable = frame.end, journal.durable_at(data, frame.start)
+        end = frame.end
         if state is not None:
             replay_frame(frame, state, path, 0)
             continue
@@ -222,7 +221,7 @@ def replay(data: bytes, path: str) -> Replayed:
         state.check()
     except journal.NONSENSE as error:
         raise Corrupt(f"the log contradicts itself: {error!r}", path=path, offset=end) from error
-    return Replayed(state, generation, snapshot_end, end, durable)
+    return Replayed(state, generation, snapshot_end, end, journal.durable_at(data, frame.start))
 
 
 def replay_frame(frame: journal.Frame, state: ReaderState, path: str, base: int) -> Operation | None:

@@ -215,7 +215,7 @@ def replay(data: bytes, path: str) -> Replayed:
             else:
                 raise ValueError(f"unknown frame kind {kind}")
             if result is not None and kind != _END:
-                result.frames, result.durable = result.frames + 1, journal.durable_at(data, start)
+                result.frames += 1
         except journal.NONSENSE as error:
             raise journal.contradiction(error, path, start) from error
         at = end
@@ -227,7 +227,7 @@ def replay(data: bytes, path: str) -> Replayed:
     except ValueError as error:
         raise Corrupt(f"the log contradicts itself: {error}", path=path, offset=at) from error
     result.state.clock = result.state.clock.until(time)
-    result.end, result.torn = at, torn
+    result.end, result.torn, result.durable = at, torn, journal.durable_at(data, start)
     return result
 
 

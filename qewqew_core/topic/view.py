@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Descriptors, Files, close_each, is_at
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -84,7 +84,7 @@ class Stretch(NamedTuple):
 Marks = Callable[[Entry], Sequence[int]]  # places in a block at which messages are known to begin, in order
 
 
-class View:
+class View(NotCopied):
     """Reads the topic in ``directory``; see the module. Raises `BadPath`, `Corrupt`."""
 
     @classmethod

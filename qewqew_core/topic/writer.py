@@ -16,7 +16,7 @@ from typing import cast
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Files, is_at
+from qewqew_core.disk.files import Files, NotCopied, is_at
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry
@@ -32,7 +32,7 @@ from qewqew_core.topic.topic_state import Append, Extent, NewBlock, Operation, T
 RECOVERED = b"recovered\n"  # what follows the witness in the lock file once its owner has made sure that the files agree
 
 
-class Writer:
+class Writer(NotCopied):
     """Has the lock of the topic in ``directory``, and appends to it. Raises what `Topic` does."""
 
     _released = True  # whether there is nothing to be released

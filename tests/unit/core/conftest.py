@@ -8,6 +8,7 @@ import pytest
 
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
+from qewqew_core.queue.records import Records
 
 sys.path.insert(0, str(Path(__file__).parent))  # the simulated disk is shared by several tests
 
@@ -18,6 +19,20 @@ def collect_what_this_test_has_made() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def long_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes puts and takes of one record go the way of those of many."""
+
+    def put_one(records: Records, record: bytes, timeout: float | None) -> int:
+        return records.transact([record], None, [], None, timeout)[0]
+
+    def take() -> None:
+        monkeypatch.setattr(Records, "put_one", put_one)
+        monkeypatch.setattr(Records, "take_one", lambda records, step: records.take([step]))
+
+    return take
 
 
 class Clock:

@@ -28,11 +28,17 @@ LARGE = [b"%06d" % number * 30 for number in range(3000)]  # 540 KB: written pas
 
 
 @pytest.fixture(
-    params=itertools.product([16, 40, 64, 4096, 1 << 20], ["commit", "never"]), ids=lambda param: "{}-{}".format(*param)
+    params=[
+        *itertools.product([16, 40, 64, 4096, 1 << 20], ["commit", "never"], ["short"]),
+        *itertools.product([40, 4096], ["commit", "never"], ["long"]),
+    ],
+    ids=lambda param: "{}-{}-{} way".format(*param),
 )
-def make(request, tmp_path) -> Make:
+def make(request, tmp_path, long_way) -> Make:
     """Opens the one queue of the test, each time with the same chunk size and sync mode unless told otherwise."""
-    chunk_size, sync = request.param
+    chunk_size, sync, way = request.param
+    if way == "long":
+        long_way()
     return lambda **more: Queue(tmp_path / "q", **{"chunk_size": chunk_size, "sync": sync, **more})
 
 
