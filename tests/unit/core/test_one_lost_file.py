@@ -1,7 +1,7 @@
 """A kill and one file that is lost, cut or damaged, together: neither opening nor a repair makes less readable than it found.
 
-Random work is stopped after any call of the disk, as in test_crash.py, and one file is damaged. What is in the other files, of the
-records that are committed, is there after a failed opening too, and after a repair it is delivered or set aside. What was
+Random work is stopped after any call of the disk, as in test_crash.py, and one file is damaged. What is in the other files of
+committed records is there after a failed opening too, and after a repair it is delivered or set aside. What was
 taken or acknowledged does not come again, and nothing comes twice. Whoever refuses says what is wrong, and has changed nothing if
 he says so.
 """
