@@ -169,9 +169,8 @@ def check_topic(path: Path, said: Said, before: Said) -> None:
         with topic.reader("lease") as reader:
             acknowledged = reader.acknowledged()
             assert before.done - said.all <= {batch.id for batch in acknowledged} <= said.trying
-            leased = names(
-                *([message.body for message in batch.messages()] for batch in [*reader.batches(), *reader.dead(), *acknowledged])
-            )
+            all_batches = [*reader.batches(), *reader.dead(), *acknowledged]
+            leased = names(message.body for batch in all_batches for message in batch.messages())
             left = names(message.body for message in reader.read_many(1 << 30))
             assert leased + left == found
         for key in said.tried.keys() - before.put:
@@ -201,14 +200,16 @@ def make_topic(path: Path) -> None:
         topic.recover()
 
 
+def queue_crowd(path: Path) -> list[Work]:
+    return [stage(path), stage(path), stage(path), own(path), own(path), consume(path)]
+
+
 def topic_crowd(sync: Sync) -> Callable[[Path], list[Work]]:
     return lambda path: [append(path, sync), append(path, sync), read(path, sync), read(path, sync), lease(path, sync)]
 
 
 STORES = {
-    "queue": Store(
-        make_queue, lambda path: [stage(path), stage(path), stage(path), own(path), own(path), consume(path)], check_queue
-    ),
+    "queue": Store(make_queue, queue_crowd, check_queue),
     "topic": Store(make_topic, topic_crowd("commit"), check_topic),
     "topic, never": Store(make_topic, topic_crowd("never"), check_topic, durable=False),
 }

@@ -1,4 +1,4 @@
-"""What keeps our records safe from a Java program that still has its part of a queue that is gone: see `test_java_contention`."""
+"""Our records are safe from a Java program that still has its part of a queue that is gone. See `test_java_contention.py`."""
 
 from __future__ import annotations
 
