@@ -43,6 +43,15 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
     raise AssertionError
 
 
+def was_closed(files: Files, directory: str, name: str) -> bool:
+    """Whether its log ends with a checkpoint, which its last consumer wrote, or there is none: a server has it. Takes the same
+    time for any log.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return journal.ends_with(files, stem_of(directory, name) + ".log", reader_log.CHECKPOINT)
+    return True
+
+
 def seal_of(files: Files, stem: str) -> Seal | None:
     try:
         return reader_log.unpack_seal(read_whole(files, stem + ".lock"))
