@@ -455,7 +455,8 @@ class Topic(HasHeader, Closes):
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self.trim_quietly()
-                    for name in names_of_readers(self.files, self.path):
+                    # While Python ends, nothing can be imported any more.
+                    for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
                         if not reader_inspection.was_closed(self.files, self.path, name):
                             self._leave_to_a_server(name)
             finally:
