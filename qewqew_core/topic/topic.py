@@ -447,7 +447,8 @@ class Topic(HasHeader, Closes):
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and release the writer's lock. Readers stay open: they do not need it.
+        """Leave the files as a zbus server would, and release the writer's lock. Readers stay open: they do not need it. Those
+        whose process was killed are closed.
 
         You may call it twice; a second call finishes an interrupted first one.
         """

@@ -181,6 +181,27 @@ def test_opening_a_topic_leaves_living_readers_and_those_of_servers_alone(tmp_pa
         living.close()
 
 
+@pytest.mark.parametrize("history", [1, 200])
+def test_opening_a_topic_reads_the_two_ends_of_the_logs_of_readers_that_were_closed(tmp_path: Path, history: int) -> None:
+    class Counting(NoSync):
+        read_of = 0
+
+        def read(self, fd: int, size: int, at: int) -> bytes:
+            data = super().read(fd, size, at)
+            if os.readlink(f"/proc/self/fd/{fd}").endswith(("/r.log", "/s.log")):
+                self.read_of += len(data)
+            return data
+
+    with made(tmp_path, "e" * 400) as topic, topic.reader("r") as r, topic.reader("s") as s:
+        for reader in (r, s):
+            for _ in range(history):
+                reader.commit(reader.read())
+    files = Counting()
+    with Topic(topic.path, _files=files) as again:
+        again.append(b"new")
+    assert files.read_of <= 2 * 3 * 40  # on opening the topic, on the first append, and on closing it
+
+
 # A model: two readers by two consumers each, filters that change, kills, small limits
 
 
