@@ -198,6 +198,8 @@ class Deliveries:
     def _take_passed(self, messages: tuple[Message, ...]) -> int:
         """How many of these, or of all that this consumer has, count as read: it has them no longer."""
         passed = self._consumer.passed
+        if not passed:
+            return 0
         offsets = {*self._consumer.has_passed(messages)} if messages else {*passed}
         for offset in offsets:
             del passed[offset]

@@ -56,6 +56,13 @@ def withdraw_witness(files: Files, stem: str) -> None:
         witness.withdraw(files, fd)
 
 
+def is_in_use(files: Files, stem: str) -> bool:
+    """Whether a consumer lives."""
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(stem + LOCK)]) as (fd,):
+        return lock.first_locked(fd, 1, 0) is not None
+    return False
+
+
 def delete(files: Files, directory: str, name: str) -> None:
     """Remove a reader: first its .rdx, which ends it, then everything else."""
     rdx, stem = rdx_of(directory, name), stem_of(directory, name)

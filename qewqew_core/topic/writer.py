@@ -47,9 +47,9 @@ class Writer(NotCopied):
         lock_timeout: float,
         min_free_bytes: int,
         log_bytes: int,
-        resolve: Callable[[set[str], str], None],
+        resolve: Callable[[set[str], str, bool], None],
     ) -> None:
-        """``resolve`` is told which sessions were committed, and the dialect."""
+        """``resolve``: see `topic_recovery.recover`."""
         self.block_size = block_size
         self.min_free_bytes = min_free_bytes
         self.engine: Engine[TopicState] = Engine(
