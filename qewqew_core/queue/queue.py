@@ -31,7 +31,7 @@ from qewqew_core.batch.reports import Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Closes, Files
+from qewqew_core.disk.files import Closes, Files, is_at
 from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -135,8 +135,8 @@ class Queue(HasBatches, Closes):
                 self._is_handed_over = found.handed_over
                 self._chain.close_others()
                 self._chain.store_header()
-                if header.is_still_at(self.path):
-                    break
+                if header.is_still_at(self.path) and is_at(self._files, found.log.fd, found.log.path):
+                    break  # else a Java program has removed the header, and somebody else has made all anew meanwhile
                 self._release()
             except BaseException as error:
                 if self._another_is_here(error, deadline, attempt):

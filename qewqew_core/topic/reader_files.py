@@ -136,3 +136,12 @@ def roll_forward_batches(files: Files, stem: str, state: ReaderState) -> None:
                     places.remove_tree(files, directory)
                 else:
                     remove_if_there(files, os.path.join(directory, manifest.MANIFEST + ".tmp"))
+
+
+def remove_spilled(files: Files, directory: str) -> None:
+    """Remove the files of sessions that were killed between making one and taking its name away."""
+    home = os.path.join(directory, "state")
+    for name in files.list(home):
+        if name.endswith(".spill"):
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(os.path.join(home, name))

@@ -54,6 +54,12 @@ def was_closed(files: Files, directory: str, name: str) -> bool:
     return True
 
 
+def is_beyond(files: Files, directory: str, state: ReaderState) -> bool:
+    """Whether it has read what a power cut has taken from the topic (``sync="never"``)."""
+    with contextlib.closing(View(files, directory, "B")) as view:
+        return state.furthest()[:2] > view.latest()[:2]
+
+
 def seal_of(files: Files, stem: str) -> Seal | None:
     try:
         return reader_log.unpack_seal(read_whole(files, stem + LOCK)[witness.SIZE :])

@@ -22,7 +22,7 @@ from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Closes, Descriptors, Files, read_all, read_whole
-from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, Locked, QewQewError
+from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
 from qewqew_core.keys import key_hash
@@ -33,13 +33,13 @@ from qewqew_core.topic import (
     retention,
     topic_log,
     topic_paths,
+    topic_recovery,
     topic_verification,
     witness,
 )
 from qewqew_core.topic.header import HasHeader
 from qewqew_core.topic.outgoing import Outgoing
 from qewqew_core.topic.reader import Reader
-from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, all_readers, names_of_readers, stats_of
 from qewqew_core.topic.topic_session import TopicSession
 from qewqew_core.topic.topic_state import PutKey
@@ -120,30 +120,12 @@ class Topic(HasHeader, Closes):
         self._wanted = wanted
         self._writer: Writer | None = None
         self._sessions = 0
-        self._make_directories()
+        topic_recovery.make_directories(self.files, self.path)
         self.dialect = self._recovered_dialect()
         if wanted is not None and wanted != self.dialect:
             raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
         self._closed = self._opening = False
         _open_topics.add(self)
-
-    def _make_directories(self) -> None:
-        files = self.files
-        lock.check_system(self.path)
-        try:
-            for directory in (self.path, *(os.path.join(self.path, name) for name in ("data", "reader", "state"))):
-                if not files.is_directory(directory):
-                    try:
-                        files.make_directory(directory)
-                    except FileExistsError:
-                        if not files.is_directory(directory, follow=True):
-                            raise
-                        continue  # somebody else makes it too
-                    files.sync_directory(os.path.dirname(directory))
-        except Broken:
-            raise
-        except OSError as error:
-            raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or self.path) from error
 
     def _open_writer(self, lock_timeout: float) -> Writer:
         return Writer(
@@ -207,10 +189,7 @@ class Topic(HasHeader, Closes):
         if self._opening or committed:
             self.files.sync_directory(os.path.join(self.path, "reader"))
         reader_files.remove_leftovers(self.files, self.path)
-        for name in self.files.list(os.path.join(self.path, "state")):
-            if name.endswith(".spill"):  # a session was killed between making its file and taking its name away
-                with contextlib.suppress(FileNotFoundError):
-                    self.files.unlink(os.path.join(self.path, "state", name))
+        reader_files.remove_spilled(self.files, self.path)
         for name in names_of_readers(self.files, self.path):
             if closed and reader_inspection.was_closed(self.files, self.path, name):
                 continue
@@ -221,7 +200,8 @@ class Topic(HasHeader, Closes):
             if state is None:
                 continue
             self.dialect = dialect  # which a topic that is just being opened does not know yet
-            if any(flight.session for flight in state.in_flight.values()) or self._is_beyond(state):
+            undecided = any(flight.session for flight in state.in_flight.values())
+            if undecided or reader_inspection.is_beyond(self.files, self.path, state):
                 with self.reader(name) as reader:
                     reader.participant.resolve_all(committed)
             elif not state.clean:
@@ -234,11 +214,6 @@ class Topic(HasHeader, Closes):
                 self.reader(name).close()
             except QewQewError as error:  # who opens the reader is told
                 _logger.warning("reader %s could not be left to a zbus server: %s", name, error)
-
-    def _is_beyond(self, state: ReaderState) -> bool:
-        """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
-        with contextlib.closing(View(self.files, self.path, "B")) as view:
-            return state.furthest()[:2] > view.latest()[:2]
 
     # Appending
 

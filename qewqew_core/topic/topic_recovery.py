@@ -29,7 +29,7 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, close_all, is_at, read_all, read_whole, remove_if_there, write_new
 from qewqew_core.disk.journal import Journal
-from qewqew_core.errors import BadArgument, Corrupt, Locked
+from qewqew_core.errors import BadArgument, BadPath, Broken, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
@@ -80,6 +80,25 @@ def _recover(
     fds = Descriptors()
     log_fd.hand_over(fds)
     return _journal(blocks, found, fds), state  # the log of a topic that was closed goes on
+
+
+def make_directories(files: Files, path: str) -> None:
+    """Make the directories of a topic that are missing, durably. Raises `BadPath`."""
+    lock.check_system(path)
+    try:
+        for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
+            if not files.is_directory(directory):
+                try:
+                    files.make_directory(directory)
+                except FileExistsError:
+                    if not files.is_directory(directory, follow=True):
+                        raise
+                    continue  # somebody else makes it too
+                files.sync_directory(os.path.dirname(directory))
+    except Broken:
+        raise
+    except OSError as error:
+        raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or path) from error
 
 
 # Step 1
