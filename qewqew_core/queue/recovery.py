@@ -411,7 +411,9 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
             if empty:
                 files.unlink(name)
             else:
-                free = next(other for other in range(chunk.MAX_ID, chunk.JAVA_FIRST, -1) if other not in left)
+                free = next((other for other in range(chunk.MAX_ID, chunk.JAVA_FIRST, -1) if other not in left), None)
+                if free is None:
+                    continue
                 files.rename(name, chunk.chunk_path(path, free))
                 left.add(free)
             left.remove(chunk_id)

@@ -319,7 +319,7 @@ def test_repair_says_what_it_did(path, what):
     result = run("repair", path, "--yes")
     assert result.exit_code == 5
     damaged, aside, mended = result.stdout.splitlines()
-    assert damaged.startswith(f"damage: {path}.{'30001' if what == 'chunk' else 'log'}, offset ")
+    assert damaged.startswith(f"damage: {path}.{'30001' if what == 'chunk' else 'wal'}, offset ")
     assert aside == f"set aside: {path}.damaged/1"
     assert mended.startswith("repaired: the queue holds ")
     assert (path.parent / "orders.qew.damaged" / "1" / "report.json").is_file()
