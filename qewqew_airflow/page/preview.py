@@ -24,7 +24,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import inspection
-from qewqew_core.topic.reader_inspection import effective_state
+from qewqew_core.topic.reader_inspection import effective_state, waiting
 from qewqew_core.topic.view import WINDOW, View
 
 SHOWN = 4096  # bytes of a record; as hex, …
@@ -104,12 +104,13 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
         if reader is not None and state is None:
             raise BadArgument(f"the topic does not have a reader {reader!r}")
         place = view.by_number(start) if start is not None else None
-        begin = state.committed_position() if state else place or view.oldest()
-        chosen = Filter(state.filter if state else None)
+        stretches = waiting(state, view, most, SHOWN) if state else view.stretches(place or view.oldest(), most=most, cut=SHOWN)
         found: list[dict[str, Any]] = []
-        for stretch in islice(view.stretches(begin, None, chosen, most=most, cut=SHOWN), MOST_SKIPPED):
+        for stretch in islice(stretches, MOST_SKIPPED):
             found += map(described_message, stretch.messages(), stretch.heads.lengths)
-        return found
+            if len(found) >= most:
+                break
+        return found[:most]
 
 
 def described_message(message: Message, size: int) -> dict[str, Any]:

@@ -131,6 +131,15 @@ def frames(data: bytes, generation: int, at: int = BEGIN) -> Iterator[Frame]:
         yield Frame(start, kind, data[body:end], end)
 
 
+def ends_with(files: Files, path: str, kind: int) -> bool:
+    """Whether a log ends with a frame of this kind that has no body. Only the two ends of the file are read."""
+    with Descriptors([files.open_to_read(path)]) as (fd,):
+        begin = files.read(fd, _HEAD.size, 0)
+        last = files.read(fd, _FRAME.size, max(0, files.size(fd) - _FRAME.size))
+    generation = int(_HEAD.unpack(begin)[1]) if len(begin) == _HEAD.size else 0
+    return _frame_end(last, generation, 0) == len(last) and last[-1] == kind
+
+
 _ZEROS = bytes(64 << 10)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from qewqew_core.batch import manifest
 from qewqew_core.batch.manifest import Segment
@@ -16,6 +17,16 @@ from qewqew_core.topic.reader_state import Range
 from qewqew_core.topic.view import Position, View
 
 
+class Part(NamedTuple):
+    """The first messages of a range that match, as far as they are in one block and within limits."""
+
+    segment: Segment | None  # None: none matches
+    size: int  # payload bytes
+    behind: Position  # where the last of them ends
+    after: Position  # where to look for the next one
+    full: bool  # whether the limits ended it
+
+
 def first_segment(
     view: View,
     chosen: Filter,
@@ -24,11 +35,9 @@ def first_segment(
     max_records: int,
     max_bytes: int,
     more: bool,
-) -> tuple[Segment | None, int, Position, bool]:
-    """The first messages of a range that match, as far as they are in one block and within the limits: (None if none
-    matches, payload bytes, where to go on, whether the limits ended it). Limits end it behind the last one taken. The first is
-    taken whatever its size, unless ``more`` come before it. ``pieces`` returns the checksums of a block. Raises `Corrupt` if
-    the bytes are not what was committed.
+) -> Part:
+    """Cut the first part of a range. The first message is taken whatever its size, unless ``more`` come before it. ``pieces``
+    returns the checksums of a block. Raises `Corrupt` if the bytes are not what was committed.
     """
     block, begin, number = wanted.start
     index = view.index()
@@ -37,8 +46,8 @@ def first_segment(
     end = stop.offset if stop is not None and stop.block == block else entry.end
     if begin >= end:
         if block + 1 >= index.start + index.blocks or (stop is not None and stop.block == block):
-            return None, 0, wanted.start, False
-        return None, 0, Position(block + 1, 0, number), False
+            return Part(None, 0, wanted.start, wanted.start, False)
+        return Part(None, 0, wanted.start, Position(block + 1, 0, number), False)
     at, records, size, boundary = begin, 0, 0, begin
     boundaries: list[tuple[int, int]] = []
     last = wanted.start  # where the last message that matches ends
@@ -61,11 +70,12 @@ def first_segment(
         at, number = place + HEAD + length, found + 1
     after = last if full else Position(block, at, number)
     if after.offset == begin:
-        return None, 0, after, full
+        return Part(None, 0, last, after, full)
     kept = tuple((offset, count) for offset, count in boundaries if offset < last.offset)
     # Also what the filter holds back behind the last one that it lets through: a damaged tag must not hide a message.
     ends = [*(offset for offset, _ in kept), last.offset, after.offset]
     *inside, whole, _ = manifest.checksums(block_sums.crcs(view, pieces(entry), entry, begin, ends))
     if not records:
-        return None, 0, after, full
-    return Segment(zbus.block_name(entry.base), begin, last.offset, records, whole, kept, tuple(inside)), size, after, full
+        return Part(None, 0, last, after, full)
+    segment = Segment(zbus.block_name(entry.base), begin, last.offset, records, whole, kept, tuple(inside))
+    return Part(segment, size, last, after, full)

@@ -121,7 +121,7 @@ class Deliveries:
                         taken = stretch.first(count)
                         messages += taken.messages()
                         delivered += _delivered(taken)
-                        rest = [Range(taken.behind(), stop), *pending[1:]]
+                        rest = [Range(taken.behind() if chosen else taken.reached, stop), *pending[1:]]
                     if count < len(stretch.places) or len(messages) >= free or room <= 0:
                         return messages, delivered, rest
                 reached = stretch.reached
@@ -176,7 +176,8 @@ class Deliveries:
         """Commit these messages, or without arguments all that this consumer has. Returns the position of the commit, and
         how many.
         """
-        offsets, passed = self.check_mine(messages), self._take_passed(messages)
+        offsets = self.check_mine(messages)
+        passed = self._take_passed(messages) if self._consumer.passed else 0
         if not offsets:
             return 0, passed
         position = self._shared.commit(Commit(evenly(offsets), None))

@@ -75,7 +75,7 @@ def _segments(files: Files, view: View, chosen: Filter, ranges: list[Range]) -> 
         end = wanted.start
         while wanted.stop is not None and end[:2] < wanted.stop[:2]:
             at = Range(end, wanted.stop)
-            segment, size, end, _ = first_segment(
+            segment, size, _, end, _ = first_segment(
                 view, chosen, lambda entry: pieces_of(files, view.directory, entry.base), at, sys.maxsize, sys.maxsize, False
             )
             if segment is not None:

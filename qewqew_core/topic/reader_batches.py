@@ -150,10 +150,10 @@ class ReaderBatches(Source):
         offsets: list[int] = []
         pending = list(self.engine.state.pending)
         for at, after, those in self._flights_again(max_records):
-            segment, size, end, full = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
+            segment, size, behind, _, full = segment_of(Range(at, after), max_records, max_bytes, bool(segments))
             if segment is not None:
                 segments.append((segment, size))
-                ranges.append(Range(at, end))
+                ranges.append(Range(at, behind))
                 offsets += those[: segment.records]
                 max_records, max_bytes = max_records - segment.records, max_bytes - size
             if full:
@@ -164,11 +164,11 @@ class ReaderBatches(Source):
             if stop is not None and start[:2] >= stop[:2]:
                 pending.pop(0)  # `read` has come to its end
                 continue
-            segment, size, end, full = segment_of(pending[0], max_records, max_bytes, bool(segments))
+            segment, size, behind, end, full = segment_of(pending[0], max_records, max_bytes, bool(segments))
             if segment is not None:
                 segments.append((segment, size))
-                ranges.append(Range(start, end))
-                rest = [Range(end, stop), *pending[1:]]
+                ranges.append(Range(start, behind))
+                rest = [Range(behind, stop), *pending[1:]]
                 max_records, max_bytes = max_records - segment.records, max_bytes - size
             if full:
                 return segments, ranges, offsets, rest

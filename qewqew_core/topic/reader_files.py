@@ -52,6 +52,13 @@ def is_lock_of(files: Files, fd: int, stem: str) -> bool:
         return False
 
 
+def is_in_use(files: Files, stem: str) -> bool:
+    """Whether a consumer lives."""
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(stem + ".lock")]) as (fd,):
+        return lock.first_locked(fd, 1, 0) is not None
+    return False
+
+
 def break_seal(files: Files, stem: str) -> None:
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + ".lock")]) as (fd,):
         if files.size(fd):

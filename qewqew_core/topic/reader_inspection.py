@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, of_batches
@@ -18,7 +19,7 @@ from qewqew_core.topic.in_flight import Delivered
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
 from qewqew_core.topic.topic_paths import rdx_of, stem_of
-from qewqew_core.topic.view import SCAN, Position, View
+from qewqew_core.topic.view import SCAN, Position, Stretch, View
 
 
 def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = None) -> ReaderState | None:
@@ -41,6 +42,15 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
             if attempt == 4 or seal_of(files, stem) == seal:  # else the log was exchanged
                 raise
     raise AssertionError
+
+
+def was_closed(files: Files, directory: str, name: str) -> bool:
+    """Whether its log ends with a checkpoint, which its last consumer wrote, or there is none: a server has it. Takes the same
+    time for any log.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return journal.ends_with(files, stem_of(directory, name) + ".log", reader_log.CHECKPOINT)
+    return True
 
 
 def seal_of(files: Files, stem: str) -> Seal | None:
@@ -191,6 +201,16 @@ def lost_of(state: ReaderState, view: View, start: int) -> tuple[list[Range], li
     if not pending:
         pending = [Range(oldest, None)]
     return (pending, offsets, lost) if offsets or pending != state.pending else None
+
+
+def waiting(state: ReaderState, view: View, most: int, cut: int) -> Iterator[Stretch]:
+    """What the reader can deliver, now or when it is given back, in this order; arguments as of `View.stretches`. Messages in
+    flight match its filter, see `SetFilter`.
+    """
+    for at in sorted(flight.at for flight in state.in_flight.values()):
+        yield from view.stretches(at, most=1, cut=cut)
+    for start, stop in state.pending:
+        yield from view.stretches(start, stop, Filter(state.filter), most=most, cut=cut)
 
 
 def stats_of(state: ReaderState, view: View) -> QueueStats:

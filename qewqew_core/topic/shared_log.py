@@ -285,8 +285,8 @@ class SharedLog(Gate):
     def checkpoint(self) -> None:
         """Make the .rdx agree with the log, durably, for zbus servers, and note that in the log."""
         log, state = self.engine.log, self.engine.state
-        if state.clean:
-            return
+        if state.clean or any(flight.session is not None for flight in state.in_flight.values()):
+            return  # an undecided session is not to be overlooked by who opens the topic
         if log.end - log.snapshot_end > LIMITS.reader_log_bytes_at_close:
             self.rotate()
         log.sync(log.position, refuse=False)

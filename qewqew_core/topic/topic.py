@@ -144,7 +144,7 @@ class Topic(HasHeader, Closes):
             lock_timeout,
             self.min_free_bytes,
             self.log_bytes,
-            self._resolve_sessions,
+            self._recover_readers,
         )
 
     def _recovered_dialect(self) -> str:
@@ -187,8 +187,8 @@ class Topic(HasHeader, Closes):
                 with contextlib.suppress(Locked):
                     self._open_writer(0).close()
 
-    def _resolve_sessions(self, committed: set[str], dialect: str) -> None:
-        """Recovery, with the lock of the writer: sessions that died while they committed."""
+    def _recover_readers(self, committed: set[str], dialect: str, closed: bool) -> None:
+        """Recovery, with the lock of the writer: sessions that died while they committed, and readers whose consumers died."""
         # Who was killed while it deleted a reader may not have done it: a power cut must not bring it back.
         # And a commit must not be forgotten as long as such a reader may come back that was part of it.
         if self._opening or committed:
@@ -199,14 +199,30 @@ class Topic(HasHeader, Closes):
                 with contextlib.suppress(FileNotFoundError):
                     self.files.unlink(os.path.join(self.path, "state", name))
         for name in names_of_readers(self.files, self.path):
+            if closed and reader_inspection.was_closed(self.files, self.path, name):
+                continue
             try:
                 state = reader_inspection.look(self.files, self.path, name)
             except Corrupt:  # who opens the reader is told
                 continue
-            if state is not None and (any(flight.session for flight in state.in_flight.values()) or self._is_beyond(state)):
-                self.dialect = dialect  # which a topic that is just being opened does not know yet
+            if state is None:
+                continue
+            self.dialect = dialect  # which a topic that is just being opened does not know yet
+            if any(flight.session for flight in state.in_flight.values()) or self._is_beyond(state):
                 with self.reader(name) as reader:
                     reader.participant.resolve_all(committed)
+            elif not state.clean:
+                self._leave_to_a_server(name)
+
+    def _leave_to_a_server(self, name: str) -> None:
+        """If all consumers of a reader have died, let its .rdx say what its log says, as the last of them would have done. A
+        temporary one would be deleted: that is for the next one who appends.
+        """
+        if not reader_files.is_in_use(self.files, topic_paths.stem_of(self.path, name)) and not self._is_temporary(name):
+            try:
+                self.reader(name).close()
+            except QewQewError as error:  # who opens the reader is told
+                _logger.warning("reader %s could not be left to a zbus server: %s", name, error)
 
     def _is_beyond(self, state: ReaderState) -> bool:
         """Whether a reader has read what a power cut has taken from the topic (``sync="never"``)."""
@@ -421,19 +437,23 @@ class Topic(HasHeader, Closes):
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back forever."""
         for name in names_of_readers(self.files, self.path):
-            try:
-                data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
-            except FileNotFoundError:
-                continue
-            ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
-            if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
+            if self._is_temporary(name):
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()
+
+    def _is_temporary(self, name: str) -> bool:
+        try:
+            data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
+        except FileNotFoundError:
+            return False
+        ours = self.files.exists(topic_paths.stem_of(self.path, name) + ".lock")  # else a zbus server has it
+        return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
 
     # The end
 
     def close(self) -> None:
-        """Leave the files as a zbus server would, and release the writer's lock. Readers stay open: they do not need it.
+        """Leave the files as a zbus server would, and release the writer's lock. Readers stay open: they do not need it. Those
+        whose process was killed are closed.
 
         You may call it twice; a second call finishes an interrupted first one.
         """
@@ -441,6 +461,10 @@ class Topic(HasHeader, Closes):
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self.trim_quietly()
+                    # While Python ends, nothing can be imported any more.
+                    for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
+                        if not reader_inspection.was_closed(self.files, self.path, name):
+                            self._leave_to_a_server(name)
             finally:
                 self._closed = True
                 if self._writer is not None:

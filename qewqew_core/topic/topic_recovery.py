@@ -11,7 +11,8 @@ crash in any step leaves what the same steps finish.
    compared with their checksum. With ``sync="never"`` a power cut may have lost some: then the first of these commits, and all
    behind it, have not happened.
 5. What is not committed, or was trimmed, goes. Then the index is written.
-6. What readers have read in sessions that died while they committed is decided, as the log says.
+6. What readers have read in sessions that died while they committed is decided, as the log says. The .rdx of readers whose
+   consumers died says what their log says, for a zbus server.
 7. A new log takes the place of the old one.
 """
 
@@ -42,10 +43,10 @@ from qewqew_core.topic.view import View
 _logger = logging.getLogger(__name__)
 
 
-def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str], None]) -> tuple[Journal, TopicState]:
+def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], str, bool], None]) -> tuple[Journal, TopicState]:
     """The steps, after which the topic can be appended to. ``dialect``: what the caller wants, if anything; ``resolve`` is told
-    which sessions were committed, and the dialect. Raises `Corrupt` and `BadArgument` before anything is changed, and errors of
-    the system.
+    which sessions were committed, the dialect, and whether the topic was closed. Raises `Corrupt` and `BadArgument` before
+    anything is changed, and errors of the system.
     """
     found, index = _look(blocks)
     ours, closed = _was_ours(blocks, found, index)
@@ -58,7 +59,7 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     _remove_strays(blocks, state, ours)
     if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
-    resolve(set(state.sessions), state.dialect)
+    resolve(set(state.sessions), state.dialect, closed)
     if found is None or not closed:
         return _new_log(blocks, state), state
     if not found.frames:  # who was killed after putting this log into place may not have done it

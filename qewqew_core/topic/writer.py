@@ -45,9 +45,9 @@ class Writer:
         lock_timeout: float,
         min_free_bytes: int,
         log_bytes: int,
-        resolve: Callable[[set[str], str], None],
+        resolve: Callable[[set[str], str, bool], None],
     ) -> None:
-        """``resolve`` is told which sessions were committed, and the dialect."""
+        """``resolve``: see `topic_recovery.recover`."""
         self.block_size = block_size
         self.min_free_bytes = min_free_bytes
         self.engine: Engine[TopicState] = Engine(directory, "topic", topic_log, sync=sync == "commit", log_bytes=log_bytes)

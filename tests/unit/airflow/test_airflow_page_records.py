@@ -112,3 +112,17 @@ def test_of_a_large_message_only_the_beginning_is_read(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_the_page_shows_what_a_reader_can_still_deliver(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    with Topic(path, sync="never") as topic, topic.reader("r") as reader:
+        topic.append_many([Message(b"%d" % number, tag="even" if number % 2 == 0 else "odd") for number in range(8)])
+        read = reader.read_many(6)
+        reader.commit(read[2])
+        reader.nack(read[1], read[4])
+        assert [row["number"] for row in topic_messages(path, 20, None, "r")] == [0, 1, 3, 4, 5, 6, 7]
+        reader.set_filter("even")
+        assert [row["number"] for row in topic_messages(path, 20, None, "r")] == [0, 4, 6]
+        assert [row["number"] for row in topic_messages(path, 2, None, "r")] == [0, 4]
+        assert inspect_reader(path, "r").records == 3

@@ -36,7 +36,7 @@ def test_a_message_may_be_given_twice_to_commit(tmp_path: Path) -> None:
             assert reader.read().number == 1
 
 
-def test_a_lease_passes_over_redeliveries_that_a_new_filter_does_not_match(tmp_path: Path) -> None:
+def test_redeliveries_that_a_new_filter_does_not_match_count_as_read(tmp_path: Path) -> None:
     with filled(tmp_path) as topic, topic.reader("r") as reader:
         reader.read_many(2)
         reader.nack()
@@ -44,7 +44,7 @@ def test_a_lease_passes_over_redeliveries_that_a_new_filter_does_not_match(tmp_p
         batch = reader.lease("k")  # it once said for ever that there is nothing
         assert batch is not None
         assert len(batch) == 5
-        assert [one.number for one in reader.read_many(9)] == [0, 1]
+        assert (reader.read_many(9), reader.stats().records) == ([], 0)
 
 
 def test_a_batch_that_is_put_back_where_the_reader_was_moved_back_since_comes_once(tmp_path: Path) -> None:
