@@ -120,7 +120,7 @@ class Deliveries:
                         taken = stretch.first(count)
                         messages += taken.messages()
                         delivered += _delivered(taken)
-                        rest = [Range(taken.behind(), stop), *pending[1:]]
+                        rest = [Range(taken.behind() if chosen else taken.reached, stop), *pending[1:]]
                     if count < len(stretch.places) or len(messages) >= free or room <= 0:
                         return messages, delivered, rest
                 reached = stretch.reached
@@ -178,7 +178,8 @@ class Deliveries:
         """Commit these messages, or without arguments all that this consumer has. Returns the position of the commit, and
         how many.
         """
-        offsets, passed = self.check_mine(messages), self._take_passed(messages)
+        offsets = self.check_mine(messages)
+        passed = self._take_passed(messages) if self._consumer.passed else 0
         if not offsets:
             return 0, passed
         position = self._shared.commit(Commit(evenly(offsets), None))
@@ -198,8 +199,6 @@ class Deliveries:
     def _take_passed(self, messages: tuple[Message, ...]) -> int:
         """How many of these, or of all that this consumer has, count as read: it has them no longer."""
         passed = self._consumer.passed
-        if not passed:
-            return 0
         offsets = {*self._consumer.has_passed(messages)} if messages else {*passed}
         for offset in offsets:
             del passed[offset]

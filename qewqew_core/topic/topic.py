@@ -208,8 +208,10 @@ class Topic(HasHeader, Closes):
                 self._leave_to_a_server(name)
 
     def _leave_to_a_server(self, name: str) -> None:
-        """If all consumers of a reader have died, let its .rdx say what its log says, as the last of them would have done."""
-        if not reader_files.is_in_use(self.files, topic_paths.stem_of(self.path, name)):
+        """If all consumers of a reader have died, let its .rdx say what its log says, as the last of them would have done. A
+        temporary one would be deleted: that is for the next one who appends.
+        """
+        if not reader_files.is_in_use(self.files, topic_paths.stem_of(self.path, name)) and not self._is_temporary(name):
             try:
                 self.reader(name).close()
             except QewQewError as error:  # who opens the reader is told
@@ -435,14 +437,17 @@ class Topic(HasHeader, Closes):
     def _remove_temporary(self) -> None:
         """Temporary readers whose consumers have died must not hold blocks back forever."""
         for name in names_of_readers(self.files, self.path):
-            try:
-                data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
-            except FileNotFoundError:
-                continue
-            ours = self.files.exists(topic_paths.stem_of(self.path, name) + topic_paths.LOCK)  # else a zbus server has it
-            if ours and len(data) >= zbus.READER_SIZE and zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT:
+            if self._is_temporary(name):
                 # Closing deletes it if nobody else has it. Its consumer may just have done so: then this one is not to stay.
                 self.reader(name, temporary=True).close()
+
+    def _is_temporary(self, name: str) -> bool:
+        try:
+            data = read_whole(self.files, topic_paths.rdx_of(self.path, name))
+        except FileNotFoundError:
+            return False
+        ours = self.files.exists(topic_paths.stem_of(self.path, name) + topic_paths.LOCK)  # else a zbus server has it
+        return ours and len(data) >= zbus.READER_SIZE and bool(zbus.unpack_common(data).mask & zbus.DELETE_ON_EXIT)
 
     # The end
 
