@@ -193,7 +193,6 @@ class Chain(NotCopied):
         A power cut loses nothing, because the log is durable: the next opening redoes from it what this has written.
         """
         engine, files = self._engine, self.files
-        self.check_place()
         engine.durable(engine.log.position, always=True)
         self.flush()
         self.unsynced.update(chunk_files.store_pointers(files, self.path, engine.state, durable=False))

@@ -117,7 +117,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
                 _remove_emptied(files, path, sorted(replayed.dropped & found.ids))  # step 9
                 _checkpoint(files, path, log)
         left = remove_leftovers(files, path, state, found.ids)  # step 10
-        as_found = believed is None and replayed is not None and replayed.clean
+        as_found = replayed is not None and (handed_over or (believed is None and replayed.clean))
         taken = left if as_found else paths.chunk_ids(path, files.list(found.directory))
     except BaseException:
         close_all(log_fd)
