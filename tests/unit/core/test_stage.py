@@ -157,7 +157,7 @@ def test_of_a_process_that_was_killed_the_next_opening_removes_what_it_has_stage
 @pytest.mark.parametrize("removed", ["the directory", "a file"])
 def test_what_somebody_else_has_removed_is_told_and_never_half_stored(tmp_path: Path, removed: str) -> None:
     path, home = tmp_path / "q", tmp_path / "q.staged"
-    with Stage(path, chunk_size=200) as stage:
+    with contextlib.closing(Stage(path, chunk_size=200)) as stage:
         stage.put_many(numbers(0, 100))
         if removed == "the directory":
             shutil.rmtree(home)
