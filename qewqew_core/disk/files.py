@@ -21,6 +21,7 @@ from typing import NoReturn, Self, SupportsIndex
 from qewqew_core.errors import Broken, Corrupt
 
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX")  # that the system writes at once
+_MISSING = FileNotFoundError, NotADirectoryError
 _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewer
 
 
@@ -69,21 +70,36 @@ class Files:
         """When the file was last changed, milliseconds since the epoch."""
         return os.stat(path).st_mtime_ns // 1_000_000
 
+    # What is there must not pass for missing when the disk fails: these raise what the system says.
+
     def exists(self, path: str) -> bool:
         """Whether the name exists, even as a link that leads nowhere."""
-        return _mode(path) != 0
+        try:
+            os.lstat(path)
+        except _MISSING:
+            return False
+        return True
 
     def is_directory(self, path: str, *, follow: bool = False) -> bool:
         """Whether there is a directory. A link to one counts only with ``follow``."""
-        return stat.S_ISDIR(_mode(path, follow))
+        try:
+            return stat.S_ISDIR(os.stat(path, follow_symlinks=follow).st_mode)
+        except _MISSING:
+            return False
 
     def is_regular(self, path: str) -> bool:
         """Whether there is a regular file. A link does not count."""
-        return stat.S_ISREG(_mode(path))
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except _MISSING:
+            return False
 
     def is_link(self, path: str) -> bool:
         """Whether there is a symbolic link, wherever it leads."""
-        return stat.S_ISLNK(_mode(path))
+        try:
+            return stat.S_ISLNK(os.lstat(path).st_mode)
+        except _MISSING:
+            return False
 
     def resolved(self, path: str) -> str:
         """The path without links, as far as it exists."""
@@ -195,16 +211,6 @@ class Files:
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
         shutil.rmtree(path)
-
-
-def _mode(path: str, follow: bool = False) -> int:
-    """What there is; 0 if nothing. If the disk fails, that is an error: what is there must not pass for missing."""
-    try:
-        return os.stat(path, follow_symlinks=follow).st_mode
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise
-        return 0
 
 
 @cache

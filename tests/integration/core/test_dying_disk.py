@@ -233,7 +233,7 @@ def after_some_work(people: Crowd, luck: random.Random) -> None:
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_journal_is_aborted_and_the_disk_is_mounted_again(tmp_path, kind, name):
-    run_aborts(tmp_path, kind, STORES[name], rounds=6, seed=OFFSET)
+    run_aborts(tmp_path, kind, STORES[name], rounds=4, seed=OFFSET)
 
 
 def run_aborts(tmp_path: Path, kind: str, store: Store, rounds: int, seed: int) -> None:
@@ -261,7 +261,7 @@ def run_aborts(tmp_path: Path, kind: str, store: Store, rounds: int, seed: int) 
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_snapshot_of_the_blocks_is_restored_on_the_same_machine(tmp_path, kind, name):
-    run_snapshots(tmp_path, kind, STORES[name], rounds=8, seed=OFFSET)
+    run_snapshots(tmp_path, kind, STORES[name], rounds=5, seed=OFFSET)
 
 
 def run_snapshots(tmp_path: Path, kind: str, store: Store, rounds: int, seed: int) -> None:
