@@ -135,7 +135,7 @@ COSTS = {
         "lease": {
             "close": 2,
             "exists": 4,
-            "functions": 208,
+            "functions": 199,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -149,7 +149,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"exists": 1, "functions": 95, "list": 1, "open": 1, "status": 4, "sync": 1, "write": 2},
+        "ack": {"exists": 1, "functions": 94, "list": 1, "open": 1, "status": 4, "sync": 1, "write": 2},
     },
     "queue, closed": {
         "open, get": {
@@ -158,7 +158,7 @@ COSTS = {
             "bytes": 73,
             "close": 1,
             "exists": 2,
-            "functions": 235,
+            "functions": 229,
             "identity": 2,
             "is_directory": 2,
             "kinds": 1,
@@ -180,7 +180,7 @@ COSTS = {
             "bytes": 816173,
             "close": 2,
             "exists": 2,
-            "functions": 415,
+            "functions": 408,
             "identity": 3,
             "is_directory": 3,
             "kinds": 1,
@@ -211,7 +211,7 @@ COSTS = {
         "lease": {
             "close": 2,
             "exists": 4,
-            "functions": 209,
+            "functions": 200,
             "is_directory": 5,
             "make_directory": 2,
             "open": 3,
@@ -225,7 +225,7 @@ COSTS = {
             "truncate": 1,
             "write": 4,
         },
-        "ack": {"exists": 1, "functions": 95, "list": 1, "open": 1, "status": 4, "sync": 1, "write": 2},
+        "ack": {"exists": 1, "functions": 94, "list": 1, "open": 1, "status": 4, "sync": 1, "write": 2},
     },
     "topic, commit": {
         "append": {"allocate": 1, "bytes": 690000, "functions": 55, "sync": 1000, "write": 4000},
