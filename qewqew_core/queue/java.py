@@ -274,7 +274,12 @@ class _Successor:
                 path=self._chunk(self._found.header),
             )
         chain, empty = chain_of(self._files, self._found)
-        return Believed(State.of(chain).with_batches_of(self._state), empty)
+        if self._state.records:
+            self._note(
+                f"all chunk files are gone, with {self._state.records:,} records: another program has read the queue to its end and "
+                "closed it. If nobody has, header and chunks were removed; restore them"
+            )
+        return Believed(State.of(chain).with_batches_of(self._state), empty, self._result.notes)
 
     def _was_cleared(self, chunk_state: Chunk, pointers: Pointers) -> bool:
         """Whether nothing but the first chunk is left, and that is no longer part of the queue: what `clear` leaves."""
