@@ -276,8 +276,8 @@ class _Successor:
         chain, empty = chain_of(self._files, self._found)
         if self._state.records:
             self._note(
-                f"all chunk files are gone, with {self._state.records:,} records: another program has read the queue to its end and "
-                "closed it. If nobody has, header and chunks were removed; restore them"
+                f"all chunk files are gone, with {self._state.records:,} records: another program has read the queue to its end "
+                "and closed it. If none has, header and chunks were removed; restore them"
             )
         return Believed(State.of(chain).with_batches_of(self._state), empty, self._result.notes)
 
