@@ -274,9 +274,9 @@ class _Successor:
                 path=self._chunk(self._found.header),
             )
         chain, empty = chain_of(self._files, self._found)
-        if self._state.records:
+        if records := self._state.records:
             self._note(
-                f"all chunk files are gone, with {self._state.records:,} records: another program has read the queue to its end "
+                f"all chunk files are gone, with {records:,} record{'s' if records > 1 else ''}: another program has read the queue to its end "
                 "and closed it. If none has, header and chunks were removed; restore them"
             )
         return Believed(State.of(chain).with_batches_of(self._state), empty, self._result.notes)
