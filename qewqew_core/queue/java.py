@@ -276,8 +276,8 @@ class _Successor:
         chain, empty = chain_of(self._files, self._found)
         if records := self._state.records:
             self._note(
-                f"all chunk files are gone, with {records:,} record{'s' if records > 1 else ''}: another program has read the queue to its end "
-                "and closed it. If none has, header and chunks were removed; restore them"
+                f"all chunk files are gone, and the log has {records:,} as not taken: another program has read the queue to its "
+                "end and closed it. If none has, header and chunks were removed; restore them"
             )
         return Believed(State.of(chain).with_batches_of(self._state), empty, self._result.notes)
 

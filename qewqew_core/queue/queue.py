@@ -136,7 +136,7 @@ class Queue(HasBatches, Closes):
                 self._chain.close_others()
                 self._chain.store_header()
                 if header.is_still_at(self.path) and is_at(self._files, found.log.fd, found.log.path):
-                    break  # else a Java program has removed the header, and somebody else has made all anew meanwhile
+                    break  # else a Java program had removed the header, and another process has made the queue again
                 self._release()
             except BaseException as error:
                 if self._another_is_here(error, deadline, attempt):

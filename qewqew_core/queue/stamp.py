@@ -1,7 +1,7 @@
 """`NAME.stamp`: says that the queue has a log, and how often its batches had changed.
 
-The chunk files alone look like those of a Java program, which knows no log. So whoever finds the stamp, and not the log, knows
-that the log was lost, and with it what was taken, the keys, and the batches: `Corrupt`. The stamp is durable before the first
+The chunk files alone look like those of a Java program, which knows no log. So a stamp without a log says that
+the log was lost, and with it what was taken, the keys, and the batches: `Corrupt`. The stamp is durable before the first
 commit, and is removed before a log that is not needed any more.
 
 The log counts the changes of batches (`State.changes`). After each change the count is written here too. If it is larger than
