@@ -178,6 +178,12 @@ class Files:
         except OSError as error:
             raise failed_sync(error, _path_of(fd)) from error
 
+    def drop_cached(self, fd: int) -> None:
+        """Let the system forget what it has of the file in memory and takes for written. If an fsync has failed, it takes for
+        written what is not on disk: that is read, and ext4 never writes again into blocks that were allocated for it.
+        """
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync_directory(self, path: str) -> None:
         """Make durable which files were created in this directory, renamed to or from it, and removed. Raises as `sync`."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -361,6 +367,12 @@ def is_at(files: Files, fd: int, path: str) -> bool:
         return os.path.samestat(files.status(path), files.status(fd))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def drop_cached(files: Files, path: str) -> None:
+    """As `Files.drop_cached`, of the file at a path, if there is one."""
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open(path)]) as (fd,):
+        files.drop_cached(fd)
 
 
 def remove_if_there(files: Files, path: str) -> None:

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, close_all, read_all, remove_if_there, write_new
+from qewqew_core.disk.files import Descriptors, Files, close_all, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
@@ -144,6 +144,11 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
     own_log(files, path, log_fd)
     header = files.read(header_fd, 64, 0)
     found = look(files, path, header, read_all(files, log_fd[0], path + paths.LOG) if log_fd else None)
+    if found.log is not None and not found.is_closed:  # what is in memory alone may be what a failed fsync has lost
+        files.drop_cached(log_fd[0])
+        found = look(files, path, header, read_all(files, log_fd[0], path + paths.LOG))
+        for chunk_id in found.log.unsure.union(list(found.log.state.chain)[-1:]) if found.log else ():
+            drop_cached(files, chunk.chunk_path(path, chunk_id))
     ends = () if found.log is None else tuple(found.log.state.chain)
     for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
         own_chunk(files, path, owned, chunk_id)

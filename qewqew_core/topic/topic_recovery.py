@@ -27,7 +27,17 @@ from typing import NoReturn
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, close_all, is_at, read_all, read_whole, remove_if_there, write_new
+from qewqew_core.disk.files import (
+    Descriptors,
+    Files,
+    close_all,
+    drop_cached,
+    is_at,
+    read_all,
+    read_whole,
+    remove_if_there,
+    write_new,
+)
 from qewqew_core.disk.journal import Journal
 from qewqew_core.errors import BadArgument, BadPath, Broken, Corrupt, Locked
 from qewqew_core.formats import zbus
@@ -123,8 +133,12 @@ def _replayed(blocks: Blocks, log_fd: list[int]) -> Replayed | None:
     except FileNotFoundError:
         witness.check_topic(blocks.files, blocks.directory)
         return None
-    data = read_all(blocks.files, log_fd[0], blocks.log_path)
-    found = topic_log.replay(data, blocks.log_path)
+    found = topic_log.replay(read_all(blocks.files, log_fd[0], blocks.log_path), blocks.log_path)
+    if not found.clean:  # what is in memory alone may be what a failed fsync has lost
+        blocks.files.drop_cached(log_fd[0])
+        found = topic_log.replay(read_all(blocks.files, log_fd[0], blocks.log_path), blocks.log_path)
+        for path in (blocks.index_path, *(blocks.path_of(block.base) for block in (*found.state.full, found.state.last))):
+            drop_cached(blocks.files, path)
     if found.torn:
         found.clean = False  # that is to be cut off
     return found
