@@ -158,7 +158,7 @@ COSTS = {
             "bytes": 73,
             "close": 1,
             "exists": 2,
-            "functions": 231,
+            "functions": 230,
             "identity": 2,
             "is_directory": 2,
             "kinds": 1,
