@@ -120,8 +120,9 @@ class Topic(HasHeader, Closes):
         self._wanted = wanted
         self._writer: Writer | None = None
         self._sessions = 0
-        topic_recovery.make_directories(self.files, self.path)
-        self.dialect = self._recovered_dialect()
+        with arguments.looking_at(self.path):
+            topic_recovery.make_directories(self.files, self.path)
+            self.dialect = self._recovered_dialect()
         if wanted is not None and wanted != self.dialect:
             raise BadArgument(f"the topic {self.path} is in dialect {self.dialect}, not {wanted}")
         self._closed = self._opening = False
@@ -461,10 +462,11 @@ class Topic(HasHeader, Closes):
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self.trim_quietly()
-                    # While Python ends, nothing can be imported any more.
-                    for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
-                        if not reader_inspection.was_closed(self.files, self.path, name):
-                            self._leave_to_a_server(name)
+                    with arguments.looking_at(self.path):
+                        # While Python ends, nothing can be imported any more.
+                        for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
+                            if not reader_inspection.was_closed(self.files, self.path, name):
+                                self._leave_to_a_server(name)
             finally:
                 self._closed = True
                 if self._writer is not None:
