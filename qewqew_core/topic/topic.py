@@ -213,10 +213,8 @@ class Topic(HasHeader, Closes):
         temporary one would be deleted: that is for the next one who appends.
         """
         if not reader_files.is_in_use(self.files, topic_paths.stem_of(self.path, name)) and not self._is_temporary(name):
-            try:
+            with contextlib.suppress(QewQewError):  # who opens the reader is told
                 self.reader(name).close()
-            except QewQewError as error:  # who opens the reader is told
-                _logger.warning("reader %s could not be left to a zbus server: %s", name, error)
 
     # Appending
 

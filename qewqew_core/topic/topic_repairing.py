@@ -367,7 +367,7 @@ def repair_topic(
         repair.readers()
     finally:
         held.release()
-    if problem is not None:
+    if repair.report.damage:  # to end as a closed one, with all readers
         Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, _files=files).close()
     try:
         stats, readers = inspect_topic(full)

@@ -204,7 +204,7 @@ def target_chain(data: bytes) -> None:
             torn = content[:BEGIN] == POINTERS.pack(BEGIN, 0, 0)[: len(content)] and not any(content[BEGIN:])
             stillborn = content[:BEGIN] == POINTERS.pack(BEGIN, BEGIN, 0) or not any(content) or torn
             if number not in chain and not stillborn:
-                assert left[number] == content, "a file that nothing refers to was changed"
+                assert content in left.values(), "a file that nothing refers to was changed"  # the first has another id now
         with Queue(path, chunk_size=chunk_size, _files=NoSync()) as q:
             assert q.get_many(1 << 20) == [*expected, b"n"]
 

@@ -61,9 +61,9 @@ def append_without_checksum(block: Block, messages: int, size: int, crc: int, ti
     block.updated = time
 
 
-def load_without_filter(body: bytes, load: Callable[[bytes], ReaderState] = reader_log._load) -> ReaderState:
+def load_without_flights(body: bytes, load: Callable[[bytes], ReaderState] = reader_log._load) -> ReaderState:
     state = load(body)
-    state.filter = None
+    state.in_flight.clear()
     return state
 
 
@@ -78,7 +78,7 @@ MUTANTS = {
     "log": ("qewqew_core.disk.journal._frame_end", frame_end_without_checksum),
     "manifest": ("qewqew_core.batch.segments.SegmentFile.read", lambda file, start, end: file.pread(start + 1, end + 1)),
     "topic_log": ("qewqew_core.topic.topic_state.Block.append", append_without_checksum),
-    "reader_log": ("qewqew_core.topic.reader_log._load", load_without_filter),
+    "reader_log": ("qewqew_core.topic.reader_log._load", load_without_flights),
     "topic": ("qewqew_core.formats.zbus.check_head", check_head_of_any_number),
 }
 

@@ -80,7 +80,7 @@ def damage(path: Path, offset: int) -> None:
 def forget_checksums(topic: Topic) -> None:
     """As a zbus server leaves a topic: messages and index, and nothing of ours."""
     topic.close()
-    for path in [*Path(topic.path).glob("data/*.sums"), *Path(topic.path).glob("t.lo*")]:
+    for path in [*Path(topic.path).glob("data/*.sums"), *Path(topic.path).glob("t.lock"), *Path(topic.path).glob("t.wal")]:
         path.unlink()
 
 
