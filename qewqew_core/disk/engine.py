@@ -405,7 +405,8 @@ class Engine(NotCopied, Generic[S]):
         """
         try:
             checkpoint()
-            self.state.clock = self.state.clock.until(self.now())
+            now = self.now()  # first: it notes a clock that was set
+            self.state.clock = self.state.clock.until(now)
             new = self.log.prepare(partial(self._format.snapshot, self.state))
             if self._locks_log:
                 lock.whole(new.fd)

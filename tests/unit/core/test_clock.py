@@ -407,3 +407,54 @@ def test_so_many_runs_are_remembered() -> None:
         found = found.then(StoreClock(b"run %d" % (number % (RUNS + 5)), number, number, number))
     assert [each.elapsed for each in found.each()] == [*range(2 * RUNS - 1, 3 * RUNS)]
     assert all(each.others == () for each in found.others)
+
+
+@KINDS
+@STEPS
+def test_a_clock_that_is_wrong_only_while_a_store_is_closed_ends_nothing(
+    kind: Kind, ahead: float, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit is made by the wrong clock, and the log is cut back by it."""
+    monkeypatch.setattr(LIMITS, "log_frames_at_close", 1)
+    monkeypatch.setattr(LIMITS, "reader_log_bytes_at_close", 1)
+    opening = kind(tmp_path)
+    store, put = opening.__enter__()
+    for _ in range(3):
+        put(b"x")
+    store.lease("acked", max_records=1).ack()
+    store.lease("leased", max_records=1, lease_timeout=HOUR)
+    clock.step(ahead)
+    opening.__exit__(None, None, None)
+    clock.step(-ahead)
+    with kind(tmp_path) as (store, put):
+        put(b"x")
+        assert store.return_expired() == []
+        assert [batch.key for batch in store.acknowledged()] == ["acked"]
+        assert store.find_batch("acked").records == 1
+    with kind(tmp_path) as (store, put):
+        clock.advance(HOUR + 1)
+        put(b"x")
+        assert [batch.key for batch in store.return_expired()] == ["leased"]
+
+
+@STEPS
+def test_blocks_and_keys_of_a_topic_outlast_a_clock_that_is_wrong_at_its_close(
+    ahead: float, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS, "log_frames_at_close", 1)
+
+    def opened() -> Topic:
+        return Topic(tmp_path / "t", max_age=timedelta(days=1), block_size=1000, slow_readers="move")
+
+    topic = opened()
+    topic.append_many([b"x" * 300] * 6, key="one")
+    for _ in range(4):
+        topic.append(b"x" * 300)
+    clock.step(ahead)
+    topic.close()
+    clock.step(-ahead)
+    for _ in range(3):
+        with opened() as topic:
+            topic.trim()
+            assert topic.append_many([b"y"], key="one") == 6
+            assert len(topic) == 10

@@ -78,8 +78,6 @@ def refused(path: Path, name: str) -> str:
     """Whoever opens it is told, and whoever looks; nothing of it is changed, and the other reader works."""
     ours = [one for one in path.rglob(f"{name}.*") if one.is_file() and one.parent.name in ("reader", "state")]
     before = {one: one.read_bytes() for one in ours}
-        one: one.read_bytes() for one in path.rglob(f"{name}.*") if one.is_file() and one.parent.name in ("reader", "state")
-    }
     with Topic(path, _files=NoSync()) as topic:
         with pytest.raises(Corrupt) as caught:
             topic.reader(name)
