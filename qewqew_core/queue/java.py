@@ -245,6 +245,12 @@ class _Successor:
                     "program had read them and was killed just after it removed the file",
                 )
             return
+        if header == chunk.NONE and removed:  # such a program removes the header of an empty queue alone
+            raise self._refused(
+                removed[0].id,
+                "the chunk file is missing, and the header names no chunk, though later chunks are there: no Java program leaves "
+                "that",
+            )
         if header == chunk.NONE:
             self._note(f"the header named no chunk; it names chunk {first} again, as the log says")
         elif not removed and header not in self._state.chain and self._is_untouched(left):

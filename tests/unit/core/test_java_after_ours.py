@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damage import tree
 from disk import NoSync
 from test_java_states import Original
 
-from qewqew_core import Queue, inspect, repair
+from qewqew_core import Corrupt, Queue, inspect, repair
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files
 
@@ -194,3 +195,28 @@ def test_an_orphan_of_the_original_is_not_overwritten_by_the_next_one(path: Path
         (orphan,) = q.orphans()
         assert q.adopt(orphan) == 2
         assert list(q) == [*numbered(200, 4), *numbered(0, 2)]
+
+
+@both
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_header_that_is_removed_with_the_first_chunks_is_damage(path: Path, end: str, gone: int) -> None:
+    ours(path, numbered(0, 12))
+    chunks = sorted(path.parent.glob("q.[0-9]*"))
+    assert len(chunks) > 3
+    for file in (path, *chunks[:gone]):
+        file.unlink()
+    before = tree(path.parent)
+    with pytest.raises(Corrupt, match="no Java program leaves that"):
+        inspect(path)
+    with pytest.raises(Corrupt, match="no Java program leaves that"):
+        Queue(path, chunk_size=SIZE, _files=NoSync())
+    assert tree(path.parent) == before
+
+
+@both
+def test_that_all_files_are_gone_is_told(path: Path, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    ours(path, numbered(0, 12))
+    for file in (path, *path.parent.glob("q.[0-9]*")):
+        file.unlink()
+    assert found(path) == []
+    assert "the log has 12 as not taken" in caplog.text
