@@ -99,7 +99,7 @@ def add_stagers(rows: list[dict[str, Any]], path: str, may_see: Callable[[str], 
     The queue remembers the hash of the key of each commit and its time, and the key is made of the task. A commit belongs to
     a batch if it lies between the batch's oldest record (if unknown, the lease before) and its lease.
     """
-    puts = inspection.inspect_state(path)[1].idempotency_keys
+    puts = inspection.inspect_state(path)[1].puts()
     leased = sorted(((_ms(row["leased"]), row) for row in rows if row["leased"] is not None), key=itemgetter(0))
     if not puts or not leased:
         return

@@ -135,8 +135,7 @@ def _seen_queue(name: str, path: str) -> Seen:
     stats, state = inspection.inspect_state(path)
     lately = now_ms() - (LONGEST_GAP + 1) * 60_000
     leased = tuple((batch.created, batch.records) for batch in state.with_history() if batch.created >= lately)
-    puts = ((state.clock.wall_at(elapsed), records) for elapsed, records in state.idempotency_keys.values())
-    staged = tuple(put for put in puts if put[0] >= lately)
+    staged = tuple(put for put in state.puts().values() if put[0] >= lately)
     return Seen(f"queue {name}", stats.records, None, leased, staged)
 
 

@@ -22,7 +22,7 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
     name = chunk.chunk_path(path, chunk_id)
     with contextlib.suppress(OSError):  # reading it says what is wrong with it
         owned[chunk_id] = owned.get(chunk_id) or files.open(name)
-    if chunk_id in owned and not lock.whole(owned[chunk_id]):
+    if chunk_id in owned and not lock.whole_at_last(owned[chunk_id]):
         close_each(owned, chunk_id)
         raise Locked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)
 

@@ -172,7 +172,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
             status = files.status(descriptors[0])
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", log_path)
-            if not lock.whole(descriptors[0]):
+            if not lock.whole_at_last(descriptors[0]):
                 raise Locked(
                     "another process has the queue open, though a Java program has removed its header; close it there", path=path
                 )

@@ -220,6 +220,10 @@ class State(LeaseState):
 
     # Keys, and when they were used
 
+    def puts(self) -> dict[_Bytes, tuple[int, int]]:
+        """When, by the wall clock, and how many records were put under each key that is known; by the key's hash."""
+        return {key: (self.clock.wall_at(elapsed), records) for key, (elapsed, records) in self.idempotency_keys.items()}
+
     def times(self) -> Iterator[int]:
         yield from LeaseState.times(self)
         yield from (elapsed for elapsed, _ in self.idempotency_keys.values())

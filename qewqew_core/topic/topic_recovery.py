@@ -152,7 +152,7 @@ def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
     """
     while True:
         files.open_into(log_fd, path)
-        if not lock.whole(log_fd[0]):
+        if not lock.whole_at_last(log_fd[0]):
             raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
         if is_at(files, log_fd[0], path):
             return

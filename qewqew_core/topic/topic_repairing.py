@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -171,10 +172,15 @@ class _Repair:
             raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=self.index_path)
         return index
 
+    def _each(self, index: Index) -> Iterator[tuple[int, Entry]]:
+        """The blocks that the index has, and its entries, whatever they say."""
+        padded = (self.image or b"").ljust(zbus.INDEX_SIZE, b"\0")
+        for block in range(index.start, index.start + index.blocks):
+            yield block, zbus.unpack_entry(padded, zbus.entry_at(block))
+
     def _entries(self, index: Index) -> list[Entry]:
         """The entries of the index, if they are those of the block files. Raises `Corrupt`."""
-        padded = (self.image or b"").ljust(zbus.INDEX_SIZE, b"\0")
-        entries = [zbus.unpack_entry(padded, zbus.entry_at(block)) for block in range(index.start, index.start + index.blocks)]
+        entries = [entry for _, entry in self._each(index)]
         # The last block may have been made by a commit that did not happen, or before its entry was written.
         known = [entry.base for entry in entries] in (self.bases, self.bases[:-1])
         follows = all(entry.base + entry.end == following.base for entry, following in pairwise(entries))
@@ -184,28 +190,53 @@ class _Repair:
 
     def _index(self) -> tuple[Index, list[Entry]]:
         """The index as it is, if its entries are those of the block files; else as these say."""
-        bases, start = self.bases, self.log.state.start if self.log else 0
+        log, known = self.log.state if self.log else None, dict[int, int]()
         try:
             index = self._head()
-            start = index.start
+            known = {entry.base: block for block, entry in self._each(index)}
             return index, self._entries(index)
         except Corrupt as error:
             self.damaged(error, 0)
-        if bases[0] != 0 and not self.log and start == 0:
+        if log is not None:
+            known |= {block.base: block.block for block in (*log.full, log.last)}
+        first = log.start if log else None if self.bases[0] else 0
+        start = next((known[base] - place for place, base in enumerate(self.bases) if base in known), first)
+        if start is None:
             raise Corrupt(
-                f"the first block begins at {bases[0]}, but neither index nor log says with which message number; restore the "
+                f"the first block begins at {self.bases[0]}, but neither index nor log says with which message number; restore the "
                 "index. Nothing was changed",
                 path=self.index_path,
             )
+        sizes = self._sizes(known)
+        for _, redo in self.log.redo if self.log else ():
+            if redo.block.base in sizes and redo.data is not None:  # the log carries it
+                sizes[redo.block.base] = max(sizes[redo.block.base], redo.offset + redo.size)
+        bases = [*sizes]
+        while len(bases) > 1 and not sizes[bases[-1]] and bases[-2] + sizes[bases[-2]] < bases[-1]:
+            bases.pop()  # nothing is in it, and nobody can count what was before it
         entries = []
-        for place, base in enumerate(bases):
-            block_path = topic_paths.block_of(self.path, base)
-            with Descriptors([self.files.open_to_read(block_path)]) as (fd,):
-                size = self.files.size(fd)
-            time = self.files.modified(block_path)
-            end = bases[place + 1] - base if place + 1 < len(bases) else min(size, zbus.LARGEST_BLOCK)
-            entries.append(Entry(time, base, end, time))
-        return Index(zbus.VERSION, len(entries), start, self.log.state.number if self.log else 0), entries
+        for base, following in pairwise([*bases, bases[-1] + min(sizes[bases[-1]], zbus.LARGEST_BLOCK)]):
+            time = self.files.modified(topic_paths.block_of(self.path, base))
+            entries.append(Entry(time, base, following - base, time))
+        return Index(zbus.VERSION, len(entries), max(0, start), log.number if log else 0), entries
+
+    def _sizes(self, known: Collection[int]) -> dict[int, int]:
+        """The size of each block file. An empty one takes the place of one that is missing and known, so that those behind it keep
+        their numbers, by which readers say where they are.
+        """
+        sizes: dict[int, int] = {}
+        for base in sorted({*self.bases, *(base for base in known if self.bases[0] < base < self.bases[-1])}):
+            path = topic_paths.block_of(self.path, base)
+            if base not in self.bases:
+                before = max(sizes)
+                if before + sizes[before] > base:
+                    continue  # the entry is wrong: here the block before has messages
+                write_new(self.files, path, b"")
+                self.files.sync_directory(os.path.dirname(path))
+                self.report.damage.append(Damage(path, 0, None, None, "the block is missing"))
+            with Descriptors([self.files.open_to_read(path)]) as (fd,):
+                sizes[base] = self.files.size(fd)
+        return sizes
 
     def _last(self, entry: Entry, number: int) -> tuple[int, int]:
         """Where the last whole message of the last block ends, and the number of the next one."""

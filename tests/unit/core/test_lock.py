@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -344,3 +345,23 @@ def test_how_long_this_process_waits_for_locks_is_counted(tmp_path: Path) -> Non
             Queue(tmp_path / "q", lock_timeout=0.3)
     assert lock.WAITS.refused == before.refused + 1
     assert lock.WAITS.seconds >= before.seconds + 0.3
+
+
+@pytest.mark.parametrize("locked", ["q.wal", "q.[0-9]*", "t.wal"])
+def test_the_next_owner_waits_until_a_dying_one_has_dropped_all_of_its_locks(tmp_path: Path, locked: str) -> None:
+    """The kernel closes the files of a process that was killed one after the other."""
+    store: type[Queue] | type[Topic] = Topic if locked.startswith("t") else Queue
+    path = tmp_path / locked[0]
+    with store(path) as made:
+        (made.put if isinstance(made, Queue) else made.append)(b"x")
+    (file,) = tmp_path.rglob(locked)
+    fd = os.open(file, os.O_RDWR)
+    try:
+        assert lock.whole(fd)
+        timer = threading.Timer(0.05, lock.unlock, [fd])
+        timer.start()
+        with store(path, lock_timeout=0) as opened:
+            assert opened.verify().ok
+        timer.join()
+    finally:
+        os.close(fd)

@@ -108,6 +108,32 @@ def test_a_last_block_that_was_cut_loses_only_its_last_messages(path: Path) -> N
         assert topic.verify().ok
 
 
+@pytest.mark.parametrize("log", ["log", "no log"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_blocks_behind_one_that_is_lost_keep_their_numbers_so_readers_go_on_where_they_were(
+    path: Path, which: int, log: str
+) -> None:
+    with Topic(path, block_size=1500) as topic, topic.reader("far") as reader:
+        messages = reader.read_many(18)
+        reader.commit(*messages)
+        assert messages[-1].offset > int(max((path / "data").glob("*.zbus")).stem), "it is in the last block"
+    blocks = sorted((path / "data").glob("*.zbus"))
+    assert len(blocks) == 3
+    blocks[which].unlink()
+    if log == "no log":
+        (path / "events.wal").unlink()
+    assert blocks[which].name in " ".join(map(str, repair_topic(path).damage)) or which == 0
+    with Topic(path, block_size=1500) as topic, topic.reader("far") as reader:
+        assert [message.body for message in reader] == [b"18", b"19"]
+        assert topic.append(b"new") == 20
+        assert reader.read().body == b"new"
+        if which == 1:
+            with topic.reader("begin", start="oldest") as begin:
+                assert begin.read().body == b"0"
+                with pytest.raises(Corrupt, match=blocks[1].name):
+                    list(begin)
+
+
 def test_a_damaged_log_of_a_reader_is_set_aside_and_it_goes_on_at_its_rdx(path: Path) -> None:
     flip(path / "state" / "middle.wal", 40)
     with Topic(path) as topic, pytest.raises(Corrupt):
