@@ -86,11 +86,7 @@ class Source(ABC):
     def prepare(self, act: Callable[[], T]) -> T:
         """Do what needs room before a commit. If it raises `DiskFull`, nothing has changed."""
         with naming_full_disk(self.engine.path):
-            return self.with_room(act)
-
-    def with_room(self, act: Callable[[], T]) -> T:
-        """Do it, if possible also on a full disk."""
-        return act()
+            return self.engine.with_room(act)
 
     @abstractmethod
     def keep_room(self, names: int, size: int = 0) -> None:
@@ -135,6 +131,25 @@ class Leases:
     def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         """See `HasBatches.lease`."""
         arguments.check_key(key)
+        while True:
+            try:
+                return self._lease(key, max_records, max_bytes, lease_timeout)
+            except DiskFull:
+                if not self._make_room():
+                    raise
+
+    def _make_room(self) -> bool:
+        """Forget the records of the oldest acknowledged batches, half of them; whether there are any. Their time is not over, but
+        on a full disk they would keep those from being leased that nobody has processed.
+        """
+        acked = [batch.id for batch in self._state.history]
+        oldest = acked[: (len(acked) + 1) // 2]
+        if oldest:
+            _logger.warning("%s: the disk is full: %d acknowledged batches go before their time", self._stem, len(oldest))
+            self._forget(oldest, keep_manifest=True)
+        return bool(oldest)
+
+    def _lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
         most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
         lasts = _lease_time(lease_timeout)

@@ -23,7 +23,8 @@ from qewqew_core import clock as clocks
 from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
-from qewqew_core.disk.journal import FULL, Journal
+from qewqew_core.disk.journal import Journal
+from qewqew_core.disk.reserve import FULL, means_full
 from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
@@ -324,6 +325,15 @@ class Engine(NotCopied, Generic[S]):
             self._changed.notify_all()
         return broken
 
+    def with_room(self, act: Callable[[], T]) -> T:
+        """What ``act`` returns. If the disk is full, it is called again with the room that the log keeps for that."""
+        try:
+            return act()
+        except OSError as error:
+            if not means_full(error) or not self.log.release_reserve():
+                raise
+            return act()
+
     def full(self, error: OSError) -> DiskFull | None:
         """The `DiskFull` to raise for an error before a commit; None if it does not mean that the disk is full."""
         return no_room(error, self.path)
@@ -407,7 +417,7 @@ class Engine(NotCopied, Generic[S]):
             checkpoint()
             now = self.now()  # first: it notes a clock that was set
             self.state.clock = self.state.clock.until(now)
-            new = self.log.prepare(partial(self._format.snapshot, self.state))
+            new = self.with_room(partial(self.log.prepare, partial(self._format.snapshot, self.state)))
             if self._locks_log:
                 lock.whole(new.fd)
             self.log.replace(new)

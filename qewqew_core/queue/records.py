@@ -189,7 +189,7 @@ class Records:
             operations.append(Extent(chunk_id, spilled.runs))
         moved: list[tuple[str, str]] = []
         try:
-            engine.log.reserve(len(operations) + len(operations_behind))
+            engine.log.reserve(len(logs.commit(engine.now(), [*operations, *operations_behind])))
             chain.check_place()
             chain.flush()
             for spilled, chunk_id in zip(spill.chunks, ids, strict=True):

@@ -24,6 +24,7 @@ from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole, write_new
+from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -64,7 +65,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     except OSError as error:
         if isinstance(error, QewQewError):
             raise
-        kind = DiskFull if error.errno in journal.FULL else Broken
+        kind = DiskFull if error.errno in FULL else Broken
         raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
     finally:
         if created and not any(files.read(header.fd, 2, 0)):

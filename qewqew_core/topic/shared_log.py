@@ -267,6 +267,7 @@ class SharedLog(Gate):
         if engine.log.end > engine.rotate_at:
             self.rotate()
             position = engine.log.position
+        engine.log.restore_reserve()
         return position
 
     def durable(self, position: int, always: bool = False) -> None:

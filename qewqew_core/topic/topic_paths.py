@@ -4,9 +4,9 @@
 
     NAME/NAME.idx   index                  NAME/reader/R.rdx   makes the reader R exist
     NAME/NAME.wal   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
-    NAME/NAME.lock  lock, and `witness`    NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/
+    NAME/NAME.lock  lock, and `witness`    NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/, R.reserve/
     NAME/data/      blocks, BASE.zbus,     NAME/state/topic.damaged/N/   set aside by a repair
-                    and their BASE.sums
+                    and their BASE.sums    NAME/NAME.reserve/            room for a full disk, see `Reserve`
 """
 
 from __future__ import annotations

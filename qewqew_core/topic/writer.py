@@ -315,7 +315,7 @@ class Writer(NotCopied):
         if log.slow_to_open:
             self.engine.rotate(self._forget)
         log.append(topic_log.CHECKPOINT, b"")
-        log.release_reserve()
+        log.release_spare()
 
     def _release(self) -> None:
         """Called again after an interrupt, it does what is left."""
