@@ -139,14 +139,17 @@ class Leases:
                     raise
 
     def _make_room(self) -> bool:
-        """Forget the records of the oldest acknowledged batches, half of them; whether there are any. Their time is not over, but
-        on a full disk they would keep those from being leased that nobody has processed.
+        """Forget the oldest acknowledged batches, half of them; whether there are any. Their time is not over, but on a full disk
+        they would keep those from being leased that nobody has processed. Manifests of older ones, kept for people, go first.
         """
+        numbers = [number for _, number in self._state.expired_keys.values()]
+        if places.remove_expired(self._files, self._stem, self._source.name, numbers):
+            return True
         acked = [batch.id for batch in self._state.history]
         oldest = acked[: (len(acked) + 1) // 2]
         if oldest:
             _logger.warning("%s: the disk is full: %d acknowledged batches go before their time", self._stem, len(oldest))
-            self._forget(oldest, keep_manifest=True)
+            self._forget(oldest, keep_manifest=False)
         return bool(oldest)
 
     def _lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:

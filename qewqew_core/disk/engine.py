@@ -24,7 +24,7 @@ from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import Journal
-from qewqew_core.disk.reserve import FULL, means_full
+from qewqew_core.disk.reserve import FULL, with_room
 from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
@@ -326,13 +326,8 @@ class Engine(NotCopied, Generic[S]):
         return broken
 
     def with_room(self, act: Callable[[], T]) -> T:
-        """What ``act`` returns. If the disk is full, it is called again with the room that the log keeps for that."""
-        try:
-            return act()
-        except OSError as error:
-            if not means_full(error) or not self.log.release_reserve():
-                raise
-            return act()
+        """As `reserve.with_room`, with what the log keeps."""
+        return with_room(self.log, act)
 
     def full(self, error: OSError) -> DiskFull | None:
         """The `DiskFull` to raise for an error before a commit; None if it does not mean that the disk is full."""

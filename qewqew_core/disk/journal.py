@@ -36,7 +36,7 @@ from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, write_new
 from qewqew_core.disk.reserve import FULL, Reserve, with_room
-from qewqew_core.errors import Broken, Corrupt, DiskFull
+from qewqew_core.errors import Broken, Corrupt, DiskFull, QewQewError
 from qewqew_core.limits import LIMITS
 
 _HEAD = struct.Struct(">8sII")
@@ -46,7 +46,7 @@ _CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
 BEGIN = _HEAD.size  # offset of the first frame
 
 MOST_LOG_BYTES = 1 << 30  # how much a log may be allowed to grow before it is cut back: it is read whole
-SPARE = 256 << 10  # kept behind the end of an open log, so that records can be taken, and make room, on a full disk
+SPARE = 64 << 10  # kept behind the end of an open log, so that records can be taken, and make room, on a full disk
 
 
 # Writing
@@ -217,14 +217,14 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 # An open log
 
 
-def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:
+def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str, room: Reserve | None = None) -> Journal:
     """Put a new log in place, whole or not at all, and durably. ``snapshot`` makes all of it for a generation, head included."""
     generation, fds = new_generation(), Descriptors()
     data = snapshot(generation)
-    with_room(files, path, partial(write_new, files, path + ".tmp", data, fds))
+    with_room(room or Reserve(files, path), partial(write_new, files, path + ".tmp", data, fds))
     files.rename(path + ".tmp", path)
     files.sync_directory(parent(path))
-    return Journal(files, path, fds, generation, len(data), len(data), owner)
+    return Journal(files, path, fds, generation, len(data), len(data), owner, room=room)
 
 
 class Prepared(NamedTuple):
@@ -252,13 +252,14 @@ class Journal(NotCopied):
         owner: str = "queue",
         frames: int = 0,
         durable: int = 0,
+        room: Reserve | None = None,
     ) -> None:
         """``fds``: a list with the descriptor. Others that have the list may close it too. ``durable``: how much of what is
-        behind the snapshot is on disk, as the last frame says.
+        behind the snapshot is on disk, as the last frame says. ``room``: the reserve, if it is not beside this log.
         """
         self._files = files
         self.path = path
-        self._room = Reserve(files, path)
+        self._room = room or Reserve(files, path)
         self._owner = owner
         (self.fd,) = self._owned = fds  # empty once it is closed
         self.generation = generation
@@ -305,7 +306,7 @@ class Journal(NotCopied):
             self._files.write(self.fd, data, self.end)
         except OSError as error:
             self._cut(self.end, error)
-            if error.errno not in FULL or not self.release_reserve():  # it is no put: those have reserved their bytes
+            if error.errno not in FULL or not self.release():  # it is no put: those have reserved their bytes
                 self._full_or_broken(error, len(data))
             return self.append(kind, body)
         self.end = end = self.end + len(data)
@@ -334,19 +335,23 @@ class Journal(NotCopied):
             self._allocate(wanted + SPARE, size)
 
     def restore_reserve(self) -> None:
-        """Make the `Reserve` again as far as there is room, if this process has needed it."""
-        if not self.has_reserve:
-            with contextlib.suppress(DiskFull):
-                self._make_reserve(0)
+        """Make the `Reserve` again, as far as there is room."""
+        with contextlib.suppress(DiskFull):
+            self._make_reserve(0)
 
     def keep(self, size: int) -> None:
-        """Make sure that `release_reserve` can give ``size`` bytes after the next commit; raises `DiskFull`."""
+        """Make sure that `release` can give what moving files needs after the next commit, which has ``size`` bytes. Raises
+        `DiskFull`.
+        """
+        size += self._room.for_moves
         if self.spare < size:
             self._allocate(self.end + size, size)
 
     def _make_reserve(self, size: int) -> None:
         try:
             self._room.make()
+        except QewQewError:
+            raise  # it says what is in the way
         except OSError as error:
             self._full_or_broken(error, size)
         self.has_reserve = True
@@ -365,7 +370,7 @@ class Journal(NotCopied):
             self._cut(self.end, None)
         return spare > 0
 
-    def release_reserve(self) -> bool:
+    def release(self) -> bool:
         """Give back that and the `Reserve`."""
         self.has_reserve = False
         return self.release_spare() | self._room.release()

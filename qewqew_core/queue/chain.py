@@ -33,7 +33,6 @@ from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
 from qewqew_core.queue.writing import Frames, Runs
 
-
 BLOCK = 4096  # bytes, of most file systems
 
 

@@ -26,8 +26,7 @@ from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.state import State
 
-MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
-NAME_BYTES = 256  # … for each name
+NAME_BYTES = 256  # what a directory, and the frame of a commit, may need for each name
 LEAST_BYTES = 16 << 10  # what a batch has, or one record, if there is no room for a larger one
 
 T = TypeVar("T")
@@ -66,7 +65,7 @@ class QueueBatches(Source):
         return super().prepare(act)
 
     def keep_room(self, names: int, size: int = 0) -> None:
-        self.engine.with_room(partial(self.engine.log.keep, MOVING_BYTES + names * NAME_BYTES + size))
+        self.engine.with_room(partial(self.engine.log.keep, names * NAME_BYTES + size))
 
     def move(self, act: Callable[[], None]) -> None:
         self.engine.with_room(act)

@@ -44,7 +44,7 @@ from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, close_all, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
-from qewqew_core.disk.reserve import with_room
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
@@ -78,7 +78,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
 
     ``owned`` gets the descriptors of chunks that are locked, too: the first and the last, before their pointers are believed.
     """
-    return with_room(files, path + paths.LOG, partial(_recover, files, path, header_fd, owned))
+    return with_room(Reserve(files, path + paths.LOG), partial(_recover, files, path, header_fd, owned))
 
 
 def _recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:

@@ -17,7 +17,6 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Descriptors, Files, is_at, remove_if_there, write_new
-from qewqew_core.disk.reserve import RESERVE, Reserve
 from qewqew_core.errors import Broken
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
@@ -78,7 +77,6 @@ def delete(files: Files, directory: str, name: str) -> None:
             for batch_id in files.list(stem + home):
                 places.remove_tree(files, os.path.join(stem + home, batch_id))
             files.remove_directory(stem + home)
-    Reserve(files, stem + LOG).release()
     with contextlib.suppress(FileNotFoundError):
         files.unlink(stem + LOCK)
     files.sync_directory(os.path.dirname(rdx))
@@ -92,7 +90,7 @@ def remove_leftovers(files: Files, directory: str) -> None:
         return {name.removesuffix(suffix) for suffix in suffixes for name in homes[home] if name.endswith(suffix)} - {""}
 
     making = names("reader", ".rdx.tmp") | names("state", LOG + ".tmp")
-    deleted = names("state", LOG, LOCK, RESERVE, places.BATCHES, places.DEAD) - names("reader", ".rdx")
+    deleted = names("state", LOG, LOCK, places.BATCHES, places.DEAD) - names("reader", ".rdx")
     for name in making | deleted:
         rdx, stem = rdx_of(directory, name), stem_of(directory, name)
         fds = Descriptors()

@@ -39,7 +39,7 @@ from qewqew_core.disk.files import (
     write_new,
 )
 from qewqew_core.disk.journal import Journal
-from qewqew_core.disk.reserve import with_room
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import BadArgument, BadPath, Broken, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
@@ -69,7 +69,7 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
             lock.unlock(*log_fd)  # unless the log goes on
             log_fd.close()
 
-    return with_room(blocks.files, blocks.log_path, steps)
+    return with_room(Reserve(blocks.files, blocks.log_path), steps)
 
 
 def _recover(

@@ -117,6 +117,7 @@ class Writer(NotCopied):
         engine, blocks, time = self.engine, self._blocks, self.engine.now()
         state = engine.state
         self._check_free(size)
+        engine.log.reserve(0)  # before files are made
         inline = size <= LIMITS.inline_bytes[self._sync]
         number = state.number
         base, at, crc = state.last.base, state.last.end, state.last.crc
