@@ -403,18 +403,21 @@ class Engine(NotCopied, Generic[S]):
                 self.poison(error)
                 raise
 
-    def rotate(self, checkpoint: Callable[[], None]) -> bool:
-        """Cut the log back to a snapshot. ``checkpoint`` brings all other files to where the log is, durably, before that.
+    def rotate(self, before: Callable[[], None] = lambda: None, behind: Callable[[], None] = lambda: None) -> bool:
+        """Cut the log back to a snapshot, once all other files are where the log is, durably. That is done by ``before``, or by
+        ``behind``, which is called only when there is room for the snapshot: what the old log does not know may follow it
+        only there.
 
         If there is no room for the new log, the old one goes on, and this returns False.
         """
         try:
-            checkpoint()
+            before()
             now = self.now()  # first: it notes a clock that was set
             self.state.clock = self.state.clock.until(now)
             new = self.with_room(partial(self.log.prepare, partial(self._format.snapshot, self.state)))
             if self._locks_log:
                 lock.whole(new.fd)
+            behind()
             self.log.replace(new)
         except OSError as error:
             if self.full(error) is None:

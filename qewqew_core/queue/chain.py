@@ -121,7 +121,8 @@ class Chain(NotCopied):
         """Cut the log back to a snapshot. If there is no room for one, the old log goes on."""
         self.expect_changes()
         expired = self._engine.state.prune_keys(self._engine.clock().elapsed)
-        if self._engine.rotate(self._checkpoint):
+        # Else the old log would go on beside pointers that it does not know, like those of another program.
+        if self._engine.rotate(behind=self._checkpoint):
             places.remove_expired(self.files, self.path, self.path, expired)
 
     def _checkpoint(self) -> None:
