@@ -86,7 +86,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
 
 
 def _recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
-    log_fd: list[int] = []  # as long as it is open; `Journal` has the same list
+    log_fd = Descriptors()  # as long as it is open; `Journal` has the same list
     log: Journal | None = None
     try:
         found = _look(files, path, header_fd, owned, log_fd)  # step 1
