@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import cast
 
-from qewqew_core.disk import lock
+from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Files, NotCopied, is_at
 from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
@@ -185,7 +185,7 @@ class Writer(NotCopied):
             self._publish()
         if engine.log.end > engine.rotate_at:
             self.rotate()
-        elif engine.log.spare < 64 << 10:
+        elif engine.log.spare < journal.SPARE // 2:
             with contextlib.suppress(DiskFull):
                 engine.log.reserve(0)
         return position

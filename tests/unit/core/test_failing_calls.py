@@ -57,7 +57,8 @@ class FailingDisk(JournalDisk):
 def _failing(name: str):
     def call(self, *arguments, **named):
         self.left -= 1
-        if self.left == 0 or (self.left < 0 and self.for_ever and name != "unlink"):
+        gives_room = name == "unlink" or (name == "truncate" and self.error == errno.ENOSPC)
+        if self.left == 0 or (self.left < 0 and self.for_ever and not gives_room):
             self.failed = self.failed or name
             if name == "write" and self.short:
                 fd, data, offset = arguments
