@@ -118,6 +118,17 @@ class Files:
         """The names in a directory, in no order."""
         return os.listdir(path)
 
+    def may_use(self, path: str) -> bool:
+        """Whether this user may read and write it, and make files in it if it is a directory."""
+        mode = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
+        return os.access(path, mode, effective_ids=os.geteuid() != os.getuid())  # the plain call knows more of NFS and ACLs
+
+    def check_writable(self, directory: str) -> None:
+        """Raise what the system would say to a new file in this directory."""
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.geteuid() != os.getuid()):
+            number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, os.strerror(number), directory)
+
     def free(self, path: str) -> int:
         """Bytes that an ordinary user can still write to the file system of this directory."""
         status = os.statvfs(path)
@@ -373,6 +384,14 @@ def drop_cached(files: Files, path: str) -> None:
     """As `Files.drop_cached`, of the file at a path, if there is one."""
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open(path)]) as (fd,):
         files.drop_cached(fd)
+
+
+def list_if_there(files: Files, path: str) -> list[str]:
+    """The names in a directory; none if it is missing: git and archives of files forget an empty one."""
+    try:
+        return files.list(path)
+    except FileNotFoundError:
+        return []
 
 
 def remove_if_there(files: Files, path: str) -> None:

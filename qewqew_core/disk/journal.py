@@ -21,7 +21,6 @@ frame further on says that the place was durable, it was not torn but damaged.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -36,6 +35,7 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, read_whole, write_new
+from qewqew_core.disk.opening import FULL
 from qewqew_core.errors import Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
 
@@ -49,7 +49,6 @@ BEGIN = _HEAD.size  # offset of the first frame
 
 MOST_LOG_BYTES = 1 << 30  # how much a log may be allowed to grow before it is cut back: it is read whole
 RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 # Writing

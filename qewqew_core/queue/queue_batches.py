@@ -68,7 +68,7 @@ class QueueBatches(Source):
         try:
             return act()
         except OSError as error:
-            if not (isinstance(error, DiskFull) or self.engine.full(error)) or not self.engine.log.release_reserve():
+            if not isinstance(self.engine.refused(error) or error, DiskFull) or not self.engine.log.release_reserve():
                 raise
             return act()
 
@@ -108,7 +108,7 @@ class QueueBatches(Source):
             places.remove_tree(self.files, making)
             if isinstance(error, QewQewError):
                 raise
-            raise self.engine.full(error) or self.engine.poison(error) from error
+            raise self.engine.refused(error) or self.engine.poison(error) from error
 
     def _take_chunks(
         self, batch: BatchState, making: str, max_records: int, max_bytes: int

@@ -20,8 +20,8 @@ from datetime import datetime
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.engine import naming_full_disk
 from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -85,9 +85,11 @@ class Reader(HasBatches, HasHeader, Closes):
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
         try:
-            self._shared.open_lock()
+            with opening(self.path, "reader"):
+                self._files.check_writable(os.path.dirname(self._stem))
+                self._shared.open_lock()
             self._engine.open()
-            with self._engine.exclusive(), naming_full_disk(self.path):
+            with self._engine.exclusive(), opening(self.path, "reader"):
                 self._open(start, chosen, temporary)
                 self._shared.testify()
                 if chosen is not None and chosen.text != self._engine.state.filter:

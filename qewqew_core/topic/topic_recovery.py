@@ -39,7 +39,7 @@ from qewqew_core.disk.files import (
     write_new,
 )
 from qewqew_core.disk.journal import Journal
-from qewqew_core.errors import BadArgument, BadPath, Broken, Corrupt, Locked
+from qewqew_core.errors import BadArgument, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
@@ -93,22 +93,17 @@ def _recover(
 
 
 def make_directories(files: Files, path: str) -> None:
-    """Make the directories of a topic that are missing, durably. Raises `BadPath`."""
+    """Make the directories of a topic that are missing, durably."""
     lock.check_system(path)
-    try:
-        for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
-            if not files.is_directory(directory):
-                try:
-                    files.make_directory(directory)
-                except FileExistsError:
-                    if not files.is_directory(directory, follow=True):
-                        raise
-                    continue  # somebody else makes it too
-                files.sync_directory(os.path.dirname(directory))
-    except Broken:
-        raise
-    except OSError as error:
-        raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or path) from error
+    for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
+        if not files.is_directory(directory):
+            try:
+                files.make_directory(directory)
+            except FileExistsError:
+                if not files.is_directory(directory, follow=True):
+                    raise
+                continue  # somebody else makes it too
+            files.sync_directory(os.path.dirname(directory))
 
 
 # Step 1
