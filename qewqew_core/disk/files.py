@@ -34,8 +34,7 @@ class Files:
         """A descriptor of a regular file. Anything else is an error; a pipe does not block."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
+            check_regular(os.fstat(fd), path)
         except BaseException:
             os.close(fd)
             raise
@@ -236,6 +235,12 @@ def _boot() -> bytes:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:
         return b""
+
+
+def check_regular(status: os.stat_result, path: str) -> None:
+    """Raise what the system might say if an open file is something else: a pipe or a device can be opened, too."""
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def failed_sync(error: OSError, path: str | None) -> Broken:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, check_regular, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
@@ -142,6 +142,7 @@ class HeaderLock(NotCopied):
                 self._files.open_into(self._descriptors, path, make=True, follow=True)
             created = True
         mine = self._files.status(self.fd)
+        check_regular(mine, path)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
             take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`

@@ -69,7 +69,7 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
     where, said = error.filename or path, error.strerror or str(error)
     if (refusal := refused(error, path, what)) is not None:
         return refusal
-    if error.errno in _IN_THE_WAY:
+    if error.errno in _IN_THE_WAY and error.filename:
         found = _in_the_way(where)
         return BadPath(f"{found} is in the way of a file of the {what} ({said}). Nothing was changed; move it away", path=where)
     if error.errno in _OF_THE_PATH:

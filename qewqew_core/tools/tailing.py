@@ -106,7 +106,7 @@ def _stamp(path: str) -> tuple[tuple[int, int], ...]:
     """Changes with each commit."""
     stamps = []
     for name in (path, path + paths.LOG):
-        with suppress(FileNotFoundError):
+        with opening(path, "queue"), suppress(FileNotFoundError):
             status = os.stat(name)
             stamps.append((status.st_mtime_ns, status.st_size))
     return tuple(stamps)

@@ -17,7 +17,7 @@ from typing import Any
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, Gate, moved
-from qewqew_core.disk.files import Descriptors, close_first, read_all
+from qewqew_core.disk.files import Descriptors, check_regular, close_first, read_all
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Broken, Closed, DiskFull, Locked
@@ -224,6 +224,7 @@ class SharedLog(Gate):
         files, path = self._files, self._stem + LOG
         fds = Descriptors()
         fds.append(files.open(path))
+        check_regular(files.status(fds[0]), path)
         data = read_all(files, fds[0], path)
         found = reader_log.replay(data, path)
         reader_log.check_whole(found, seal_of(files, self._stem), rdx, path)
@@ -305,6 +306,7 @@ class SharedLog(Gate):
     def open_rdx(self) -> bytes:
         """Open the .rdx; returns what it says."""
         self._rdx_fds.append(self._files.open(self._rdx))
+        check_regular(self._files.status(self.rdx_fd), self._rdx)
         return self._files.read(self.rdx_fd, zbus.READER_SIZE, 0)
 
     @property

@@ -48,8 +48,6 @@ from qewqew_core.topic.view import Position, View
 from qewqew_core.topic.writer import RECOVERED, Writer
 
 _logger = logging.getLogger(__name__)
-
-
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 

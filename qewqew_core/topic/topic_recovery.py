@@ -30,6 +30,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import (
     Descriptors,
     Files,
+    check_regular,
     close_all,
     drop_cached,
     is_at,
@@ -147,6 +148,7 @@ def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
     """
     while True:
         files.open_into(log_fd, path)
+        check_regular(files.status(log_fd[0]), path)
         if not lock.whole_at_last(log_fd[0]):
             raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
         if is_at(files, log_fd[0], path):

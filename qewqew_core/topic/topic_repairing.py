@@ -27,7 +27,7 @@ from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.disk.opening import opening
-from qewqew_core.errors import BadArgument, Corrupt
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
@@ -376,7 +376,7 @@ def repair_topic(
 
 def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float) -> RepairReport:
     if not files.is_directory(topic_paths.data_of(full)):
-        raise BadArgument(f"there is no topic in {full}: it has no directory data")
+        raise BadPath("there is no topic here: it has no directory data", path=topic_paths.data_of(full))
     lock.check_system(full)
     state = os.path.join(full, "state")
     if not files.is_directory(state):
