@@ -28,6 +28,11 @@ _OF_THE_PATH = {
     errno.EOPNOTSUPP: "Choose another file system, best a local one",
     errno.ENOSYS: "Choose another file system, best a local one",
 }
+_OF_THE_PROCESS = {
+    errno.EMFILE: "close files that are open, or raise the limit (ulimit -n)",
+    errno.ENFILE: "close files that are open, or raise the limit of the machine (fs.file-max)",
+    errno.ENOMEM: "free some memory",
+}
 _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISLNK, "a link"), (stat.S_ISREG, "a file"))
 
 
@@ -67,6 +72,8 @@ def refusing(path: str, what: str) -> Iterator[None]:
 
 def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
     where, said = error.filename or path, error.strerror or str(error)
+    if error.errno in FULL:
+        return DiskFull(f"no room on the file system: {said}. Nothing was stored; make room, then {again}", path=where)
     if (refusal := refused(error, path, what)) is not None:
         return refusal
     if error.errno in _IN_THE_WAY and error.filename:
@@ -74,9 +81,8 @@ def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
         return BadPath(f"{found} is in the way of a file of the {what} ({said}). Nothing was changed; move it away", path=where)
     if error.errno in _OF_THE_PATH:
         return BadPath(f"the {what} cannot be used: {said}. {_OF_THE_PATH[error.errno]}", path=where)
-    return Broken(
-        f"the {what} cannot be used: {said}. Nothing was stored; check the disk and the system's log, then {again}", path=where
-    )
+    step = _OF_THE_PROCESS.get(error.errno or 0, "check the disk and the system's log")
+    return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {step}, then {again}", path=where)
 
 
 def _in_the_way(path: str) -> str:
@@ -98,17 +104,15 @@ def _who_may(path: str) -> str:
             continue
         if place == path and DISK.may_use(place):
             continue  # so the directory does not let it be made, renamed or removed
-        kind = "directory" if stat.S_ISDIR(status.st_mode) else "file"
-        me = os.geteuid()
-        remedy = (
-            f"let its owner use it: chmod u+rw{'x' if kind == 'directory' else ''} {place}"
-            if status.st_uid == me
-            else f"run this as its owner, or give it to this user: chown {me} {place}"
-        )
+        me, owner, mode = os.geteuid(), status.st_uid, f"{status.st_mode & 0o7777:04o}"
+        kind, rights = ("directory", "rwx") if stat.S_ISDIR(status.st_mode) else ("file", "rw")
         if DISK.may_use(place):
             remedy = "an attribute (lsattr), a security module or the mount does not allow it"
-        mode = f"{status.st_mode & 0o7777:04o}"
-        return f"This is user {_name(me)}, and the {kind} {place} belongs to {_name(status.st_uid)}, mode {mode}: {remedy}"
+        elif owner == me:
+            remedy = f"let its owner use it (chmod u+{rights})"
+        else:
+            remedy = "run this as its owner, or let this user use it (chown, chmod)"
+        return f"This is user {_name(me)}, and the {kind} {place} belongs to {_name(owner)}, mode {mode}: {remedy}"
     return f"This is user {_name(os.geteuid())}: ask who has the files"
 
 
