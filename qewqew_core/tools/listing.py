@@ -102,8 +102,12 @@ def names_in(directory: str) -> list[str]:
 
 
 def _is_queue(directory: str, name: str, names: set[str]) -> bool:
-    """A header with a log or chunk files beside it; or a log, batches, or the stamp of a lost log, without a header."""
+    """A header with a log or chunk files beside it; or a log, batches, or the stamp of a lost log, without a header. Log and
+    stamp need not be readable: who looks at the queue is told.
+    """
     path = os.path.join(directory, name)
+    if {name + paths.LOG, name + paths.STAMP} <= names and not os.access(path + paths.LOG, os.R_OK):
+        return True
     with contextlib.suppress(OSError):  # what vanishes, or may not be read
         if name in names:
             status = os.stat(path)

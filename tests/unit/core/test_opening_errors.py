@@ -1,6 +1,6 @@
 """What the system says while a store is opened or looked at: a named error with the right noun, the place and the next step.
 
-All faults run over all stores and all calls that open or look. The same for a queue that is open already: its own tests.
+All faults run over all stores, and all calls that open or look.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qewqew_core import (
     repair_topic,
 )
 from qewqew_core.disk import ofd, waker  # noqa: F401 - also late
-from qewqew_core.tools import exchange, monitoring, tailing
+from qewqew_core.tools import exchange, listing, monitoring, tailing
 from qewqew_core.topic.topic_inspection import inspect_topic
 
 NOBODY = 65534
@@ -123,23 +123,29 @@ def raise_first(found: Iterator[monitoring.Watched]) -> object:
     return None
 
 
-def make(name: str, path: Path) -> None:
-    (make_queue if name.startswith(("queue", "stage")) else make_topic)(path)
+def is_queue(name: str) -> bool:
+    return name.startswith(("queue", "stage"))
 
 
-def copy_of(name: str, folder: Path, made: dict[str, Path] = {}) -> Path:  # noqa: B006 - made once
-    """A new copy of a store of this kind."""
-    kind = "queue" if name.startswith(("queue", "stage")) else "topic"
-    if kind not in made:
-        made[kind] = Path(tempfile.mkdtemp(dir="/tmp", prefix="qewqew-opening-"))
-        make(name, made[kind] / "q")
+MADE: dict[bool, Path] = {}  # a queue, and a topic
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for one in (True, False):
+        MADE[one] = tmp_path_factory.mktemp("made")
+        (make_queue if one else make_topic)(MADE[one] / "q")
+
+
+def copy_of(name: str, folder: Path) -> Path:
+    """A new copy of the store that this call is for."""
     target = Path(tempfile.mkdtemp(dir=folder))
-    shutil.copytree(made[kind], target, dirs_exist_ok=True, copy_function=copy_with_links(made[kind], target))
+    shutil.copytree(MADE[is_queue(name)], target, dirs_exist_ok=True, copy_function=with_links())
     return target / "q"
 
 
-def copy_with_links(source: Path, target: Path) -> Callable[[str, str], object]:
-    """A batch of a reader has links to blocks."""
+def with_links() -> Callable[[str, str], object]:
+    """Copies files as `shutil.copytree` wants it: a batch of a reader has links to blocks."""
     seen: dict[int, str] = {}
 
     def copy(one: str, other: str) -> object:
@@ -222,6 +228,20 @@ def test_who_may_not_read_the_store_of_another_user_is_told_who_he_is_whose_it_i
     assert tree(folder) == before
 
 
+def test_a_queue_of_another_user_is_listed_so_that_a_monitor_does_not_pass_over_it(folder):
+    make_queue(folder / "q")
+    with Queue(folder / "leased") as q:  # leaves no header
+        q.put(b"x")
+        q.lease("key")
+
+    def found() -> None:
+        raise QewQewError(repr(listing.find(str(folder)).queues))
+
+    assert as_nobody(found) == "QewQewError None ['leased', 'q']"
+    text = as_nobody(lambda: raise_first(monitoring.watch([str(folder)])))
+    assert text.startswith(f"BadPath {folder}/leased {folder}/leased: no permission to use the queue"), text
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [0o600, 0o644])
 def test_a_file_or_directory_of_another_user_among_ours_is_named_and_never_passes_for_damage(name, folder, mode, every):
@@ -243,7 +263,7 @@ def test_nothing_is_opened_or_made_in_a_directory_that_nobody_may_write_to(name,
     """Not only what would need it at once: what is staged there could never be leased."""
     path = copy_of(name, folder)
     give(path)
-    homes = [path.parent] if name.startswith(("queue", "stage")) else [path / "state"] if name.startswith("reader") else [path]
+    homes = [path.parent] if is_queue(name) else [path / "state"] if name.startswith("reader") else [path]
     for home in homes:
         os.chown(home, owner, owner)
         home.chmod(0o555)
@@ -368,7 +388,7 @@ def test_empty_directories_that_a_backup_has_forgotten_are_not_missed(name, fold
     for forgets in (False, True):
         path = folder / str(forgets) / "q"
         path.parent.mkdir()
-        if name.startswith(("queue", "stage")):
+        if is_queue(name):
             with Queue(path) as q:
                 q.put_many([b"1", b"2", b"3"])
                 for end in ("ack", "drop"):
@@ -400,7 +420,7 @@ SECOND = {
 @pytest.mark.parametrize("name", SECOND)
 def test_a_second_owner_is_told_who_has_what(name, folder):
     path = copy_of(name, folder)
-    with Queue(path) if name.startswith(("queue", "stage")) else Topic(path) as owner:
+    with Queue(path) if is_queue(name) else Topic(path) as owner:
         if isinstance(owner, Topic):
             owner.append(b"x")
         text = said(lambda: OPENING[name](path))
