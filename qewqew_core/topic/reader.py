@@ -86,7 +86,8 @@ class Reader(HasBatches, HasHeader, Closes):
         self._released = False
         try:
             with opening(self.path, "reader"):
-                self._files.check_writable(os.path.dirname(self._stem))
+                for path in (self.path, self._stem):
+                    self._files.check_writable(os.path.dirname(path))
                 self._shared.open_lock()
             self._engine.open()
             with self._engine.exclusive(), opening(self.path, "reader"):

@@ -63,6 +63,8 @@ def is_in_use(files: Files, stem: str) -> bool:
 def delete(files: Files, directory: str, name: str) -> None:
     """Remove a reader: first its .rdx, which ends it, then everything else."""
     rdx, stem = rdx_of(directory, name), stem_of(directory, name)
+    for home in (os.path.dirname(rdx), os.path.dirname(stem)):
+        files.check_writable(home)
     withdraw_witness(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
     for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + LOG):
         with contextlib.suppress(FileNotFoundError):

@@ -286,6 +286,30 @@ def test_a_new_store_in_the_directory_of_another_user_is_refused_and_nothing_is_
     assert tree(folder) == {}
 
 
+@pytest.mark.parametrize("home", ["reader", "state"])
+def test_a_reader_is_made_and_deleted_whole_or_not_at_all(home, folder):
+    path = copy_of("reader", folder)
+    give(path)
+    (path / home).chmod(0o555)
+    before = tree(folder)
+    assert as_nobody(lambda: use_topic(path, lambda t: t.reader("new"))).startswith("BadPath")
+    assert tree(folder) == before
+    (path / home).chmod(0o700)
+
+    def delete(topic: Topic) -> None:
+        with topic.reader("r") as reader:
+            (path / home).chmod(0o555)
+            try:
+                reader.delete()
+            finally:
+                (path / home).chmod(0o700)
+
+    text = as_nobody(lambda: use_topic(path, delete))
+    assert text.startswith("BadPath"), text
+    assert "no permission to use the reader" in text
+    assert as_nobody(lambda: use_topic(path, lambda t: t.delete_reader("r"))) == ""
+
+
 @pytest.mark.parametrize("name", ["queue", "queue, put", "topic", "reader"])
 def test_a_directory_that_loses_its_write_permission_while_the_store_is_open_loses_nothing(name, folder):
     """Nothing is leased or put; it goes on when the permission is back."""
