@@ -135,6 +135,7 @@ class QueueBatches(Source):
             elif not source.records:
                 continue
             else:
+                self.files.close(self.files.open(path))  # as after the commit, when it is too late to be denied
                 self._chain.sync_chunk(source.id)
             parts.append((source.id, cut))
             segment_paths.append(path)

@@ -243,7 +243,7 @@ def test_a_queue_of_another_user_is_listed_so_that_a_monitor_does_not_pass_over_
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("mode", [0o600, 0o644], ids=oct)
 def test_a_file_or_directory_of_another_user_among_ours_is_named_and_never_passes_for_damage(name, folder, mode, every):
     files, directories = files_and_directories(name, folder)
     for other in [*every(files, quick=3), *directories]:
@@ -253,7 +253,9 @@ def test_a_file_or_directory_of_another_user_among_ours_is_named_and_never_passe
         (path.parent / other).chmod(mode)
         text = as_nobody(lambda path=path: CALLS[name](path))
         assert not text or text.startswith("BadPath"), (other, text)
-        assert not text or f"{other} belongs to root (0), mode {mode:04o}: run this as its owner" in text, (other, text)
+        links = [one for one in path.parent.rglob("*") if one.samefile(path.parent / other)]  # a batch of a reader has some
+        told = f"belongs to root (0), mode {mode:04o}: run this as its owner"
+        assert not text or any(f"{one} {told}" in text for one in links), (other, text)
         shutil.rmtree(path.parent)
 
 
