@@ -87,11 +87,7 @@ class Source(ABC):
     def prepare(self, act: Callable[[], T]) -> T:
         """Do what needs room before a commit. If it raises `DiskFull`, nothing has changed."""
         with refusing(self.engine.path, self.engine.what):
-            return self.with_room(act)
-
-    def with_room(self, act: Callable[[], T]) -> T:
-        """Do it, if possible also on a full disk."""
-        return act()
+            return self.engine.with_room(act)
 
     @abstractmethod
     def keep_room(self, names: int, size: int = 0) -> None:
@@ -136,6 +132,28 @@ class Leases:
     def lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         """See `HasBatches.lease`."""
         arguments.check_key(key)
+        while True:
+            try:
+                return self._lease(key, max_records, max_bytes, lease_timeout)
+            except DiskFull:
+                if not self._make_room():
+                    raise
+
+    def _make_room(self) -> bool:
+        """Forget the oldest acknowledged batches, half of them; whether there are any. Their time is not over, but on a full disk
+        they would keep those from being leased that nobody has processed. Manifests of older ones, kept for people, go first.
+        """
+        numbers = [number for _, number in self._state.expired_keys.values()]
+        if places.remove_expired(self._files, self._stem, self._source.name, numbers):
+            return True
+        acked = [batch.id for batch in self._state.history]
+        oldest = acked[: (len(acked) + 1) // 2]
+        if oldest:
+            _logger.warning("%s: the disk is full: %d acknowledged batches go before their time", self._stem, len(oldest))
+            self._forget(oldest, keep_manifest=False)
+        return bool(oldest)
+
+    def _lease(self, key: str, max_records: int | None, max_bytes: int | None, lease_timeout: float | None) -> BatchState | None:
         most_records = arguments.check_bound("max_records", max_records) or sys.maxsize
         most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
         lasts = _lease_time(lease_timeout)

@@ -66,10 +66,13 @@ def on_disk(files: Files, directory: str) -> int:
     return total
 
 
-def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> None:
-    """Remove what is left of batches whose last key is forgotten; see `LeaseState.prune_expired`."""
-    for number in numbers:
-        remove_tree(files, os.path.join(stem + BATCHES, numbered_id(name, number)))
+def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> bool:
+    """Remove what is left of batches that have expired; whether anything was. See `LeaseState.prune_expired`."""
+    directories = [os.path.join(stem + BATCHES, numbered_id(name, number)) for number in numbers]
+    left = [*filter(files.is_directory, directories)]
+    for directory in left:
+        remove_tree(files, directory)
+    return bool(left)
 
 
 def make_home(files: Files, path: str, suffix: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from qewqew_core.disk.files import DISK, Descriptors, check_regular, read_whole
-from qewqew_core.disk.opening import FULL
+from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, Broken, DiskFull, StoreError
 
 Read = Callable[[int, int], bytes]  # (start, end): the bytes between, fewer only where the file ends

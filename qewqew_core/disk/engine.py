@@ -25,6 +25,7 @@ from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.opening import refused
+from qewqew_core.disk.reserve import with_room
 from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
@@ -313,6 +314,10 @@ class Engine(NotCopied, Generic[S]):
         """The error to raise for one of the system before a commit, if the store may go on; see `opening`."""
         return refused(error, self.path, self.what)
 
+    def with_room(self, act: Callable[[], T]) -> T:
+        """As `reserve.with_room`, with what the log keeps."""
+        return with_room(self.log, act)
+
     # Waiting
 
     def wait(self, deadline: float | None) -> bool:
@@ -383,18 +388,21 @@ class Engine(NotCopied, Generic[S]):
                 self.poison(error)
                 raise
 
-    def rotate(self, checkpoint: Callable[[], None]) -> bool:
-        """Cut the log back to a snapshot. ``checkpoint`` brings all other files to where the log is, durably, before that.
+    def rotate(self, before: Callable[[], None] = lambda: None, behind: Callable[[], None] = lambda: None) -> bool:
+        """Cut the log back to a snapshot, once all other files are where the log is, durably. That is done by ``before``, or by
+        ``behind``, which is called only when there is room for the snapshot: what the old log does not know may follow it
+        only there.
 
         If there is no room for the new log, the old one goes on, and this returns False.
         """
         try:
-            checkpoint()
+            before()
             now = self.now()  # first: it notes a clock that was set
             self.state.clock = self.state.clock.until(now)
-            new = self.log.prepare(partial(self._format.snapshot, self.state))
+            new = self.with_room(partial(self.log.prepare, partial(self._format.snapshot, self.state)))
             if self._locks_log:
                 lock.whole(new.fd)
+            behind()
             self.log.replace(new)
         except OSError as error:
             if self.refused(error) is None:

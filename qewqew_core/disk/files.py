@@ -133,6 +133,11 @@ class Files:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def capacity(self, path: str) -> int:
+        """Bytes that the file system of this directory has, free or not."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
     def boot(self) -> bytes:
         """Names this run of the machine: after a power cut it is another one. Empty if the system does not say."""
         return _boot()
@@ -175,7 +180,11 @@ class Files:
         """Make the file ``size`` bytes long and really reserve them, so that writing there cannot meet a full disk. Durable only
         after `sync`.
         """
-        os.posix_fallocate(fd, 0, size)
+        status = os.fstat(fd)
+        # xfs wants room for all that it is asked for, also for what the file has already.
+        begin = status.st_size if status.st_blocks * 512 >= status.st_size else 0
+        if begin < size:
+            os.posix_fallocate(fd, begin, size - begin)
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file off, or extend it with zeros, which take no room. Durable only after `sync`."""

@@ -27,19 +27,17 @@ import re
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, read_whole, write_new
-from qewqew_core.disk.opening import FULL
-from qewqew_core.errors import Broken, Corrupt, DiskFull
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, write_new
+from qewqew_core.disk.reserve import FULL, Reserve, with_room
+from qewqew_core.errors import Broken, Corrupt, DiskFull, QewQewError
 from qewqew_core.limits import LIMITS
-
-T = TypeVar("T")
 
 _HEAD = struct.Struct(">8sII")
 _FRAME = struct.Struct(">IIIB")
@@ -48,7 +46,7 @@ _CHECKED = _UNCHECKED.size  # the crc covers the frame from here on
 BEGIN = _HEAD.size  # offset of the first frame
 
 MOST_LOG_BYTES = 1 << 30  # how much a log may be allowed to grow before it is cut back: it is read whole
-RESERVE = 256 << 10  # kept behind the end of the log, so that records can be taken, and make room, on a full disk
+SPARE = 64 << 10  # kept behind the end of an open log, so that records can be taken, and make room, on a full disk
 
 
 # Writing
@@ -161,25 +159,6 @@ def was_durable(data: bytes, generation: int, at: int, kinds: Collection[int]) -
     return any(True for _ in find_frames(data, generation, at + 1, kinds, at + 1))
 
 
-def replay_live(files: Files, path: str, replay: Callable[[bytes, str], T]) -> T:
-    """What ``replay`` makes of a log that somebody may be appending to while it is read.
-
-    A read may pass a place before a frame is written there, and still find the frames behind it. They say that the one before
-    them was durable, which looks like damage. At the next look the frame is there; real damage looks the same, and is raised.
-    """
-    seen: tuple[int | None, bytes] | None = None
-    while True:
-        data = read_whole(files, path)
-        try:
-            return replay(data, path)
-        except Corrupt as error:
-            at = error.offset or 0
-            here = error.offset, data[at : at + 64]
-            if here == seen:
-                raise
-            seen = here
-
-
 # What a body that QewQew cannot have written raises while it is read and applied.
 NONSENSE = (ValueError, KeyError, IndexError, struct.error, TypeError, AttributeError, RecursionError, AssertionError)
 
@@ -195,18 +174,6 @@ def json_fields(body: bytes) -> dict[str, Any]:
     if type(fields) is not dict:
         raise ValueError("this is not a JSON object")
     return fields
-
-
-def look_again(look: Callable[[], T], changing: tuple[type[Exception], ...] = (Corrupt,)) -> T:
-    """What ``look`` finds in a store that may change while it looks. Damage looks the same each time.
-
-    ``changing``: what ``look`` raises then. The fifth time this passes through.
-    """
-    for attempt in range(4):
-        with contextlib.suppress(*changing):
-            return look()
-        time.sleep(0.01 * attempt)
-    return look()
 
 
 # A damaged log
@@ -250,14 +217,14 @@ def find_generation(data: bytes, magic: bytes, kinds: Collection[int]) -> int | 
 # An open log
 
 
-def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str) -> Journal:
+def create(files: Files, path: str, snapshot: Callable[[int], bytes], owner: str, room: Reserve | None = None) -> Journal:
     """Put a new log in place, whole or not at all, and durably. ``snapshot`` makes all of it for a generation, head included."""
     generation, fds = new_generation(), Descriptors()
     data = snapshot(generation)
-    write_new(files, path + ".tmp", data, fds)
+    with_room(room or Reserve(files, path), partial(write_new, files, path + ".tmp", data, fds))
     files.rename(path + ".tmp", path)
     files.sync_directory(parent(path))
-    return Journal(files, path, fds, generation, len(data), len(data), owner)
+    return Journal(files, path, fds, generation, len(data), len(data), owner, room=room)
 
 
 class Prepared(NamedTuple):
@@ -285,12 +252,14 @@ class Journal(NotCopied):
         owner: str = "queue",
         frames: int = 0,
         durable: int = 0,
+        room: Reserve | None = None,
     ) -> None:
         """``fds``: a list with the descriptor. Others that have the list may close it too. ``durable``: how much of what is
-        behind the snapshot is on disk, as the last frame says.
+        behind the snapshot is on disk, as the last frame says. ``room``: the reserve, if it is not beside this log.
         """
         self._files = files
         self.path = path
+        self._room = room or Reserve(files, path)
         self._owner = owner
         (self.fd,) = self._owned = fds  # empty once it is closed
         self.generation = generation
@@ -306,6 +275,7 @@ class Journal(NotCopied):
         self._turn = threading.Lock()  # held by the thread that syncs the descriptor: each time a new one
         self._allocated = end  # size of the file; what lies behind the end is zeros
         self.synced = max(snapshot_end, durable)
+        self.has_reserve = True  # as far as this process knows
         self._doubtful = end  # what was appended up to here, before this process opened the log, may not be on disk
 
     @property
@@ -336,7 +306,9 @@ class Journal(NotCopied):
             self._files.write(self.fd, data, self.end)
         except OSError as error:
             self._cut(self.end, error)
-            self._full_or_broken(error, len(data))
+            if error.errno not in FULL or not self.release():  # it is no put: those have reserved their bytes
+                self._full_or_broken(error, len(data))
+            return self.append(kind, body)
         self.end = end = self.end + len(data)
         self.frames += 1
         if end > self._allocated:
@@ -354,30 +326,54 @@ class Journal(NotCopied):
         return self._allocated - self.end
 
     def reserve(self, size: int) -> None:
-        """Make sure that ``size`` bytes can be appended and `RESERVE` bytes are left; raises `DiskFull`."""
-        wanted = self.end + size + RESERVE
+        """Make sure that ``size`` bytes can be appended, that `SPARE` bytes are left then, and that there is a `Reserve`. Raises
+        `DiskFull`.
+        """
+        wanted = self.end + size + SPARE
         if wanted > self._allocated:
-            try:
-                self._files.allocate(self.fd, wanted + RESERVE)
-            except OSError as error:
-                self._full_or_broken(error, size)
-            self._allocated = wanted + RESERVE
+            self._make_reserve(size)
+            self._allocate(wanted + SPARE, size)
+
+    def restore_reserve(self) -> None:
+        """Make the `Reserve` again, as far as there is room."""
+        with contextlib.suppress(DiskFull):
+            self._make_reserve(0)
 
     def keep(self, size: int) -> None:
-        """Make sure that `release_reserve` can give ``size`` bytes after the next commit; raises `DiskFull`."""
+        """Make sure that `release` can give what moving files needs after the next commit, which has ``size`` bytes. Raises
+        `DiskFull`.
+        """
+        size += self._room.for_moves
         if self.spare < size:
-            try:
-                self._files.allocate(self.fd, self.end + size)
-            except OSError as error:
-                self._full_or_broken(error, size)
-            self._allocated = self.end + size
+            self._allocate(self.end + size, size)
 
-    def release_reserve(self) -> bool:
+    def _make_reserve(self, size: int) -> None:
+        try:
+            self._room.make()
+        except QewQewError:
+            raise  # it says what is in the way
+        except OSError as error:
+            self._full_or_broken(error, size)
+        self.has_reserve = True
+
+    def _allocate(self, until: int, size: int) -> None:
+        try:
+            self._files.allocate(self.fd, until)
+        except OSError as error:
+            self._full_or_broken(error, size)
+        self._allocated = until
+
+    def release_spare(self) -> bool:
         """Give the space behind the end back to the file system; whether there was any."""
         spare = self.spare
         if spare:
             self._cut(self.end, None)
         return spare > 0
+
+    def release(self) -> bool:
+        """Give back that and the `Reserve`."""
+        self.has_reserve = False
+        return self.release_spare() | self._room.release()
 
     def sync(self, position: int, refuse: bool) -> None:
         """Make everything up to ``position`` durable. Threads that wait here together share one fsync.

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterator
 
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadPath, Broken, DiskFull, QewQewError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DENIED = (errno.EACCES, errno.EPERM)
 # Something else than what belongs there: the paths tell what. EINVAL and ENXIO are what opening a pipe or a socket says.
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EINVAL, errno.ENXIO)

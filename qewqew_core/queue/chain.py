@@ -33,6 +33,8 @@ from qewqew_core.queue.reading import Piece, read_piece
 from qewqew_core.queue.state import State
 from qewqew_core.queue.writing import Frames, Runs
 
+BLOCK = 4096  # bytes, of most file systems
+
 
 class Chain(NotCopied):
     """The chunk files of the queue at ``path``. All calls are made with the engine's lock."""
@@ -102,12 +104,14 @@ class Chain(NotCopied):
             self.own_ends()
         if engine.log.end > engine.rotate_at or engine.state.changes > self._rotate_at_changes:
             self.rotate()
-        elif engine.log.spare < journal.RESERVE // 2:
+        elif engine.log.spare < journal.SPARE // 2:
             try:
                 engine.log.reserve(0)
-            except DiskFull:  # a short log needs less room than the reserve that is left
-                engine.log.release_reserve()
-                self.rotate()
+            except DiskFull:
+                if engine.log.end - engine.log.snapshot_end > BLOCK:  # a short log leaves more room for the reserve
+                    self.rotate()
+                    with contextlib.suppress(DiskFull):
+                        engine.log.reserve(0)
 
     def expect_changes(self) -> None:
         """Count the changes of batches from now on: after this many the log is cut back."""
@@ -117,7 +121,8 @@ class Chain(NotCopied):
         """Cut the log back to a snapshot. If there is no room for one, the old log goes on."""
         self.expect_changes()
         expired = self._engine.state.prune_keys(self._engine.clock().elapsed)
-        if self._engine.rotate(self._checkpoint):
+        # Else the old log would go on beside pointers that it does not know, like those of another program.
+        if self._engine.rotate(behind=self._checkpoint):
             places.remove_expired(self.files, self.path, self.path, expired)
 
     def _checkpoint(self) -> None:

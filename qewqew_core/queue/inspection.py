@@ -11,7 +11,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
-from qewqew_core.disk.journal import Body, look_again
+from qewqew_core.disk.journal import Body
+from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk

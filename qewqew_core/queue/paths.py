@@ -8,6 +8,7 @@
     NAME.damaged/N/    set aside by a repair  NAME.spill/        what open sessions have put
     NAME.stamp         says that there is a log, and how often batches changed
     NAME.staged/       what stages have put, and not committed yet
+    NAME.reserve/      room for a full disk, see `Reserve`
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from qewqew_core import arguments
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
 
@@ -62,7 +64,7 @@ def _checked(given: str) -> str:
     if not stat.S_ISREG(kind):
         raise BadPath("is not a regular file", path=full)
     base, dot, suffix = full.rpartition(".")
-    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, STAGED, DAMAGED, STAMP)
+    reserved = suffix.isdecimal() or "." + suffix in (LOG, BATCHES, DEAD, LEASE, SPILL, STAGED, DAMAGED, STAMP, RESERVE)
     if dot and reserved and os.path.basename(base) and (DISK.exists(base) or DISK.exists(base + LOG)):
         raise BadPath(f"is a file of the queue {base}; open that, or choose another name", path=full)
     return full

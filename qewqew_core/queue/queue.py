@@ -33,6 +33,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Closes, Files, is_at
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Closed, Corrupt, Empty, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -204,6 +205,7 @@ class Queue(HasBatches, Closes):
             for home in (self.path + places.BATCHES, self.path + places.DEAD):
                 if files.is_directory(home) and not files.list(home):
                     files.remove_directory(home)
+            Reserve(files, log.path).release()
             chain.sync_names()  # the log goes last: it knows which chunks were removed, and the stamp says that it is there
             files.unlink(log.path)
         else:
@@ -217,7 +219,7 @@ class Queue(HasBatches, Closes):
                 chain.sync_names()
                 # If it is lost, the next opening does all this again.
                 log.append(logs.CHECKPOINT, java.checkpoint_identity(files, self.path))
-            log.release_reserve()
+            log.release_spare()
         if not state.chain and chain.header.is_still_at(self.path):
             files.unlink(self.path)
             chain.sync_names()

@@ -26,8 +26,8 @@ from qewqew_core.queue.holds import Holds
 from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.state import State
 
-MOVING_BYTES = 16 << 10  # what moving files after a commit may need, together with its frame …
-NAME_BYTES = 256  # … for each name
+NAME_BYTES = 256  # what a directory, and the frame of a commit, may need for each name
+LEAST_BYTES = 16 << 10  # what a batch has, or one record, if there is no room for a larger one
 
 T = TypeVar("T")
 
@@ -64,26 +64,21 @@ class QueueBatches(Source):
         self._chain.check_place()
         return super().prepare(act)
 
-    def with_room(self, act: Callable[[], T]) -> T:
-        try:
-            return act()
-        except OSError as error:
-            if not isinstance(self.engine.refused(error) or error, DiskFull) or not self.engine.log.release_reserve():
-                raise
-            return act()
-
     def keep_room(self, names: int, size: int = 0) -> None:
-        self.engine.log.keep(MOVING_BYTES + names * NAME_BYTES + size)
+        self.engine.with_room(partial(self.engine.log.keep, names * NAME_BYTES + size))
 
     def move(self, act: Callable[[], None]) -> None:
-        self.with_room(act)
+        self.engine.with_room(act)
 
     # Cutting
 
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
         if self.engine.state.records <= self._holds.records:
             return None
-        lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout))
+        try:
+            lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout))
+        except DiskFull:  # a copy of the first records takes little
+            lease, made = self.prepare(partial(self._prepare_batch, key, max_records, min(max_bytes, LEAST_BYTES), lease_timeout))
         return self._commit_batch(lease, made)
 
     def _prepare_batch(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> tuple[Lease, int]:

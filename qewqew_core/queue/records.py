@@ -70,6 +70,7 @@ class Records:
     def _put(self, records: list[bytes], operations_behind: list[Operation], others: Sequence[group_commit.Put] = ()) -> int:
         """Commit records, then other operations; returns the position in the log. ``others``: requests that are among them."""
         engine, chain = self._engine, self._chain
+        engine.log.reserve(0)  # before files are made
         last = engine.state.last
         # A file made with another chunk size keeps its own; a new chunk is begun when the frame does not fit whole.
         room = min(chain.chunk_size, last.size) - last.tail if last else 0
@@ -189,7 +190,7 @@ class Records:
             operations.append(Extent(chunk_id, spilled.runs))
         moved: list[tuple[str, str]] = []
         try:
-            engine.log.reserve(len(operations) + len(operations_behind))
+            engine.log.reserve(len(logs.commit(engine.now(), [*operations, *operations_behind])))
             chain.check_place()
             chain.flush()
             for spilled, chunk_id in zip(spill.chunks, ids, strict=True):

@@ -35,12 +35,14 @@ import os
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, check_regular, close_all, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import now_ms
@@ -70,10 +72,14 @@ class Recovered:
 
 
 def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
-    """Open the queue whose header is locked. Raises `Corrupt`, or `Locked`, before anything is changed.
+    """Open the queue whose header is locked, also on a full disk. Raises `Corrupt`, or `Locked`, before anything is changed.
 
     ``owned`` gets the descriptors of chunks that are locked, too: the first and the last, before their pointers are believed.
     """
+    return with_room(Reserve(files, path + paths.LOG), partial(_recover, files, path, header_fd, owned))
+
+
+def _recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
     log_fd: list[int] = []  # as long as it is open; `Journal` has the same list
     log: Journal | None = None
     try:

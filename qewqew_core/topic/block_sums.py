@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk.files import Files, read_whole
-from qewqew_core.disk.journal import look_again, replay_live
+from qewqew_core.disk.looking import look_again, replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.zbus import Entry

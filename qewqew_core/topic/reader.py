@@ -16,12 +16,14 @@ import time as clock
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import with_room
 from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -91,8 +93,10 @@ class Reader(HasBatches, HasHeader, Closes):
                 self._shared.open_lock()
             self._engine.open()
             with self._engine.exclusive(), opening(self.path, "reader"):
-                self._open(start, chosen, temporary)
+                with_room(self._shared.room, partial(self._open, start, chosen, temporary))
                 self._shared.testify()
+                with contextlib.suppress(DiskFull), opening(self.path, "reader"):
+                    self._shared.room.make()
                 if chosen is not None and chosen.text != self._engine.state.filter:
                     self.set_filter(chosen.text)
                 if temporary and not self._is_temporary():
@@ -147,6 +151,7 @@ class Reader(HasBatches, HasHeader, Closes):
         if self._shared.has_witness:  # else what there is, is of a reader that was deleted
             raise missing_rdx(self.path)
         place, text = first_place(self._view, start), None if chosen is None else chosen.text
+        self._shared.room.make()
         self._shared.begin(ReaderState(pending=[Range(place, None)], filter=text))
         reader_files.make_rdx(self._files, self.path, place, text, zbus.DELETE_ON_EXIT if temporary else 0)
         self._shared.roll_forward()  # of a reader that was deleted, batches may be there

@@ -98,7 +98,7 @@ class ReaderBatches(Source):
         batch.lease_timeout, batch.extended = lease_timeout, batch.since
         directory = places.directory_of(self.stem, batch)
         try:
-            self._make(directory, batch, [segment for segment, _ in segments])
+            self.engine.with_room(partial(self._make, directory, batch, [segment for segment, _ in segments]))
             position = self._shared.commit(Lease(batch, ranges, offsets, pending))
         except OSError as error:
             places.remove_tree(self.files, directory)

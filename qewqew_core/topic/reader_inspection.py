@@ -10,6 +10,7 @@ from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Files, list_if_there, read_whole
+from qewqew_core.disk.looking import replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -31,7 +32,7 @@ def look(files: Files, directory: str, name: str, rdx: tuple[int, int] | None = 
     for attempt in range(5):
         seal = seal_of(files, stem)  # first: the owner of the reader goes on meanwhile
         try:
-            found = journal.replay_live(files, stem + LOG, reader_log.replay)
+            found = replay_live(files, stem + LOG, reader_log.replay)
             reader_log.check_whole(found, seal, rdx, stem + LOG)
             return found.state
         except FileNotFoundError:

@@ -20,6 +20,7 @@ from qewqew_core.disk.engine import Engine, Gate, moved
 from qewqew_core.disk.files import Descriptors, check_regular, close_first, read_all
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -29,7 +30,7 @@ from qewqew_core.topic import reader_files, reader_log, witness
 from qewqew_core.topic.open_topic import OpenTopic
 from qewqew_core.topic.reader_inspection import seal_of
 from qewqew_core.topic.reader_state import Change, Lease, Operation, PutBack, ReaderState, Resolve, SetFilter
-from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, rdx_of, stem_of
+from qewqew_core.topic.topic_paths import LOCK, LOG, batch_name, log_of, rdx_of, stem_of
 from qewqew_core.topic.view import Position
 
 CALLS_IN_TURN = 128  # so often a consumer takes the lock before those who wait for it
@@ -95,6 +96,7 @@ class SharedLog(Gate):
         self._looked = 0.0  # when owners were last looked at …
         self._dead: set[int] = set()  # … and which of them had died
         self._lock_fds = Descriptors()
+        self.room = Reserve(topic.files, log_of(topic.path))  # of the topic
         self._rdx_fds = Descriptors()
         self._process = os.getpid()
 
@@ -233,7 +235,9 @@ class SharedLog(Gate):
         # Who was killed after putting this log, or a directory of batches, into place may not have done it.
         files.sync_directory(os.path.dirname(path))
         ends = found.end, found.snapshot_end
-        self._attach(Journal(files, path, fds, found.generation, *ends, "reader", durable=found.durable), found.state)
+        self._attach(
+            Journal(files, path, fds, found.generation, *ends, "reader", durable=found.durable, room=self.room), found.state
+        )
         self.files_are_behind = True
 
     def begin(self, state: ReaderState) -> None:
@@ -242,7 +246,8 @@ class SharedLog(Gate):
         self.break_seal()
         path = self._stem + LOG
         self._attach(
-            journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader"), state
+            journal.create(self._files, path, lambda generation: reader_log.snapshot(state, generation), "reader", self.room),
+            state,
         )
         if self._rdx_fds:  # else it is a new reader, and a seal without an .rdx is damage
             self.tell_all()
@@ -266,6 +271,8 @@ class SharedLog(Gate):
         if engine.log.end > engine.rotate_at:
             self.rotate()
             position = engine.log.position
+        if not engine.log.has_reserve:
+            engine.log.restore_reserve()
         return position
 
     def durable(self, position: int, always: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there
-from qewqew_core.disk.journal import look_again
+from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths

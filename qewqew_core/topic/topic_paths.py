@@ -6,7 +6,7 @@
     NAME/NAME.wal   transaction log        NAME/reader/R.nak   what a zbus server has delivered to it
     NAME/NAME.lock  lock, and `witness`    NAME/state/R.wal, R.lock, R.batches/ID/, R.dead/ID/
     NAME/data/      blocks, BASE.zbus,     NAME/state/topic.damaged/N/   set aside by a repair
-                    and their BASE.sums
+                    and their BASE.sums    NAME/NAME.reserve/            room for a full disk, see `Reserve`
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 from qewqew_core import arguments
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
 
@@ -99,7 +100,7 @@ def is_topic(directory: str) -> bool:
 
 def _others(directory: str) -> set[str]:
     """The names in a directory that are not those of a topic: one that is being made, or damaged, may have no index."""
-    own = (os.path.basename(directory) + suffix for suffix in (LOCK, LOG, LOG + ".tmp", ".idx", ".idx.tmp"))
+    own = (os.path.basename(directory) + suffix for suffix in (LOCK, LOG, LOG + ".tmp", ".idx", ".idx.tmp", RESERVE))
     return set(DISK.list(directory)) - {"data", "reader", "state", *own}
 
 

@@ -40,6 +40,7 @@ from qewqew_core.disk.files import (
     write_new,
 )
 from qewqew_core.disk.journal import Journal
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import BadArgument, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
@@ -61,11 +62,15 @@ def recover(blocks: Blocks, dialect: str | None, resolve: Callable[[set[str], st
     anything is changed, and errors of the system.
     """
     log_fd = Descriptors()
-    try:
-        return _recover(blocks, dialect, resolve, log_fd)
-    finally:
-        lock.unlock(*log_fd)  # unless the log goes on
-        log_fd.close()
+
+    def steps() -> tuple[Journal, TopicState]:
+        try:
+            return _recover(blocks, dialect, resolve, log_fd)
+        finally:
+            lock.unlock(*log_fd)  # unless the log goes on
+            log_fd.close()
+
+    return with_room(Reserve(blocks.files, blocks.log_path), steps)
 
 
 def _recover(

@@ -204,8 +204,8 @@ class _Repair:
         start = next((known[base] - place for place, base in enumerate(self.bases) if base in known), first)
         if start is None:
             raise Corrupt(
-                f"the first block begins at {self.bases[0]}, but neither index nor log says with which message number; restore the "
-                "index. Nothing was changed",
+                f"the first block begins at {self.bases[0]}, but neither index nor log says with which message number; restore "
+                "the index. Nothing was changed",
                 path=self.index_path,
             )
         sizes = self._sizes(known)
@@ -222,8 +222,8 @@ class _Repair:
         return Index(zbus.VERSION, len(entries), max(0, start), log.number if log else 0), entries
 
     def _sizes(self, known: Collection[int]) -> dict[int, int]:
-        """The size of each block file. An empty one takes the place of one that is missing and known, so that those behind it keep
-        their numbers, by which readers say where they are.
+        """The size of each block file. An empty one takes the place of one that is missing and known, so that those behind it
+        keep their numbers, by which readers say where they are.
         """
         sizes: dict[int, int] = {}
         for base in sorted({*self.bases, *(base for base in known if self.bases[0] < base < self.bases[-1])}):

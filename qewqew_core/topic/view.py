@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from qewqew_core.batch.segments import RawMessages, Walk
-from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
+from qewqew_core.disk.looking import replay_live
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
@@ -93,7 +93,7 @@ class View(NotCopied):
         """The topic there. Its log says the dialect; without a log a zbus server made the topic, and B is assumed."""
         with opening(directory, "topic"):
             try:
-                dialect = journal.replay_live(files, log_of(directory), topic_log.replay).state.dialect
+                dialect = replay_live(files, log_of(directory), topic_log.replay).state.dialect
             except FileNotFoundError:
                 witness.check_topic(files, directory)
                 dialect = "B"

@@ -127,6 +127,7 @@ class Writer(NotCopied):
         engine, blocks, time = self.engine, self._blocks, self.engine.now()
         state = engine.state
         self._check_free(size)
+        engine.log.reserve(0)  # before files are made
         inline = size <= LIMITS.inline_bytes[self._sync]
         number = state.number
         base, at, crc = state.last.base, state.last.end, state.last.crc
@@ -325,7 +326,7 @@ class Writer(NotCopied):
         if log.slow_to_open:
             self.engine.rotate(self._forget)
         log.append(topic_log.CHECKPOINT, b"")
-        log.release_reserve()
+        log.release_spare()
 
     def _release(self) -> None:
         """Called again after an interrupt, it does what is left."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dying_disk import KINDS, Disk, disk
+from dying_disk import KINDS, Disk, disk, pool
 
-from qewqew_core import BadPath, Broken, Closed, DiskFull, Queue, Stage, Topic
+from qewqew_core import BadPath, Broken, Closed, DiskFull, Queue, Reader, Stage, Topic
 
 NAMED = (BadPath, Broken, Closed, DiskFull)
 KEY = "the whole"
@@ -226,3 +226,89 @@ def test_nothing_is_left_of_the_disk_and_then_there_is_room(tmp_path, kind, what
                 call(opened)  # the same object goes on
         one.remount()
         there_once(store.content(), SMALL, kept, LARGE, perhaps=[])
+
+
+# The disk is full as long as nobody takes anything: whoever takes, leases and acknowledges makes room, each in its own opening
+
+
+@contextlib.contextmanager
+def filled(tmp_path: Path, kind: str, what: str) -> Iterator[Disk]:
+    """An empty disk, which `without_room` fills."""
+    if kind != "tmpfs":
+        with disk(tmp_path, kind, *(["-N", "64"] if what == "inodes" else [])) as one:
+            yield one
+        return
+    with pool(tmp_path, kind, "8m,nr_inodes=64" if what == "inodes" else "8m") as home:
+        one = Disk(home, kind)
+        one.root = home
+        yield one
+
+
+@contextlib.contextmanager
+def of_queue(path: Path, **more: Any) -> Iterator[Queue]:
+    with Queue(path, **more) as queue:
+        yield queue
+
+
+@contextlib.contextmanager
+def of_reader(path: Path, **more: Any) -> Iterator[Reader]:
+    with Topic(path, block_size=1 << 19, **more) as topic, topic.reader("r") as reader:
+        yield reader
+
+
+def killed(opened: Callable[[Path], Any], path: Path, key: str) -> None:
+    """Somebody leases, and is killed."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), opened(path) as source:
+            source.lease(key, max_records=7)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("opened", [of_queue, of_reader])
+@pytest.mark.parametrize(
+    ("kind", "what"), [("tmpfs", "bytes"), ("tmpfs", "inodes"), ("ext4", "bytes"), ("ext4", "inodes"), ("xfs", "bytes")]
+)
+@pytest.mark.parametrize("before", ["nothing leased", "a batch in flight", "killed"])
+def test_on_a_full_disk_whoever_leases_and_acknowledges_comes_to_the_end(tmp_path, kind, what, opened, before):
+    stored = records("stored", 1500, 1000)
+    with filled(tmp_path, kind, what) as one:
+        path, done = one.root / "store", list[bytes]()
+        with Queue(path) if opened is of_queue else Topic(path, block_size=1 << 19) as store:
+            if opened is of_reader:
+                store.reader("r").close()
+            (store.put_many if opened is of_queue else store.append_many)(stored)
+        if before == "a batch in flight":
+            with opened(path) as source:
+                source.lease("flight", max_records=20)
+        with without_room(one, what):
+            if before == "killed":
+                killed(opened, path, "flight")
+            if before != "nothing leased":
+                with opened(path) as source:
+                    batch = source.find_batch("flight")
+                    done += list(batch)
+                    batch.ack()
+            for number in range(400):
+                with opened(path) as source:
+                    batch = source.lease(f"key {number}", max_records=[10, 5, 200, None][min(3, number // 30)])
+                    if batch is None:
+                        break
+                    if number % 5 == 1:
+                        batch.nack("again")
+                    elif number == 2:
+                        batch.to_dead_letters("bad")
+                    else:
+                        done += list(batch)
+                        batch.ack()
+            with opened(path) as source:
+                for batch in source.dead():
+                    done += list(batch)
+                    batch.drop()
+                assert source.lease("last") is None
+        assert Counter(done) == Counter(stored)
+        with Queue(path) if opened is of_queue else Topic(path) as store:
+            (store.put if opened is of_queue else store.append)(b"there is room again")
+            assert store.verify().ok

@@ -101,7 +101,7 @@ def test_the_log_of_a_queue_without_header_is_no_queue(tmp_path):
     with Queue(tmp_path / "q") as q:
         q.put_many(RECORDS, key="k")
         q.clear()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.stamp", "q.wal"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.reserve", "q.stamp", "q.wal"]
     for name in ("q.wal", "q.30001"):
         with refused(tmp_path, BadPath, "is a file of the queue"):
             Queue(tmp_path / name)

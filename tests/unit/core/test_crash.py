@@ -289,7 +289,7 @@ def test_a_lease_whose_copy_empties_its_chunk_leaves_no_file_behind(tmp_path):
         q.put_many([b"a" * 28, b"b" * 28])
     with Queue(tmp_path / "q", chunk_size=40) as q:
         assert list(q.lease("run", max_bytes=1)) == [b"a" * 28]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "q.30002", "q.batches", "q.stamp", "q.wal"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q", "q.30002", "q.batches", "q.reserve", "q.stamp", "q.wal"]
 
 
 # Several processes at a topic: here they are several objects, which share no memory but by the files

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from qewqew_core import BadArgument, BadKey, BadRecord, Closed, Empty, Queue, QueueStats, RecordTooLarge, inspect
-from qewqew_core.disk.journal import RESERVE
+from qewqew_core.disk.journal import SPARE
 from qewqew_core.formats.chunk import OUR_FIRST as FIRST
 from qewqew_core.limits import LIMITS
 
@@ -657,7 +657,7 @@ def test_the_log_grows_by_as_much_as_it_may_and_is_cut_back(tmp_path, log_bytes)
             q.put(b"x" * 1000)
             q.get()
             sizes.append((tmp_path / "q.wal").stat().st_size)
-    assert log_bytes < max(sizes) <= log_bytes + 2000 + 2 * RESERVE  # two commits, and what is kept free
+    assert log_bytes < max(sizes) <= log_bytes + 2000 + 2 * SPARE  # two commits, and what is kept free
 
 
 def test_inspect_never_fails_beside_a_busy_writer_and_sees_whole_commits(tmp_path):

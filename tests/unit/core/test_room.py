@@ -154,7 +154,7 @@ def test_a_call_on_a_full_disk_has_happened_or_not_and_works_when_there_is_room(
         with make(place, disk) as owner:
             prepare(owner)
             before = view(owner)
-            owner._engine.log.release_reserve()  # an earlier call has needed what the log kept
+            owner._engine.log.release()  # an earlier call has needed what the log kept
             disk.room = room
             try:
                 act(owner)

@@ -93,7 +93,7 @@ def test_where_to_write_follows_from_the_log_and_the_records_alone(tmp_path, chu
         path = crashed(tmp_path)
     names = {file.name for file in path.parent.iterdir()}
     assert {"q", "q.wal"} <= names
-    assert all(name.removeprefix("q.").isdecimal() for name in names - {"q", "q.stamp", "q.wal"})
+    assert all(name.removeprefix("q.").isdecimal() for name in names - {"q", "q.reserve", "q.stamp", "q.wal"})
     assert {file.read_bytes()[:10] for file in path.parent.glob("q.[0-9]*")} == {b"\0\0\0\x0a\0\0\0\x0a\0\0"}
     with Queue(path, chunk_size=chunk_size) as q:
         with q.session() as session:

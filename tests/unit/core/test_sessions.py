@@ -802,7 +802,12 @@ def test_a_rollback_removes_the_files_and_close_the_directory(tmp_path, small_sp
         assert list(q) == numbers(100, 152)
         assert spilled(tmp_path) != []
     is_plain(tmp_path / "q", numbers(100, 152))
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.suffix[1:].isdecimal()) == ["q", "q.stamp", "q.wal"]
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.suffix[1:].isdecimal()) == [
+        "q",
+        "q.reserve",
+        "q.stamp",
+        "q.wal",
+    ]
 
 
 def test_a_known_key_drops_the_files_too(tmp_path, small_spill):
@@ -839,7 +844,7 @@ def test_what_a_crash_leaves_of_files_that_were_being_moved_is_removed_by_the_ne
     shutil.copy(image / "q.30002", image / "q.lease" / "q.30003")  # of a lease that did not come
     (image / "q.wal.tmp").write_bytes(b"half a log")
     with Queue(image / "q", chunk_size=40) as q:
-        assert sorted(path.name for path in image.iterdir()) == ["q", "q.30001", "q.stamp", "q.wal"]
+        assert sorted(path.name for path in image.iterdir()) == ["q", "q.30001", "q.reserve", "q.stamp", "q.wal"]
         assert list(q) == [b"0"]
         assert q.verify().orphans == []
     is_plain(image / "q", [b"0"])

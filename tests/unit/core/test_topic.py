@@ -38,7 +38,7 @@ from qewqew_core import (
     Topic,
     inspect_reader,
 )
-from qewqew_core.disk.journal import RESERVE
+from qewqew_core.disk.journal import SPARE
 from qewqew_core.formats import zbus
 
 Make = Callable[..., Topic]
@@ -1663,7 +1663,7 @@ def test_the_log_grows_by_as_much_as_it_may_and_is_cut_back(tmp_path, log_bytes)
         for _ in range(1500):
             topic.append(b"x" * 1000)
             sizes.append((tmp_path / "t" / "t.wal").stat().st_size)
-    assert log_bytes < max(sizes) <= log_bytes + 4000 + 2 * RESERVE  # a snapshot, a commit, and what is kept free
+    assert log_bytes < max(sizes) <= log_bytes + 4000 + 2 * SPARE  # a snapshot, a commit, and what is kept free
 
 
 # Processes

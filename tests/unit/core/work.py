@@ -22,6 +22,7 @@ from plain import plain
 from views import EMPTY, View, bases, differences, is_between, of_queue, view
 
 import qewqew_core.disk.journal
+import qewqew_core.disk.reserve
 import qewqew_core.formats.zbus
 import qewqew_core.topic.block_sums
 import qewqew_core.topic.deliveries
@@ -54,7 +55,8 @@ def set_small_limits(patch: pytest.MonkeyPatch, inline: int) -> None:
         (qewqew_core.topic.view, "SCAN", 600),
         (qewqew_core.topic.view, "WINDOW", 300),
         (qewqew_core.topic.outgoing, "READ_BYTES", 200),
-        (qewqew_core.disk.journal, "RESERVE", 2000),
+        (qewqew_core.disk.journal, "SPARE", 2000),
+        (qewqew_core.disk.reserve, "BYTES", 300),
         (qewqew_core.formats.zbus, "RING", 24),
         (qewqew_core.formats.zbus, "INDEX_SIZE", qewqew_core.formats.zbus.HEADER + 24 * qewqew_core.formats.zbus.ENTRY),
     ):
