@@ -138,6 +138,11 @@ class Engine(NotCopied, Generic[S]):
         self._run = b""  # of the machine
         self._looked_from = self._looked_until = 0  # between these times of the wall clock, nobody looks whether it was set
         self.what = what
+        self._interrupted = Broken(
+            f"a call was interrupted, and then what follows that, too. This {what} object refuses every further call; open the "
+            f"{what} again: that recovers all that was committed",
+            path=path,
+        )
         self._format = form
         self._log_bytes = log_bytes
         self._gate = gate or Gate()
@@ -253,6 +258,8 @@ class Engine(NotCopied, Generic[S]):
                 self._gate.enter(self)
                 yield
             except BaseException as error:
+                if self.closed_reason is None:
+                    self.closed_reason = self._interrupted  # it stays if what follows is interrupted, too
                 self.poison_after(error)
                 raise
             finally:
@@ -271,6 +278,8 @@ class Engine(NotCopied, Generic[S]):
                     gate.enter(self)
                 return act(*arguments)
             except BaseException as error:
+                if self.closed_reason is None:
+                    self.closed_reason = self._interrupted  # it stays if what follows is interrupted, too
                 self.poison_after(error)
                 raise
             finally:
@@ -280,18 +289,22 @@ class Engine(NotCopied, Generic[S]):
 
     def poison_after(self, error: BaseException) -> None:
         """Poison the store after a call that has raised, if it is not known any more what is on disk."""
-        if isinstance(error, QewQewError):
-            if isinstance(error, Broken):
-                self.poison(error)
-            return
-        self._gate.failed()
-        if isinstance(error, OSError):
-            if not self.committed and isinstance(refusal := self.refused(error), BadPath):
-                raise refusal from error
-            raise self.poison(error) from error
-        if self.committed:
-            # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
-            self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
+        refusal: DiskFull | BadPath | None = None
+        if isinstance(error, Broken):
+            self.poison(error)
+        elif not isinstance(error, QewQewError):
+            self._gate.failed()
+            if isinstance(error, OSError):
+                refusal = None if self.committed else self.refused(error)
+                if not isinstance(refusal, BadPath):
+                    raise self.poison(error) from error
+            elif self.committed:
+                # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
+                self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
+        if self.closed_reason is self._interrupted:
+            self.closed_reason = None
+        if refusal is not None:
+            raise refusal from error
 
     def poison(self, error: OSError) -> Broken:
         """Refuse all calls: the file system failed in the middle of a change, so what is on disk is not known any more."""

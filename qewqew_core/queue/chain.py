@@ -95,7 +95,7 @@ class Chain(NotCopied):
         engine = self._engine
         if dropped := engine.state.dropped:
             self.check_place()
-            engine.durable(position, always=True)
+            self.durable(position)
             self.store_header()
             for chunk_id in dropped:
                 self.files.unlink(self.path_of(chunk_id))
@@ -144,6 +144,16 @@ class Chain(NotCopied):
             self._pending.clear()
         emptied.clear()
 
+    def durable(self, position: int) -> None:
+        """Wait until commits up to there are durable, whatever ``sync`` says: files are moved or removed after them. First the
+        chunk files, since a commit of which something is not on disk has not happened, and none behind it.
+        """
+        if not self._engine.sync and self.unsynced:
+            for chunk_id in self.unsynced & self._engine.state.chain.keys():
+                self.sync_chunk(chunk_id)
+            self.sync_names()
+        self._engine.durable(position, always=True)
+
     # Bringing the files to where the log is
 
     def pend(self, chunk_id: int, at: int, frames: Frames) -> None:
@@ -171,7 +181,7 @@ class Chain(NotCopied):
     def write_ahead(self, chunk_id: int, runs: Runs, at: int, crc: int) -> Extent:
         """Write past the tail, where no reader looks before the commit; see `write_runs`."""
         fd = self.descriptor(chunk_id)
-        extent = Extent(chunk_id, writing.write_runs(self.files, fd, runs, at, crc))
+        extent = Extent(chunk_id, writing.write_runs(self.files, fd, runs, at, crc), self._engine.sync)
         if self._engine.sync:
             self.files.sync(fd)
         else:
@@ -183,7 +193,7 @@ class Chain(NotCopied):
         engine = self._engine
         self.check_place()
         self.flush()
-        engine.durable(engine.log.position, always=True)
+        self.durable(engine.log.position)
         assert engine.log.durable >= engine.log.position
         for chunk_state, pointers in engine.state.pointers():
             if chunk_state.id in self.unsynced and chunk_state.stored == pointers:  # else storing the pointers syncs it

@@ -88,7 +88,7 @@ _STORED = struct.Struct(">HIIH")  # chunk, head, tail, next
 
 # Operations of a commit
 _INLINE = struct.Struct(">cHII")  # A chunk, records, bytes; then the frames themselves, at the chunk's tail
-_EXTENT = struct.Struct(">cHI")  # X chunk, number of runs; then these
+_EXTENT = struct.Struct(">c?HI")  # X whether it was on disk before, chunk, number of runs; then these
 _RUN = struct.Struct(">III")  # records, bytes, crc from base to its end; the bytes are in the chunk file
 _SERVED = struct.Struct(">cI")  # R how many; then the numbers of the requests
 _REQUEST = struct.Struct(">8s")
@@ -126,8 +126,8 @@ def _parts(operation: Operation) -> tuple[Body, ...]:
         case Append():
             chunk_id, records, frames = operation
             return _INLINE.pack(b"A", chunk_id, records, len(frames)), frames
-        case Extent(chunk_id, runs):
-            return _EXTENT.pack(b"X", chunk_id, len(runs)), *(_RUN.pack(*run) for run in runs)
+        case Extent(chunk_id, runs, synced):
+            return _EXTENT.pack(b"X", synced, chunk_id, len(runs)), *(_RUN.pack(*run) for run in runs)
         case Served(requests):
             return _SERVED.pack(b"R", len(requests)), *requests
         case Take() | NewChunk() | PutKey():
@@ -176,9 +176,9 @@ def unpack(body: Body) -> Iterator[Operation]:
             at += _INLINE.size + size
             yield Append(chunk_id, records, _part(body, at - size, at))
         elif letter == ord("X"):
-            _, chunk_id, count = _EXTENT.unpack_from(body, at)
+            _, synced, chunk_id, count = _EXTENT.unpack_from(body, at)
             at += _EXTENT.size + count * _RUN.size
-            yield Extent(chunk_id, list(_RUN.iter_unpack(_part(body, at - count * _RUN.size, at))))
+            yield Extent(chunk_id, list(_RUN.iter_unpack(_part(body, at - count * _RUN.size, at))), synced)
         elif letter == ord("R"):
             _, count = _SERVED.unpack_from(body, at)
             at += _SERVED.size + count * _REQUEST.size
@@ -201,6 +201,16 @@ def _part(body: Body, start: int, end: int) -> Body:
     return body[start:end]
 
 
+class Unsynced(NamedTuple):
+    """An extent that was not synced, of the commit whose frame begins at ``frame``."""
+
+    frame: int
+    begin: int
+    end: int
+    crc_before: int
+    crc: int
+
+
 @dataclass
 class Replayed:
     """What a log says, and what recovery needs to know about how it got there."""
@@ -217,6 +227,7 @@ class Replayed:
     firsts: set[int]  # every first chunk since the last checkpoint: what the header may say
     dropped: set[int]  # chunks dropped since the last checkpoint: their files may still be there
     made: set[int]  # chunks made since then: their files may not be on disk as they were made
+    unsynced: dict[int, list[Unsynced]]  # chunk id: what is in its file, and perhaps not on disk
     durable: int  # how much of the log was on disk when its last frame was written
     checkpoint_identity: tuple[int, ...]  # of the last checkpoint: inode of the log, inode and time of the header
     last_json_operation: JsonOperation | None  # of the last commit: the file moves that it asks for may be unfinished
@@ -226,7 +237,7 @@ class Replayed:
     @property
     def unsure(self) -> set[int]:
         """Chunks of the chain whose files may not be on disk as the log says."""
-        return self.state.chain.keys() & (self.made | self.handed.keys() | self.redo.keys())
+        return self.state.chain.keys() & (self.made | self.handed.keys() | self.redo.keys() | self.unsynced.keys())
 
     def may_be_ours(self, found: Chunk, pointers: Pointers, on_disk: Pointers) -> bool:
         """Whether a crash may have left these pointers in the file of a chunk whose pointers are to be ``pointers``: each of the
@@ -242,7 +253,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
     """Rebuild the state from the bytes of a log; raises `Corrupt` with path and offset."""
     generation = journal.generation_of(data, MAGIC, path)
     state = State()
-    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), 0, (), None, keep_redo)
+    result = Replayed(state, generation, journal.BEGIN, 0, 0, True, False, {}, {}, {0}, set(), set(), {}, 0, (), None, keep_redo)
     snapshot, time = True, 0  # of the newest commit
     whole, view = list(journal.places(data, generation)), memoryview(data)
     marks = [each.start for each in whole if each.kind in (END, CHECKPOINT)]
@@ -254,7 +265,7 @@ def replay(data: bytes, path: str, keep_redo: bool = False) -> Replayed:
                 if snapshot:
                     raise ValueError("a commit inside the snapshot")
                 result.clean = result.handed_over = False
-                _apply(body, result)
+                _apply(body, result, at)
                 time = time_of(body)
             elif kind == CHECKPOINT:
                 _checkpoint(result, at == marks[-1])
@@ -292,6 +303,7 @@ def _checkpoint(result: Replayed, last: bool) -> None:
         result.redo.clear()
     result.dropped.clear()
     result.made.clear()
+    result.unsynced.clear()
     result.last_json_operation = None
     result.firsts = {result.state.first}
     if last:  # there may be as many checkpoints as chunks
@@ -299,13 +311,17 @@ def _checkpoint(result: Replayed, last: bool) -> None:
             chunk_state.stored = pointers
 
 
-def _apply(body: Body, result: Replayed) -> None:
+def _apply(body: Body, result: Replayed, frame: int) -> None:
     state, time = result.state, time_of(body)
     result.last_json_operation = None
     for operation in unpack(body):
         match operation:
             case Append(chunk_id, _, frames):
                 result.redo.setdefault(chunk_id, []).append((state.chain[chunk_id].tail, frames))
+            case Extent(chunk_id, runs, False):
+                last = state.chain[chunk_id]
+                unsynced = Unsynced(frame, last.tail, last.tail + sum(size for _, size, _ in runs), last.crc, runs[-1][2])
+                result.unsynced.setdefault(chunk_id, []).append(unsynced)
             case NewChunk(chunk_id) | Replace(new=chunk_id):
                 result.dropped.discard(chunk_id)
                 result.made.add(chunk_id)
@@ -316,6 +332,7 @@ def _apply(body: Body, result: Replayed) -> None:
                 for chunk_id, cut in parts:
                     if cut is None:
                         result.redo.pop(chunk_id, None)
+                        result.unsynced.pop(chunk_id, None)
             case Believe(header, stored, empty):
                 result.firsts.add(header)
                 result.dropped.update(empty)
@@ -327,6 +344,7 @@ def _apply(body: Body, result: Replayed) -> None:
         if state.emptied:  # and perhaps dropped. To redo stale content would overwrite what was written to the file since
             for emptied in state.emptied:
                 result.redo.pop(emptied, None)
+                result.unsynced.pop(emptied, None)
             result.dropped.update(state.dropped)
             state.emptied.clear()
             state.dropped.clear()

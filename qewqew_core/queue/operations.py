@@ -25,10 +25,11 @@ class Append(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Records at the tail of a chunk. Their frames are in its file, and were on disk before the commit."""
+    """Records at the tail of a chunk. Their frames are in its file."""
 
     chunk: int
     runs: Sequence[tuple[int, int, int]]  # records, bytes, crc of the bytes from the chunk's base to the end of the run
+    synced: bool  # they were on disk before the commit
 
 
 class Take(NamedTuple):

@@ -380,7 +380,7 @@ class Queue(HasBatches, Closes):
                 with self.session() as everything:
                     while everything.get_many(1 << 14, 1 << 20):
                         pass
-                self._engine.durable(self._engine.log.position, always=True)
+                self._chain.durable(self._engine.log.position)
             elif self._engine.state.chain:
                 self._records.clear()
             return records
@@ -442,7 +442,7 @@ class Queue(HasBatches, Closes):
         with self._engine.exclusive():
             self._chain.check_place()
             stored = self.put_many(orphan, key=orphan.key())
-            self._engine.durable(self._engine.log.position, always=True)
+            self._chain.durable(self._engine.log.position)
             if orphan.problem:
                 self.set_aside(orphan)
             else:

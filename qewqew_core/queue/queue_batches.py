@@ -45,7 +45,7 @@ class QueueBatches(Source):
     def commit(self, operation: JsonOperation, now: int | None = None) -> int:
         self._chain.check_place()
         position = self._chain.commit([operation], now)
-        self.engine.durable(position, always=True)
+        self._chain.durable(position)
         stamp.write(self.files, self.stem, self.engine.state.changes)
         return position
 

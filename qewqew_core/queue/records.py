@@ -187,7 +187,7 @@ class Records:
         operations: list[Operation] = []
         for spilled, chunk_id in zip(spill.chunks, ids, strict=True):
             operations.append(NewChunk(chunk_id, spilled.size))
-            operations.append(Extent(chunk_id, spilled.runs))
+            operations.append(Extent(chunk_id, spilled.runs, durable))
         moved: list[tuple[str, str]] = []
         try:
             engine.log.reserve(len(logs.commit(engine.now(), [*operations, *operations_behind])))
@@ -287,7 +287,7 @@ class Records:
 
     def clear(self) -> None:
         """All records are gone, those that sessions hold included. Durable."""
-        self._engine.durable(self._take([Clear()]), always=True)
+        self._chain.durable(self._take([Clear()]))
 
     # Both
 

@@ -31,6 +31,7 @@ are. They are never delivered and never overwritten.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 from collections.abc import Iterable
@@ -39,22 +40,25 @@ from functools import partial
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
+from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, check_regular, close_all, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
-from qewqew_core.limits import now_ms
+from qewqew_core.limits import LIMITS, now_ms
 from qewqew_core.queue import batch_files, group_commit, java, paths, staged_files, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointers, sync_moved
 from qewqew_core.queue.found import Found, chain_of, look
 from qewqew_core.queue.java import Believed
-from qewqew_core.queue.log import Replayed
+from qewqew_core.queue.log import Replayed, Unsynced
 from qewqew_core.queue.operations import Believe, JsonOperation, Lease, PutBack, Repair
 from qewqew_core.queue.reading import BLOCK, read_pointers
 from qewqew_core.queue.state import State
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,7 +84,7 @@ def recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> R
 
 
 def _recover(files: Files, path: str, header_fd: int, owned: dict[int, int]) -> Recovered:
-    log_fd: list[int] = []  # as long as it is open; `Journal` has the same list
+    log_fd = Descriptors()  # as long as it is open; `Journal` has the same list
     log: Journal | None = None
     try:
         found = _look(files, path, header_fd, owned, log_fd)  # step 1
@@ -153,6 +157,7 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
         found = look(files, path, header, read_all(files, log_fd[0], path + paths.LOG))
         for chunk_id in found.log.unsure.union(list(found.log.state.chain)[-1:]) if found.log else ():
             drop_cached(files, chunk.chunk_path(path, chunk_id))
+        found = _without_lost(files, path, header, log_fd[0], found)
     ends = () if found.log is None else tuple(found.log.state.chain)
     for chunk_id in {found.header, *ends[:1], *ends[-1:]} & found.ids:
         own_chunk(files, path, owned, chunk_id)
@@ -161,6 +166,44 @@ def _look(files: Files, path: str, header_fd: int, owned: dict[int, int], log_fd
             raise Corrupt("a repair of the queue was interrupted; repair it again to finish", path=path)
         found.is_stamped = stamp.check(files, path, found.log.state.changes)
     return found
+
+
+def _without_lost(files: Files, path: str, header: bytes, log_fd: int, found: Found) -> Found:
+    """The same without a commit whose records the disk has lost before they were synced (``sync="never"``), and all behind it:
+    these have not happened.
+    """
+    if found.log is None or (lost := lost_from(files, path, found.log)) is None:
+        return found
+    _logger.warning(
+        '%s: records that were put with sync="never" did not reach the disk; that commit and all behind it have not happened '
+        "(bytes %s to %s of the log)",
+        path,
+        f"{lost:,}",
+        f"{found.log.end:,}",
+    )
+    found = look(files, path, header, read_all(files, log_fd, path + paths.LOG)[:lost])
+    assert found.log is not None
+    found.log.torn = True  # the rest is to be cut off
+    return found
+
+
+def lost_from(files: Files, path: str, replayed: Replayed) -> int | None:
+    """Where in the log the first commit is whose records are not in their chunk files, though they need not have been on disk."""
+    lost = [
+        extent.frame
+        for chunk_id, extents in replayed.unsynced.items()
+        for extent in extents
+        if not _is_there(files, chunk.chunk_path(path, chunk_id), extent)
+    ]
+    return min(lost, default=None)
+
+
+def _is_there(files: Files, path: str, extent: Unsynced) -> bool:
+    crc, at = extent.crc_before, extent.begin
+    with contextlib.suppress(FileNotFoundError), Descriptors([files.open_to_read(path)]) as (fd,):
+        while at < extent.end and (data := files.read(fd, min(LIMITS.write_bytes, extent.end - at), at)):
+            crc, at = crc32(data, crc), at + len(data)
+    return at == extent.end and crc == extent.crc
 
 
 def own_log(files: Files, path: str, descriptors: list[int]) -> None:
@@ -251,7 +294,8 @@ def must_be_ours(files: Files, found: Found) -> bool:
                 f"the chunk file has {on_disk.size} bytes, its records end at {chunk_state.tail}. Nothing was changed", path=path
             )
         agree = agree and on_disk[1:] == pointers
-        if not found.log.may_be_ours(chunk_state, pointers, on_disk[1:]):
+        is_blank = chunk_state.id in found.log.made and not any(on_disk[1:])  # it was not synced when it was made
+        if not is_blank and not found.log.may_be_ours(chunk_state, pointers, on_disk[1:]):
             raise Corrupt(
                 f"head, tail, next are {on_disk[1:]}, not {chunk_state.stored} or {pointers}: {_FOREIGN}", path=path, offset=0
             )

@@ -49,6 +49,9 @@ class Decision:
         data = read_whole(self._files, log_path)
         try:
             found.log = logs.replay(data, log_path)
+            if (lost := recovery.lost_from(self._files, self._path, found.log)) is not None:  # as opening does it
+                data = data[:lost]
+                found.log = logs.replay(data, log_path)
             self._plan.payload = logs.replay(data, log_path, keep_redo=True).redo
         except Corrupt as error:
             left = logs.salvage(data, log_path, keep_redo=True)
@@ -401,7 +404,7 @@ class _Behind(State):
         match operation:
             case Append(chunk_id, records, frames):
                 self._put(Rescued(chunk_id, records, len(frames), crc32(frames), time, bytes(frames), None))
-            case Extent(chunk_id, runs):
+            case Extent(chunk_id, runs, _):
                 for records, size, crc in runs:
                     self._put(Rescued(chunk_id, records, size, crc, time, b"", None))
             case NewChunk() | Take():

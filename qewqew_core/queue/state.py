@@ -89,7 +89,7 @@ class State(LeaseState):
             case Append():  # taken apart like this, it takes half the time
                 chunk_id, records, frames = operation
                 self.append(chunk_id, len(frames), records, crc32(frames, self.chain[chunk_id].crc), time)
-            case Extent(chunk_id, runs):
+            case Extent(chunk_id, runs, _):
                 for records, size, crc in runs:
                     self.append(chunk_id, size, records, crc, time)
             case Take():

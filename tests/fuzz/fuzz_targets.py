@@ -267,7 +267,7 @@ def scripted(data: bytes) -> bytes:
         if kind % 8 == 0:
             operations += logs.pack(Append(chunk_id, two % 4, frame([b"x"] * (two % 4))))
         elif kind % 8 == 1:
-            operations += logs.pack(Extent(chunk_id, [(two % 4, three, 0)]))
+            operations += logs.pack(Extent(chunk_id, [(two % 4, three, 0)], one > 127))
         elif kind % 8 == 2:
             operations += logs.pack(Take(chunk_id, offset, BEGIN + three % 64, one // 4))
         elif kind % 8 == 3:

@@ -126,9 +126,9 @@ def test_a_file_of_somebody_in_its_place_is_refused_by_name_and_left(tmp_path: P
     if opened is a_reader:
         Topic(tmp_path / "s").close()
     where.write_bytes(b"mine")
-    with Queue(tmp_path / "s") if opened is a_queue else Topic(tmp_path / "s") as store:
-        with pytest.raises(BadPath, match="reserve: is in the way"):
-            (store.put if isinstance(store, Queue) else store.append)(b"x")
+    store = Queue(tmp_path / "s") if opened is a_queue else Topic(tmp_path / "s")
+    with store, pytest.raises(BadPath, match="reserve: is in the way"):
+        (store.put if isinstance(store, Queue) else store.append)(b"x")
     assert where.read_bytes() == b"mine"
 
 
