@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from qewqew_core.errors import BadArgument, BadKey, BadPath, QewQewError
+from qewqew_core.errors import BadArgument, BadKey, BadPath
 
 if TYPE_CHECKING:
     import pendulum
@@ -41,17 +39,6 @@ def check_path_text(owner: str, path: object) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise BadPath(f"a {owner}'s path is a non-empty str without NUL, not {text!r:.100}")
     return text
-
-
-@contextlib.contextmanager
-def looking_at(path: str) -> Iterator[None]:
-    """Errors of the system while somebody looks what there is are raised as `BadPath`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, QewQewError):
-            raise
-        raise BadPath(f"cannot be accessed: {error.strerror}", path=error.filename or path) from error
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:

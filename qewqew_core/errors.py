@@ -38,7 +38,7 @@ class Closed(QewQewError, ValueError):
 
 
 class Broken(QewQewError, OSError):
-    """A write or fsync failed, or the open files were moved away, so this process does not know the state on disk.
+    """The disk failed, or the open files were moved away, so this process does not know the state on disk.
 
     The object refuses every further call; opening the queue or topic again recovers what was committed. A failed fsync is never
     repeated: the kernel may have dropped the data and would report success.
@@ -72,7 +72,9 @@ class BadKey(BadArgument):
 
 
 class BadPath(QewQewError, OSError):
-    """This path cannot be a queue or topic: a wrong kind of file, a missing parent, a link that leads out, no permission."""
+    """This path cannot be a queue or topic: a wrong kind of file, a missing parent, a link that leads out, no permission. Nothing
+    was changed.
+    """
 
 
 class Corrupt(QewQewError):

@@ -20,6 +20,7 @@ from qewqew_core import BadArgument, Message, arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.store import Local
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
@@ -99,7 +100,7 @@ def topic_messages(path: str, most: int, start: int | None, reader: str | None) 
     Gives up after `MOST_SKIPPED` windows in which nothing passes the reader's filter. Raises `BadPath`, `Corrupt`, and
     `BadArgument` if the reader does not exist.
     """
-    with closing(View.of(Files(), path)) as view:
+    with opening(path, "topic"), closing(View.of(Files(), path)) as view:
         state = None if reader is None else effective_state(Files(), view, reader)
         if reader is not None and state is None:
             raise BadArgument(f"the topic does not have a reader {reader!r}")

@@ -56,7 +56,7 @@ class QewQewSensor(BaseSensorOperator):
     :param deferrable: wait in the triggerer; default: Airflow's ``[operators] default_deferrable``
 
     Fails at once and without retries for `BadArgument` (thresholds out of range, or above what the connection lets a queue
-    hold) and `BadPath` (a directory that does not exist or cannot be read).
+    hold) and `BadPath` (a directory that does not exist, or in which this user may not read or write).
     """
 
     template_fields: Sequence[str] = (
@@ -132,7 +132,7 @@ class QewQewSensor(BaseSensorOperator):
                 thresholds.check_bounds(hook.settings())
             source.prepare(hook)
             self._prepared = True
-        stats = source.inspect(hook)
+        stats = source.look(hook)
         metrics.gauge(hook, source, stats)
         reason = thresholds.reason(stats)
         self.log.info(

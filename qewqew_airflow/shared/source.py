@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from qewqew_airflow.arguments import is_rendered_later
 from qewqew_airflow.hooks.qewqew import QewQewHook
 from qewqew_airflow.shared import locks
 from qewqew_core import BadArgument, Queue, QueueStats, Reader
+from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats.tags import Filter
 from qewqew_core.topic.topic_paths import check_reader_name, rdx_of, stem_of
 
@@ -91,6 +94,19 @@ class Source:
         if self.topic is not None and (self.filter is not None or not self._has_reader(hook)):
             with self.open(hook):
                 pass
+
+    def look(self, hook: QewQewHook) -> QueueStats:
+        """`inspect`, for one who waits until there is enough. Raises `BadPath` where this user could never lease it."""
+        path = self.path(hook)
+        is_topic = self.topic is not None and DISK.exists(path)
+        home = os.path.dirname(stem_of(path, str(self.reader)) if is_topic else path)
+        with opening(path, "queue" if self.topic is None else "topic"):
+            try:
+                DISK.check_writable(home)
+            except OSError as error:
+                if error.errno != errno.EROFS:  # a host that only looks may have mounted it read-only
+                    raise
+        return self.inspect(hook)
 
     def inspect(self, hook: QewQewHook) -> QueueStats:
         """How much waits, without a lock."""

@@ -54,7 +54,7 @@ async def looks(conn_id: str, source: Source, poll_interval: float) -> AsyncGene
     async with Watch(await asyncio.to_thread(source.files, hook)) as watch:
         while True:
             begun = clock()
-            stats = await asyncio.to_thread(source.inspect, hook)
+            stats = await asyncio.to_thread(source.look, hook)
             done = clock()
             metrics.gauge(hook, source, stats)
             due = [done + poll_interval]

@@ -24,8 +24,9 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.lease_state import LeaseState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.clock import STEP
-from qewqew_core.disk.engine import Engine, naming_full_disk
+from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
 from qewqew_core.keys import key_hash
 
@@ -85,7 +86,7 @@ class Source(ABC):
 
     def prepare(self, act: Callable[[], T]) -> T:
         """Do what needs room before a commit. If it raises `DiskFull`, nothing has changed."""
-        with naming_full_disk(self.engine.path):
+        with refusing(self.engine.path, self.engine.what):
             return self.engine.with_room(act)
 
     @abstractmethod

@@ -24,6 +24,7 @@ from qewqew_core import arguments
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.store import Store, local_path, store_of
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadArgument, BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -159,7 +160,7 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
     """Read a manifest and check everything that can be checked without reading the segments.
 
     ``path`` is a batch directory or its manifest, or the URL of one (``options``: see `store.store_of`). Raises
-    `BadManifest`, which names file and field, and `StoreError`, `BadArgument`.
+    `BadManifest`, which names file and field, `BadPath` without permission, and `StoreError`, `BadArgument`.
     """
     path = manifest_path(path)
     store = store_of(os.path.dirname(path), options)
@@ -170,6 +171,8 @@ def load(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None)
     except StoreError:
         raise
     except (OSError, Corrupt) as error:
+        if isinstance(error, OSError) and (refusal := refused(error, path, "batch")) is not None:
+            raise refusal from error
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadManifest(f"the manifest cannot be read: {reason}", path=path) from error
     try:

@@ -76,17 +76,18 @@ def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -
 
 
 def make_home(files: Files, path: str, suffix: str) -> str:
-    """The directory that holds batches, made durably if it is not there."""
+    """The directory that holds batches, made durably if it is not there, and ready for new ones."""
     home = path + suffix
     while not files.is_directory(home):
         if files.exists(home) and not files.is_directory(home):  # another process may make that of stages just now
-            raise BadPath("is in the way: the batches of the queue belong there. Nothing was changed; move it away", path=home)
+            raise BadPath("is in the way: a directory of QewQew belongs here. Nothing was changed; move it away", path=home)
         try:
             files.make_directory(home)
         except FileExistsError:
             continue
         files.sync_directory(os.path.dirname(home))
-        break
+        return home
+    files.check_writable(home)
     return home
 
 

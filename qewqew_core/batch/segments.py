@@ -13,6 +13,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment
 from qewqew_core.batch.store import Local, Read, Store
 from qewqew_core.crc import crc32
+from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadManifest, Corrupt, StoreError
 from qewqew_core.formats import chunk, zbus
 from qewqew_core.formats.tags import Filter
@@ -177,7 +178,7 @@ class SegmentFile(NamedTuple):
 
 @contextmanager
 def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
-    """Raises `Corrupt` if it cannot be read."""
+    """Raises `Corrupt` if it cannot be read, and `BadPath` without permission."""
     path = store.locate(name)
     with ExitStack() as stack:
         try:
@@ -185,7 +186,7 @@ def open_file(store: Store, name: str) -> Iterator[SegmentFile]:
         except StoreError:
             raise
         except OSError as error:
-            raise Corrupt(f"the segment cannot be read: {error.strerror}", path=path) from error
+            raise refused(error, path, "batch") or Corrupt(f"the segment cannot be read: {error.strerror}", path=path) from error
         yield SegmentFile(path, read)
 
 

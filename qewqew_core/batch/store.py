@@ -10,7 +10,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from qewqew_core.disk.files import DISK, Descriptors, read_whole
+from qewqew_core.disk.files import DISK, Descriptors, check_regular, read_whole
 from qewqew_core.disk.reserve import FULL
 from qewqew_core.errors import BadArgument, Broken, DiskFull, StoreError
 
@@ -87,8 +86,7 @@ class Local(Store):
     def size(self, name: str) -> int:
         path = self.locate(name)
         status = DISK.status(path, follow=False)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
+        check_regular(status, path)
         return status.st_size
 
     def glob(self, pattern: str) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, BadPath, Empty
 from qewqew_core.queue import paths
 from qewqew_core.queue.queue import Queue
@@ -78,7 +79,8 @@ def existing(path: str, wanted: Kind | None = None, instead: str = "") -> Kind:
     """
     found = kind_of(path)
     if found is None and os.path.isdir(path):
-        os.listdir(path)  # without the right to, that is the error
+        with opening(path, "directory"):  # without the right to look, that is the error
+            os.listdir(path)
         name = os.path.basename(os.path.abspath(path))
         example = os.path.join(path, "orders.qew")
         what = f"this is a directory but not a topic: it has no {name}.idx. A queue is a file in a directory, such as {example}"

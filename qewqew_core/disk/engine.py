@@ -24,8 +24,9 @@ from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import Journal
-from qewqew_core.disk.reserve import FULL, with_room
-from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
+from qewqew_core.disk.opening import refused
+from qewqew_core.disk.reserve import with_room
+from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
 _logger = logging.getLogger(__name__)
@@ -72,13 +73,6 @@ class Gate(NotCopied):
         """It raised something else than one of our errors: it may have been interrupted anywhere."""
 
 
-def no_room(error: OSError, path: str) -> DiskFull | None:
-    """What to raise for an error of the system before a commit, if it means that the disk is full."""
-    if error.errno not in FULL:
-        return None
-    return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=error.filename or path)
-
-
 def moved(path: str, what: str) -> Broken:
     """What to raise if an open file is not the one at its path any more: what stands there is another's."""
     return Broken(
@@ -87,17 +81,6 @@ def moved(path: str, what: str) -> Broken:
         "it is",
         path=path,
     )
-
-
-@contextlib.contextmanager
-def naming_full_disk(path: str) -> Iterator[None]:
-    """Errors of the system before a commit that mean that the disk is full are raised as `DiskFull`."""
-    try:
-        yield
-    except OSError as error:
-        if (full := no_room(error, path)) is None:
-            raise
-        raise full from error
 
 
 class Transaction(NotCopied):
@@ -154,7 +137,7 @@ class Engine(NotCopied, Generic[S]):
         self.rotate_at = 0  # end of the log from which on it is to be cut back
         self._run = b""  # of the machine
         self._looked_from = self._looked_until = 0  # between these times of the wall clock, nobody looks whether it was set
-        self._what = what
+        self.what = what
         self._interrupted = Broken(
             f"a call was interrupted, and then what follows that, too. This {what} object refuses every further call; open the "
             f"{what} again: that recovers all that was committed",
@@ -178,7 +161,7 @@ class Engine(NotCopied, Generic[S]):
             _logger.warning(
                 "the newest commit of the %s %s is %.0f s in the future: the clock was ahead then, or is behind now. Nothing is "
                 "forgotten because of that, but times that people see are wrong; check the clock of this machine (timedatectl)",
-                self._what,
+                self.what,
                 self.path,
                 behind / 1000,
             )
@@ -229,7 +212,7 @@ class Engine(NotCopied, Generic[S]):
                 release()
                 return
             was_open = self.is_open
-            self.closed_reason = Closed(f"the {self._what} is closed", path=self.path)
+            self.closed_reason = Closed(f"the {self.what} is closed", path=self.path)
             try:
                 self.notify()
                 if was_open:
@@ -240,7 +223,7 @@ class Engine(NotCopied, Generic[S]):
                 if isinstance(error, QewQewError):
                     raise
                 raise Broken(
-                    f"closing failed: {error.strerror}; opening the {self._what} again recovers it", path=self.path
+                    f"closing failed: {error.strerror}; opening the {self.what} again recovers it", path=self.path
                 ) from error
             finally:
                 release()
@@ -253,7 +236,7 @@ class Engine(NotCopied, Generic[S]):
     def forked(self) -> None:
         """In a forked child: the store stays the parent's."""
         self.closed_reason = Closed(
-            f"the {self._what} was opened before this process was forked; open it again here", path=self.path
+            f"the {self.what} was opened before this process was forked; open it again here", path=self.path
         )
         self.lock = threading.RLock()  # the thread that held it does not exist here
         self._changed = threading.Condition(self.lock)
@@ -306,17 +289,22 @@ class Engine(NotCopied, Generic[S]):
 
     def poison_after(self, error: BaseException) -> None:
         """Poison the store after a call that has raised, if it is not known any more what is on disk."""
+        refusal: DiskFull | BadPath | None = None
         if isinstance(error, Broken):
             self.poison(error)
         elif not isinstance(error, QewQewError):
             self._gate.failed()
             if isinstance(error, OSError):
-                raise self.poison(error) from error
-            if self.committed:
+                refusal = None if self.committed else self.refused(error)
+                if not isinstance(refusal, BadPath):
+                    raise self.poison(error) from error
+            elif self.committed:
                 # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
                 self.poison(InterruptedError(0, f"interrupted by {type(error).__name__}"))
         if self.closed_reason is self._interrupted:
             self.closed_reason = None
+        if refusal is not None:
+            raise refusal from error
 
     def poison(self, error: OSError) -> Broken:
         """Refuse all calls: the file system failed in the middle of a change, so what is on disk is not known any more."""
@@ -324,8 +312,8 @@ class Engine(NotCopied, Generic[S]):
             error
             if isinstance(error, Broken)
             else Broken(
-                f"a file-system call failed: {error.strerror or error}. This {self._what} object refuses every further call; "
-                f"check the disk, then open the {self._what} again: that recovers all that was committed",
+                f"a file-system call failed: {error.strerror or error}. This {self.what} object refuses every further call; "
+                f"check the disk, then open the {self.what} again: that recovers all that was committed",
                 path=error.filename or self.path,
             )
         )
@@ -335,13 +323,13 @@ class Engine(NotCopied, Generic[S]):
             self._changed.notify_all()
         return broken
 
+    def refused(self, error: OSError) -> DiskFull | BadPath | None:
+        """The error to raise for one of the system before a commit, if the store may go on; see `opening`."""
+        return refused(error, self.path, self.what)
+
     def with_room(self, act: Callable[[], T]) -> T:
         """As `reserve.with_room`, with what the log keeps."""
         return with_room(self.log, act)
-
-    def full(self, error: OSError) -> DiskFull | None:
-        """The `DiskFull` to raise for an error before a commit; None if it does not mean that the disk is full."""
-        return no_room(error, self.path)
 
     # Waiting
 
@@ -430,7 +418,7 @@ class Engine(NotCopied, Generic[S]):
             behind()
             self.log.replace(new)
         except OSError as error:
-            if self.full(error) is None:
+            if self.refused(error) is None:
                 raise
             self.rotate_at = self.log.end + self._log_bytes // 4
             return False

@@ -34,8 +34,7 @@ class Files:
         """A descriptor of a regular file. Anything else is an error; a pipe does not block."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
+            check_regular(os.fstat(fd), path)
         except BaseException:
             os.close(fd)
             raise
@@ -117,6 +116,17 @@ class Files:
     def list(self, path: str) -> list[str]:
         """The names in a directory, in no order."""
         return os.listdir(path)
+
+    def may_use(self, path: str) -> bool:
+        """Whether this user may read and write it, and make files in it if it is a directory."""
+        mode = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
+        return os.access(path, mode, effective_ids=os.geteuid() != os.getuid())  # the plain call knows more of NFS and ACLs
+
+    def check_writable(self, directory: str) -> None:
+        """Raise what the system would say to a new file in this directory."""
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.geteuid() != os.getuid()):
+            number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, os.strerror(number), directory)
 
     def free(self, path: str) -> int:
         """Bytes that an ordinary user can still write to the file system of this directory."""
@@ -234,6 +244,12 @@ def _boot() -> bytes:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:
         return b""
+
+
+def check_regular(status: os.stat_result, path: str) -> None:
+    """Raise what the system might say if an open file is something else: a pipe or a device can be opened, too."""
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def failed_sync(error: OSError, path: str | None) -> Broken:
@@ -382,6 +398,14 @@ def drop_cached(files: Files, path: str) -> None:
     """As `Files.drop_cached`, of the file at a path, if there is one."""
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open(path)]) as (fd,):
         files.drop_cached(fd)
+
+
+def list_if_there(files: Files, path: str) -> list[str]:
+    """The names in a directory; none if it is missing: git and archives of files forget an empty one."""
+    try:
+        return files.list(path)
+    except FileNotFoundError:
+        return []
 
 
 def remove_if_there(files: Files, path: str) -> None:

@@ -35,8 +35,9 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, write_new
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import FULL, Reserve, with_room
-from qewqew_core.errors import Broken, Corrupt, DiskFull, QewQewError
+from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
 
 _HEAD = struct.Struct(">8sII")
@@ -331,13 +332,13 @@ class Journal(NotCopied):
         """
         wanted = self.end + size + SPARE
         if wanted > self._allocated:
-            self._make_reserve(size)
+            self._make_reserve()
             self._allocate(wanted + SPARE, size)
 
     def restore_reserve(self) -> None:
         """Make the `Reserve` again, as far as there is room."""
-        with contextlib.suppress(DiskFull):
-            self._make_reserve(0)
+        with contextlib.suppress(DiskFull, BadPath):  # who puts is told
+            self._make_reserve()
 
     def keep(self, size: int) -> None:
         """Make sure that `release` can give what moving files needs after the next commit, which has ``size`` bytes. Raises
@@ -347,13 +348,9 @@ class Journal(NotCopied):
         if self.spare < size:
             self._allocate(self.end + size, size)
 
-    def _make_reserve(self, size: int) -> None:
-        try:
+    def _make_reserve(self) -> None:
+        with opening(self.path, self._owner, "try again"):
             self._room.make()
-        except QewQewError:
-            raise  # it says what is in the way
-        except OSError as error:
-            self._full_or_broken(error, size)
         self.has_reserve = True
 
     def _allocate(self, until: int, size: int) -> None:

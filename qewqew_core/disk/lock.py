@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from qewqew_core.disk import waker
-from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, close_all, close_each, has_open
+from qewqew_core.disk.files import DISK, Closes, Descriptors, Files, NotCopied, check_regular, close_all, close_each, has_open
 from qewqew_core.errors import BadPath, Locked
 
 _T = TypeVar("_T")
@@ -142,6 +142,7 @@ class HeaderLock(NotCopied):
                 self._files.open_into(self._descriptors, path, make=True, follow=True)
             created = True
         mine = self._files.status(self.fd)
+        check_regular(mine, path)
         self._identity = mine.st_dev, mine.st_ino
         if whole(self.fd) and self.is_still_at(path):
             take(self.fd, _OWNERS + os.getpid(), 1)  # says who we are, see `holder`
@@ -311,8 +312,10 @@ def acquire(
     follow: bool = True,
     until: float | None = None,
     unless: Callable[[], bool] | None = None,
+    what: str = "queue",
 ) -> tuple[HeaderLock, bool]:
-    """Lock the header file at ``path``; make an empty one if there is none (then True comes with the lock).
+    """Lock the header file of the queue at ``path``, or the lock file of a topic (``what``); make an empty one if there is none
+    (then True comes with the lock).
 
     Waits up to ``timeout`` seconds, behind those who came before, then raises `Locked`. ``until``: when they are over, by the
     monotonic clock, if some have passed already. Raises `NotNeeded` if ``unless()`` is true when our turn comes. Errors of
@@ -336,7 +339,7 @@ def acquire(
         created = in_turn(find(), rest, attempt, find=find)
         close_all(line)
         if created is None:
-            raise _locked(path, timeout)
+            raise _locked(path, timeout, what)
     except BaseException:
         close_all(line)
         header.release()
@@ -344,12 +347,13 @@ def acquire(
     return header, created
 
 
-def _locked(path: str, timeout: float) -> Locked:
+def _locked(path: str, timeout: float, what: str) -> Locked:
     pid = holder(path)
     who = "another program" if pid is None else "this process" if pid == os.getpid() else f"process {pid}"
+    does, has = ("has the queue open", "owner") if what == "queue" else (f"appends to the {what}", "writer")
     return Locked(
-        f"{who} has the queue open; gave up after {timeout:g} s. A queue has one owner at a time: close it there, "
-        "or wait longer with lock_timeout",
+        f"{who} {does}; gave up after {timeout:g} s. A {what} has one {has} at a time: close it there, or wait longer with "
+        "lock_timeout",
         path=path,
         pid=pid,
     )

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol, TypeVar
 
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.files import Descriptors, Files, check_regular
 from qewqew_core.errors import BadPath, Broken
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Reserve:
         for path in self._paths:
             with Descriptors() as fds:
                 self._files.open_into(fds, path, make=True)
+                check_regular(self._files.status(fds[0]), path)
                 self._files.allocate(fds[0], self._bytes)
 
     def release(self) -> bool:

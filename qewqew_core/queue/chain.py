@@ -430,9 +430,9 @@ class Chain(NotCopied):
         except OSError as error:
             with contextlib.suppress(FileNotFoundError):
                 self.files.unlink(path)
-            if (full := self._engine.full(error)) is None:
+            if (refusal := self._engine.refused(error)) is None:
                 raise
-            raise full from error
+            raise refusal from error
         self.taken.add(new_id)
         self.after_commit(position)
 

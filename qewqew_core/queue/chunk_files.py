@@ -20,8 +20,12 @@ def own_chunk(files: Files, path: str, owned: dict[int, int], chunk_id: int) -> 
     Raises `Locked` if somebody else has it.
     """
     name = chunk.chunk_path(path, chunk_id)
-    with contextlib.suppress(OSError):  # reading it says what is wrong with it
+    try:
         owned[chunk_id] = owned.get(chunk_id) or files.open(name)
+    except PermissionError:  # it may let itself be read
+        raise
+    except OSError:  # reading it says what is wrong with it
+        pass
     if chunk_id in owned and not lock.whole_at_last(owned[chunk_id]):
         close_each(owned, chunk_id)
         raise Locked("a Java program has this chunk file open, by a header that was removed since; end it", path=name)

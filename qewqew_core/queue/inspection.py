@@ -13,7 +13,8 @@ from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body
 from qewqew_core.disk.looking import look_again
-from qewqew_core.errors import BadPath, Corrupt, QewQewError, RecordsTaken
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.queue import log as logs
@@ -114,11 +115,7 @@ def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[li
     files = WithPending(found.pending.get(chunk_state.id, []))
     file = chunk.chunk_path(paths.check_path(path), chunk_state.id)
     try:
-        fd = files.open_to_read(file)
-    except FileNotFoundError:
-        raise _taken(file) from None
-    try:
-        with Descriptors([fd]):
+        with opening(file, "queue"), Descriptors([_open(files, file)]) as (fd,):
             for piece, data in unread(files, fd, file, chunk_state):
                 yield chunk.split(_without(chunk_state, data, piece.offset))[0]
     except Corrupt:
@@ -126,6 +123,13 @@ def chunk_records(path: str, found: Snapshot, chunk_state: Chunk) -> Iterator[li
         if now is not None and chunk_state.pieces[chunk_state.piece_of(chunk_state.head)] in now.pieces:
             raise  # the chunk still is what it was
         raise _taken(file) from None
+
+
+def _open(files: Files, path: str) -> int:
+    try:
+        return files.open_to_read(path)
+    except FileNotFoundError:
+        raise _taken(path) from None
 
 
 def _without(chunk_state: Chunk, data: bytes, start: int) -> bytes:
@@ -142,13 +146,8 @@ def _taken(path: str) -> RecordsTaken:
 
 def steady(path: str, look: Callable[[], _T]) -> _T:
     """What ``look`` finds in a queue. It looks again if the queue changed meanwhile. Raises `BadPath`, `Corrupt`."""
-    try:
+    with opening(path, "queue"):
         return look_again(look, (Corrupt, RecordsTaken, FileNotFoundError))
-    except OSError as error:
-        if isinstance(error, (QewQewError, FileNotFoundError)):
-            raise
-        what = "no permission to read the queue" if isinstance(error, PermissionError) else "cannot be read"
-        raise BadPath(f"{what}: {error.strerror}", path=error.filename or path) from error
 
 
 def _look(path: str) -> tuple[State, Mapping[int, list[tuple[int, Body]]]]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from qewqew_core import arguments
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import chunk
@@ -41,7 +42,7 @@ def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
 def check_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a queue; raises `BadPath` before anything is touched if it cannot be one."""
     given = arguments.check_path_text("queue", path)
-    with arguments.looking_at(given):
+    with opening(given, "queue"):
         return _checked(given)
 
 

@@ -32,8 +32,9 @@ from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Closes, Files, is_at
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve
-from qewqew_core.errors import BadPath, Closed, Corrupt, Empty, Locked, QewQewError
+from qewqew_core.errors import Closed, Corrupt, Empty, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.limits import LIMITS
@@ -45,6 +46,7 @@ from qewqew_core.queue.inspection import stats_of
 from qewqew_core.queue.orphans import Orphan
 from qewqew_core.queue.queue_batches import QueueBatches
 from qewqew_core.queue.records import Records
+from qewqew_core.queue.recovery import Recovered
 from qewqew_core.queue.session import Session
 from qewqew_core.queue.state import State
 from qewqew_core.queue.verification import verify
@@ -70,8 +72,8 @@ class Queue(HasBatches, Closes):
     ``retention``, ``retention_bytes``: how long, and up to how many bytes in total, the records of acknowledged batches are
     kept. After that their keys raise `BatchExpired`, for thirty days or 65,536 keys.
 
-    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. After `Broken` from any call the
-    object refuses all others. Close it, or use it in a ``with`` statement.
+    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`; then nothing was changed. Also `Broken`, if the disk fails.
+    After `Broken` from any call the object refuses all others. Close it, or use it in a ``with`` statement.
     """
 
     _released = True  # whether no lock and no descriptor is left to be released
@@ -119,15 +121,20 @@ class Queue(HasBatches, Closes):
         for other in list(_open_queues):  # one of this process whose closing was interrupted
             if other.path == self.path and other._engine.is_closed:
                 other.close()
+        with opening(self.path, "queue"):
+            self._files.check_writable(os.path.dirname(self.path))
+            found = self._recovered(lock_timeout, deadline, unless)
+        for note in found.notes:
+            _logger.warning("%s", note)
+        self._opened_at, self._changes_at_opening = self._engine.log.position, self._engine.state.changes
+        self._chain.expect_changes()
+        self._engine.open()
+        _open_queues.add(self)
+
+    def _recovered(self, lock_timeout: float, deadline: float, unless: Callable[[], bool] | None) -> Recovered:
+        """Lock the queue, and recover it."""
         for attempt in count():
-            try:
-                header, created = lock.acquire(self._files, self.path, lock_timeout, until=deadline, unless=unless)
-            except PermissionError as error:
-                raise BadPath(f"no permission to open the queue: {error.strerror}", path=self.path) from error
-            except OSError as error:
-                if isinstance(error, QewQewError):
-                    raise
-                raise self._explained(error, self.path) from error
+            header, created = lock.acquire(self._files, self.path, lock_timeout, until=deadline, unless=unless)
             self._chain.header = header
             try:
                 found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
@@ -137,7 +144,7 @@ class Queue(HasBatches, Closes):
                 self._chain.close_others()
                 self._chain.store_header()
                 if header.is_still_at(self.path) and is_at(self._files, found.log.fd, found.log.path):
-                    break  # else a Java program had removed the header, and another process has made the queue again
+                    return found  # else a Java program had removed the header, and another process has made the queue again
                 self._release()
             except BaseException as error:
                 if self._another_is_here(error, deadline, attempt):
@@ -148,18 +155,8 @@ class Queue(HasBatches, Closes):
                 self._release()
                 if isinstance(error, Corrupt):
                     error.args = (f"{error}. `qewqew repair {self.path}` rescues what can be read",)
-                if isinstance(error, OSError) and not isinstance(error, QewQewError):
-                    raise self._explained(error, error.filename or self.path) from error
                 raise
-        for note in found.notes:
-            _logger.warning("%s", note)
-        self._opened_at, self._changes_at_opening = self._engine.log.position, self._engine.state.changes
-        self._chain.expect_changes()
-        self._engine.open()
-        _open_queues.add(self)
-
-    def _explained(self, error: OSError, path: str) -> QewQewError:
-        return self._engine.full(error) or BadPath(f"cannot be opened: {error.strerror}", path=path)
+        raise AssertionError
 
     def _another_is_here(self, error: BaseException, deadline: float, attempt: int) -> bool:
         """Whether to look again, with everything released: a Java program that has closed the queue removes files just now, or

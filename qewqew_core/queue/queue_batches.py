@@ -103,7 +103,7 @@ class QueueBatches(Source):
             places.remove_tree(self.files, making)
             if isinstance(error, QewQewError):
                 raise
-            raise self.engine.full(error) or self.engine.poison(error) from error
+            raise self.engine.refused(error) or self.engine.poison(error) from error
 
     def _take_chunks(
         self, batch: BatchState, making: str, max_records: int, max_bytes: int
@@ -130,6 +130,7 @@ class QueueBatches(Source):
             elif not source.records:
                 continue
             else:
+                self.files.close(self.files.open(path))  # as after the commit, when it is too late to be denied
                 self._chain.sync_chunk(source.id)
             parts.append((source.id, cut))
             segment_paths.append(path)

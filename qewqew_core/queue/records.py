@@ -109,14 +109,14 @@ class Records:
                 chain.sync_names()
             position = chain.commit(operations + operations_behind, reserve=True)
         except OSError as error:
-            full = error if isinstance(error, DiskFull) else engine.full(error)
-            if full is None and not isinstance(error, FileExistsError):
+            refusal = error if isinstance(error, DiskFull) else engine.refused(error)
+            if refusal is None and not isinstance(error, FileExistsError):
                 raise
             chain.unmake(made)
-            if full is None:  # a Java program has made a file there, for a header that was removed: other ids
+            if refusal is None:  # a Java program has made a file there, for a header that was removed: other ids
                 chain.taken.update(new_ids)
                 return self._put(records, operations_behind, others)
-            raise full from error
+            raise refusal from error
         for chunk_id, at, frames in writes:
             if chunk_id == targets[-1][0]:
                 chain.pend(chunk_id, at, frames)
@@ -178,9 +178,9 @@ class Records:
         try:
             spill.finish(engine.sync)
         except OSError as error:
-            if (full := engine.full(error)) is None:
+            if (refusal := engine.refused(error)) is None:
                 raise
-            raise full from error
+            raise refusal from error
         durable = all(spilled.is_durable for spilled in spill.chunks)  # else the log may be on disk before they are
         last = engine.state.last
         ids = chain.free_ids(len(spill.chunks), last.id if last else chunk.NONE, chunk.successor)
@@ -200,12 +200,12 @@ class Records:
                 chunk_files.sync_moved(files, chain.path)
             position = chain.commit(operations + operations_behind)
         except OSError as error:
-            full = error if isinstance(error, DiskFull) else engine.full(error)
-            if full is None:
+            refusal = error if isinstance(error, DiskFull) else engine.refused(error)
+            if refusal is None:
                 raise
             for source, target in moved:
                 files.rename(target, source)
-            raise full from error
+            raise refusal from error
         spill.chunks.clear()
         chain.taken.update(ids)
         if not durable:

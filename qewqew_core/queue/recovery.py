@@ -31,11 +31,9 @@ are. They are never delivered and never overwritten.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import random
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +42,7 @@ from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_operations import EndLease, Forget, LeaseAgain
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, close_all, drop_cached, read_all, remove_if_there, write_new
+from qewqew_core.disk.files import Descriptors, Files, check_regular, close_all, drop_cached, read_all, remove_if_there, write_new
 from qewqew_core.disk.journal import Body, Journal
 from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked
@@ -219,8 +217,7 @@ def own_log(files: Files, path: str, descriptors: list[int]) -> None:
         with contextlib.suppress(FileNotFoundError):  # an owner that closes an empty queue removes it
             descriptors.append(files.open(log_path))
             status = files.status(descriptors[0])
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", log_path)
+            check_regular(status, log_path)
             if not lock.whole_at_last(descriptors[0]):
                 raise Locked(
                     "another process has the queue open, though a Java program has removed its header; close it there", path=path

@@ -24,8 +24,8 @@ from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, read_whole, write_new
-from qewqew_core.disk.reserve import FULL
-from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull, QewQewError
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.limits import now_ms
@@ -52,26 +52,18 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     full = paths.check_path(path)
     files = _files or Files()
     parts = [full, *(full + suffix for suffix in (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD))]
-    if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
-        return RepairReport()
-    try:
+    with opening(full, "queue", "repair it again"):
+        if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
+            return RepairReport()
+        files.check_writable(os.path.dirname(full))
         header, created = lock.acquire(files, full, lock_timeout)
-    except OSError as error:
-        if isinstance(error, QewQewError):
-            raise
-        raise BadPath(f"cannot be opened: {error.strerror}", path=full) from error
-    try:
-        return _Repair(files, full, header.fd).run()
-    except OSError as error:
-        if isinstance(error, QewQewError):
-            raise
-        kind = DiskFull if error.errno in FULL else Broken
-        raise kind(f"the repair was stopped: {error.strerror}. Repair it again", path=error.filename or full) from error
-    finally:
-        if created and not any(files.read(header.fd, 2, 0)):
-            with contextlib.suppress(OSError):
-                files.unlink(full)
-        header.release()
+        try:
+            return _Repair(files, full, header.fd).run()
+        finally:
+            if created and not any(files.read(header.fd, 2, 0)):
+                with contextlib.suppress(OSError):
+                    files.unlink(full)
+            header.release()
 
 
 class _Repair:

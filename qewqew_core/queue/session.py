@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Iterable
 
 from qewqew_core.batch import places
-from qewqew_core.disk.engine import Engine, Transaction, naming_full_disk
+from qewqew_core.disk.engine import Engine, Transaction
+from qewqew_core.disk.opening import refusing
 from qewqew_core.errors import Closed
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -71,7 +72,7 @@ class Session(Transaction):
     def _spill_puts(self) -> None:
         chain = self._chain
         chain.check_place()
-        with naming_full_disk(chain.path):
+        with refusing(chain.path, "queue"):
             if self._spill is None:
                 home = places.make_home(chain.files, chain.path, paths.SPILL)
                 self._spill = Spill(chain.files, home, f"{self._number}.", chain.chunk_size, chain.check_free)

@@ -25,8 +25,9 @@ from typing import Any
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import Transaction, naming_full_disk
+from qewqew_core.disk.engine import Transaction
 from qewqew_core.disk.files import Files, close_all
+from qewqew_core.disk.opening import opening, refusing
 from qewqew_core.errors import BadArgument, Broken, Closed, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -64,6 +65,8 @@ class Stage(Transaction):
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._files: Files = chosen["_files"] or Files()
+        with opening(self.path, "stage"):
+            self._files.check_writable(os.path.dirname(self.path))
         self._terms = Terms(self.chunk_size, chosen["min_free_bytes"])
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
@@ -290,7 +293,7 @@ class Stage(Transaction):
     def _named(self) -> Iterator[None]:
         """Give a full disk, and staged files that somebody has removed, an error that says so."""
         try:
-            with naming_full_disk(self.path):
+            with refusing(self.path, "stage"):
                 yield
         except FileNotFoundError as error:
             what = "the staged files are gone: somebody else removed them. Nothing was stored; stage them again in a new Stage"

@@ -24,7 +24,7 @@ import os
 import struct
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.files import Descriptors, Files, check_regular
 from qewqew_core.errors import Corrupt
 from qewqew_core.queue import paths
 
@@ -37,6 +37,7 @@ def make(files: Files, queue: str, changes: int) -> None:
     """Say that there is a log, which is in its place by now. The names of both, and then the stamp, are durable after this."""
     path = queue + paths.STAMP
     with Descriptors([files.open(path, new=not files.exists(path))]) as (fd,):
+        check_regular(files.status(fd), path)
         files.sync_directory(os.path.dirname(queue))
         files.write(fd, _pack(changes), 0)
         files.sync(fd)

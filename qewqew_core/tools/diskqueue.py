@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from qewqew_core.disk.files import Descriptors, Files, read_whole
+from qewqew_core.disk.opening import opening, refused
 from qewqew_core.errors import BadPath, Corrupt, Locked
 
 LOG, OLD_COPY, LOCK = "transaction.log", "transaction.log.old_copy", "lock"
@@ -66,7 +67,8 @@ def find(directory: str) -> Found:
     for name in (LOG, OLD_COPY):
         path = os.path.join(directory, name)
         if os.path.lexists(path):
-            found.append(_replay(read_whole(files, path), path))
+            with opening(path, "file"):
+                found.append(_replay(read_whole(files, path), path))
     if len(found) == 2:
         log, old = found
         if not log.items and (log.torn or not os.path.getsize(os.path.join(directory, LOG))):
@@ -81,10 +83,11 @@ def find(directory: str) -> Found:
 
 
 def _check_lock(directory: str) -> None:
-    try:
-        data = read_whole(Files(), os.path.join(directory, LOCK))
-    except FileNotFoundError:
-        return
+    with opening(directory, "file"):
+        try:
+            data = read_whole(Files(), os.path.join(directory, LOCK))
+        except FileNotFoundError:
+            return
     pid = int.from_bytes(data[:4], "little", signed=True)
     if pid > 0 and os.path.exists(f"/proc/{pid}"):
         raise Locked(
@@ -174,7 +177,7 @@ def _open(files: Files, path: str, number: int, item: Item) -> int:
     try:
         return files.open_to_read(path)
     except OSError as error:
-        raise Corrupt(
+        raise refused(error, path, "file") or Corrupt(
             f"item {number:,} is in this file, which cannot be read: {error.strerror}. Nothing was imported",
             path=path,
             offset=item.start,

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, MessagesLost
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.queue import inspection
@@ -60,7 +61,8 @@ def messages(path: str, progress: Progress) -> Iterator[Message]:
 
     Raises `BadPath`, `Corrupt`, `MessagesLost` if retention removed some while they were read.
     """
-    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
+    directory = topic_paths.check_topic_path(path)
+    with opening(directory, "topic"), closing(View.of(Files(), directory)) as view:
         at, stop = view.oldest(), view.latest()
         total, done = sum(entry.end for entry in view.entries(view.index())), 0
         for found in view.messages(at, stop, window=SCAN):

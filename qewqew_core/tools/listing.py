@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from qewqew_core.batch import manifest, places
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths, stamp
@@ -29,14 +30,14 @@ class Kind(enum.StrEnum):
 def kind_of(path: str) -> Kind | None:
     """What is at a path, whole or damaged; None for nothing, or a directory that is not a topic.
 
-    Any other file counts as a queue; opening it says what is wrong with it. Raises OSError without permission to look.
+    Any other file counts as a queue; opening it says what is wrong with it. Raises `BadPath` without permission to look.
     """
     full = os.path.abspath(path)
     if os.path.isdir(full):
         return Kind.TOPIC if is_topic(full) else None
     if any(os.path.lexists(full + suffix) for suffix in ("", *_REMAINS)):
         return Kind.QUEUE
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with opening(full, "directory"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if paths.chunk_ids(full, os.listdir(os.path.dirname(full))):
             return Kind.QUEUE
     return None
@@ -55,7 +56,7 @@ def find(directory: str, most: int = 1000) -> Listing:
     """The queues and topics in a directory and below, those in the directory itself first. Links are not followed.
 
     Finds at most this many, and looks into at most this many directories. It leaves out what it cannot read below the directory,
-    and raises OSError if it cannot read the directory itself.
+    and raises `BadPath` if it cannot read the directory itself.
     """
     found = Listing()
     ahead, seen = deque([""]), 0
@@ -65,7 +66,8 @@ def find(directory: str, most: int = 1000) -> Listing:
         seen += 1
         try:
             queues = queues_in(here)
-            below = sorted(entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False))
+            with opening(here, "directory"):
+                below = sorted(entry.name for entry in os.scandir(here) if entry.is_dir(follow_symlinks=False))
         except OSError:
             if not prefix:
                 raise
@@ -85,21 +87,27 @@ def find(directory: str, most: int = 1000) -> Listing:
 
 
 def queues_in(directory: str) -> list[str]:
-    """The names of the queues directly in this directory, sorted. Raises OSError."""
-    names = set(os.listdir(directory))
+    """The names of the queues directly in this directory, sorted. Raises `BadPath`."""
+    with opening(directory, "directory"):
+        names = set(os.listdir(directory))
     candidates = {name.removesuffix(suffix) for name in names for suffix in ("", *_REMAINS)} - {""}
     return [name for name in sorted(candidates) if _is_queue(directory, name, names)]
 
 
 def names_in(directory: str) -> list[str]:
-    """The names of the queues and topics directly in this directory, sorted. Raises OSError."""
-    topics = [entry.name for entry in os.scandir(directory) if entry.is_dir() and is_topic(entry.path)]
+    """The names of the queues and topics directly in this directory, sorted. Raises `BadPath`."""
+    with opening(directory, "directory"):
+        topics = [entry.name for entry in os.scandir(directory) if entry.is_dir() and is_topic(entry.path)]
     return sorted([*queues_in(directory), *topics])
 
 
 def _is_queue(directory: str, name: str, names: set[str]) -> bool:
-    """A header with a log or chunk files beside it; or a log, batches, or the stamp of a lost log, without a header."""
+    """A header with a log or chunk files beside it; or a log, batches, or the stamp of a lost log, without a header. Log and
+    stamp need not be readable: who looks at the queue is told.
+    """
     path = os.path.join(directory, name)
+    if {name + paths.LOG, name + paths.STAMP} <= names and not os.access(path + paths.LOG, os.R_OK):
+        return True
     with contextlib.suppress(OSError):  # what vanishes, or may not be read
         if name in names:
             status = os.stat(path)

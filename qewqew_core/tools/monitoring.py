@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.errors import BadPath, QewQewError
+from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
@@ -33,7 +33,7 @@ class Watched:
     kind: Kind
     reader: str | None
     stats: QueueStats | None
-    error: QewQewError | OSError | None = None
+    error: QewQewError | None = None
 
     @property
     def name(self) -> str:
@@ -51,10 +51,7 @@ def watch(paths: Iterable[str]) -> Iterator[Watched]:
         if kind is not None:
             yield from _in(path, kind)
             continue
-        try:
-            found = listing.find(path, MOST)
-        except OSError as error:
-            raise BadPath(f"there is no directory, queue or topic that can be read: {error.strerror}", path=path) from error
+        found = listing.find(path, MOST)
         for kind, names in ((Kind.QUEUE, found.queues), (Kind.TOPIC, found.topics)):
             for name in names:
                 yield from _in(os.path.join(path, name), kind)
@@ -66,7 +63,7 @@ def _in(path: str, kind: Kind) -> Iterator[Watched]:
         return
     try:
         readers = inspect_topic(path)[1]
-    except (QewQewError, OSError) as error:
+    except QewQewError as error:
         yield Watched(path, kind, None, None, error)
         return
     for reader in readers:
@@ -76,7 +73,7 @@ def _in(path: str, kind: Kind) -> Iterator[Watched]:
 def _look(path: str, kind: Kind, reader: str | None, look: Callable[[], QueueStats]) -> Watched:
     try:
         return Watched(path, kind, reader, look())
-    except (QewQewError, OSError) as error:
+    except QewQewError as error:
         return Watched(path, kind, reader, None, error)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from qewqew_core.disk.files import Files
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import RecordsTaken
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.sparse_index import IndexEntry
@@ -32,7 +33,8 @@ def messages(path: str, number: int, chosen: Filter, follow: bool, lost: Callabl
     ``lost`` is called with the number of the next message if that was removed before it could be read. Raises `BadPath`,
     `Corrupt`.
     """
-    with closing(View.of(Files(), topic_paths.check_topic_path(path))) as view:
+    directory = topic_paths.check_topic_path(path)
+    with opening(directory, "topic"), closing(View.of(Files(), directory)) as view:
         place = _newest(view, number, chosen)
 
         def come() -> Iterator[Message]:
@@ -104,7 +106,7 @@ def _stamp(path: str) -> tuple[tuple[int, int], ...]:
     """Changes with each commit."""
     stamps = []
     for name in (path, path + paths.LOG):
-        with suppress(FileNotFoundError):
+        with opening(path, "queue"), suppress(FileNotFoundError):
             status = os.stat(name)
             stamps.append((status.st_mtime_ns, status.st_size))
     return tuple(stamps)

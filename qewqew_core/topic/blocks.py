@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from qewqew_core.crc import crc32
-from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, write_new
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, check_regular, close_each, write_new
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -72,6 +72,7 @@ class Blocks(NotCopied):
         if fd is None:
             close_each(self._descriptors)
             fd = self._descriptors[base] = self.files.open(self.path_of(base))
+            check_regular(self.files.status(fd), self.path_of(base))
         return fd
 
     def size(self, name: str) -> int:
@@ -115,6 +116,7 @@ class Blocks(NotCopied):
 
     def open_index(self) -> Index:
         self._index.append(self.files.open(self.index_path))
+        check_regular(self.files.status(self.index_fd), self.index_path)
         return zbus.unpack_index(self.files.read(self.index_fd, zbus.INDEX_HEAD, 0), self.index_path)
 
     @property

@@ -21,8 +21,8 @@ from functools import partial
 from qewqew_core import arguments
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.engine import naming_full_disk
 from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import with_room
 from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
@@ -87,12 +87,15 @@ class Reader(HasBatches, HasHeader, Closes):
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
         try:
-            self._shared.open_lock()
+            with opening(self.path, "reader"):
+                for path in (self.path, self._stem):
+                    self._files.check_writable(os.path.dirname(path))
+                self._shared.open_lock()
             self._engine.open()
-            with self._engine.exclusive(), naming_full_disk(self.path):
+            with self._engine.exclusive(), opening(self.path, "reader"):
                 with_room(self._shared.room, partial(self._open, start, chosen, temporary))
                 self._shared.testify()
-                with contextlib.suppress(DiskFull), naming_full_disk(self.path):
+                with contextlib.suppress(DiskFull), opening(self.path, "reader"):
                     self._shared.room.make()
                 if chosen is not None and chosen.text != self._engine.state.filter:
                     self.set_filter(chosen.text)

@@ -74,7 +74,7 @@ class ReaderBatches(Source):
         try:
             act()
         except OSError as error:
-            if self.engine.full(error) is None:
+            if self.engine.refused(error) is None:
                 raise
             self._shared.files_are_behind = True
 
@@ -106,7 +106,7 @@ class ReaderBatches(Source):
                 raise
             if isinstance(error, FileNotFoundError) and self._was_trimmed():
                 return self.cut(key, max_records, max_bytes, lease_timeout)
-            raise self.engine.full(error) or self.engine.poison(error) from error
+            raise self.engine.refused(error) or self.engine.poison(error) from error
         self._shared.durable(position, always=True)
         self._consumer.refresh(self.engine.state)
         return self.engine.state.batches[batch.id]

@@ -7,16 +7,14 @@ The reader exists as long as ``reader/R.rdx`` does. The log, the lock file with 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import stat
 
 from qewqew_core.batch import manifest, places
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Descriptors, Files, is_at, remove_if_there, write_new
+from qewqew_core.disk.files import Descriptors, Files, check_regular, is_at, remove_if_there, write_new
 from qewqew_core.errors import Broken
 from qewqew_core.formats import zbus
 from qewqew_core.limits import now_ms
@@ -41,8 +39,7 @@ def make_rdx(files: Files, path: str, place: Position, filter: str | None, mask:
 def open_lock(files: Files, fds: list[int], stem: str) -> None:
     """Open ``state/R.lock``, made if it is missing; the descriptor is added to the list."""
     files.open_into(fds, stem + LOCK, make=True)
-    if not stat.S_ISREG(files.status(fds[-1]).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", stem + LOCK)
+    check_regular(files.status(fds[-1]), stem + LOCK)
 
 
 def is_lock_of(files: Files, fd: int, stem: str) -> bool:
@@ -66,6 +63,8 @@ def is_in_use(files: Files, stem: str) -> bool:
 def delete(files: Files, directory: str, name: str) -> None:
     """Remove a reader: first its .rdx, which ends it, then everything else."""
     rdx, stem = rdx_of(directory, name), stem_of(directory, name)
+    for home in (os.path.dirname(rdx), os.path.dirname(stem)):
+        files.check_writable(home)
     withdraw_witness(files, stem)  # it is what tells an .rdx that is missing from one that was deleted
     for path in (rdx, rdx.removesuffix(".rdx") + ".nak", stem + LOG):
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk import journal
-from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.disk.files import Files, list_if_there, read_whole
 from qewqew_core.disk.looking import replay_live
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
@@ -119,7 +119,8 @@ def short_rdx(path: str) -> Corrupt:
 
 def without_rdx(files: Files, directory: str) -> list[str]:
     """Readers whose .rdx is missing, and that were not deleted."""
-    names = sorted(name.removesuffix(LOCK) for name in files.list(os.path.join(directory, "state")) if name.endswith(LOCK))
+    found = list_if_there(files, os.path.join(directory, "state"))
+    names = sorted(name.removesuffix(LOCK) for name in found if name.endswith(LOCK))
 
     def is_missing(rdx: str, log: str) -> bool:
         return not files.exists(rdx) and witness.is_beside(files, log) and not files.exists(rdx)  # else it was just made

@@ -17,10 +17,11 @@ from typing import Any
 from qewqew_core.batch import places
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, Gate, moved
-from qewqew_core.disk.files import Descriptors, close_first, read_all
+from qewqew_core.disk.files import Descriptors, check_regular, close_first, read_all
 from qewqew_core.disk.journal import Journal
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve
-from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Locked
+from qewqew_core.errors import Broken, Closed, DiskFull, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Message
@@ -102,11 +103,8 @@ class SharedLog(Gate):
     # The lock, and who has a part of it
 
     def open_lock(self) -> None:
-        """Raises `BadPath` or `DiskFull`."""
-        try:
+        with opening(self._stem + LOCK, "reader"):
             reader_files.open_lock(self._files, self._lock_fds, self._stem)
-        except OSError as error:
-            raise self.engine.full(error) or BadPath(f"cannot be opened: {error.strerror}", path=self._stem + LOCK) from error
         lock.take(self._lock_fd, self._consumer.owner, 1)
 
     @property
@@ -209,7 +207,7 @@ class SharedLog(Gate):
             reader_files.roll_forward_batches(self._files, self._stem, self.engine.state)
             self.files_are_behind = False
         except OSError as error:
-            if self.engine.full(error) is None:
+            if self.engine.refused(error) is None:
                 raise
             self.files_are_behind = True
 
@@ -228,6 +226,7 @@ class SharedLog(Gate):
         files, path = self._files, self._stem + LOG
         fds = Descriptors()
         fds.append(files.open(path))
+        check_regular(files.status(fds[0]), path)
         data = read_all(files, fds[0], path)
         found = reader_log.replay(data, path)
         reader_log.check_whole(found, seal_of(files, self._stem), rdx, path)
@@ -314,6 +313,7 @@ class SharedLog(Gate):
     def open_rdx(self) -> bytes:
         """Open the .rdx; returns what it says."""
         self._rdx_fds.append(self._files.open(self._rdx))
+        check_regular(self._files.status(self.rdx_fd), self._rdx)
         return self._files.read(self.rdx_fd, zbus.READER_SIZE, 0)
 
     @property
@@ -363,7 +363,7 @@ class SharedLog(Gate):
             try:
                 self._files.write(self._lock_fds[-1], seal, witness.SIZE)
             except OSError as error:
-                if self.engine.full(error) is None:
+                if self.engine.refused(error) is None:
                     raise
             self._sealed = log.synced
 

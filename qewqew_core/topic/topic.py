@@ -22,6 +22,7 @@ from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Closes, Descriptors, Files, read_all, read_whole
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Common, Message
@@ -47,8 +48,6 @@ from qewqew_core.topic.view import Position, View
 from qewqew_core.topic.writer import RECOVERED, Writer
 
 _logger = logging.getLogger(__name__)
-
-
 _open_topics: weakref.WeakSet[Topic] = weakref.WeakSet()
 
 
@@ -72,7 +71,8 @@ class Topic(HasHeader, Closes):
 
     ``max_attempts``, ``retention``, ``retention_bytes``: for batches of readers, as of a `Queue`.
 
-    Raises `BadPath`, `BadArgument`, `Corrupt`, `DiskFull`. After `Broken` the object refuses all calls that append.
+    Raises `BadPath`, `BadArgument`, `Locked`, `Corrupt`, `DiskFull`, and `Broken` if the disk fails. After `Broken` the object
+    refuses all calls that append.
     """
 
     _closed = True  # as one is that was interrupted while it was made
@@ -120,7 +120,7 @@ class Topic(HasHeader, Closes):
         self._wanted = wanted
         self._writer: Writer | None = None
         self._sessions = 0
-        with arguments.looking_at(self.path):
+        with opening(self.path, "topic"):
             topic_recovery.make_directories(self.files, self.path)
             self.dialect = self._recovered_dialect()
         if wanted is not None and wanted != self.dialect:
@@ -167,8 +167,8 @@ class Topic(HasHeader, Closes):
         with self._lock:
             self._usable()
             if self._writer is None:
-                self._writer = self._open_writer(self.lock_timeout)
-                with arguments.looking_at(self.path):
+                with opening(self.path, "topic"):
+                    self._writer = self._open_writer(self.lock_timeout)
                     self._remove_temporary()
             return self._writer
 
@@ -322,7 +322,8 @@ class Topic(HasHeader, Closes):
     def readers(self) -> list[str]:
         """The names of all readers, also of those whose .rdx is missing: opening one says so."""
         self._usable()
-        return all_readers(self.files, self.path)
+        with opening(self.path, "topic"):
+            return all_readers(self.files, self.path)
 
     def copy_reader(self, source: str, target: str) -> None:
         """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
@@ -360,11 +361,14 @@ class Topic(HasHeader, Closes):
             with self._writer.engine.lock:
                 self._writer.check_place()
 
-    def _look(self) -> contextlib.closing[View]:
+    @contextlib.contextmanager
+    def _look(self) -> Iterator[View]:
         """A view for one call: threads do not share it, and `close` does not take it away."""
         self._usable()
-        witness.check_topic(self.files, self.path)
-        return contextlib.closing(View(self.files, self.path, self.dialect))
+        with opening(self.path, "topic"):
+            witness.check_topic(self.files, self.path)
+            with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+                yield view
 
     def _common(self) -> Common:
         with self._look() as view:
@@ -460,7 +464,7 @@ class Topic(HasHeader, Closes):
             try:
                 if not self._closed and self._writer is not None and self._writer.engine.is_open:
                     self.trim_quietly()
-                    with arguments.looking_at(self.path):
+                    with opening(self.path, "topic"):
                         # While Python ends, nothing can be imported any more.
                         for name in () if sys.is_finalizing() else names_of_readers(self.files, self.path):
                             if not reader_inspection.was_closed(self.files, self.path, name):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
 from qewqew_core.batch.stats import QueueStats
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Files, list_if_there
 from qewqew_core.disk.looking import look_again
+from qewqew_core.disk.opening import opening
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths
 from qewqew_core.topic.block_sums import waits_since
@@ -48,7 +49,8 @@ def inspect_topic(path: str | os.PathLike[str]) -> tuple[TopicStats, dict[str, R
         with closing(View.of(files, directory)) as view:
             return stats_of(files, view)
 
-    return look_again(look)
+    with opening(directory, "topic"):
+        return look_again(look)
 
 
 def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderState]]:
@@ -92,7 +94,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
 
 def names_of_readers(files: Files, directory: str) -> list[str]:
     """The readers that have an .rdx."""
-    names = files.list(os.path.join(directory, "reader"))
+    names = list_if_there(files, os.path.join(directory, "reader"))
     return sorted(name.removesuffix(".rdx") for name in names if name.endswith(".rdx"))
 
 
@@ -109,7 +111,8 @@ def inspect_reader(path: str | os.PathLike[str], name: str) -> QueueStats:
     """
     directory = topic_paths.check_topic_path(path)
     topic_paths.check_reader_name(name)
-    return look_again(lambda: _inspect_reader(directory, name))
+    with opening(topic_paths.rdx_of(directory, name), "reader"):
+        return look_again(lambda: _inspect_reader(directory, name))
 
 
 def _inspect_reader(directory: str, name: str) -> QueueStats:

@@ -15,6 +15,7 @@ import os
 
 from qewqew_core import arguments
 from qewqew_core.disk.files import DISK
+from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
 from qewqew_core.errors import BadPath
 from qewqew_core.formats import zbus
@@ -26,7 +27,7 @@ LOCK = ".lock"
 def check_topic_path(path: str | os.PathLike[str]) -> str:
     """The absolute path of a topic's directory; raises `BadPath` for an impossible one before anything is touched."""
     given = arguments.check_path_text("topic", path)
-    with arguments.looking_at(given):
+    with opening(given, "topic"):
         return _checked(given)
 
 

@@ -30,6 +30,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import (
     Descriptors,
     Files,
+    check_regular,
     close_all,
     drop_cached,
     is_at,
@@ -40,7 +41,7 @@ from qewqew_core.disk.files import (
 )
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.reserve import Reserve, with_room
-from qewqew_core.errors import BadArgument, BadPath, Broken, Corrupt, Locked
+from qewqew_core.errors import BadArgument, Corrupt, Locked
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Entry, Index
 from qewqew_core.keys import prune
@@ -98,22 +99,17 @@ def _recover(
 
 
 def make_directories(files: Files, path: str) -> None:
-    """Make the directories of a topic that are missing, durably. Raises `BadPath`."""
+    """Make the directories of a topic that are missing, durably."""
     lock.check_system(path)
-    try:
-        for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
-            if not files.is_directory(directory):
-                try:
-                    files.make_directory(directory)
-                except FileExistsError:
-                    if not files.is_directory(directory, follow=True):
-                        raise
-                    continue  # somebody else makes it too
-                files.sync_directory(os.path.dirname(directory))
-    except Broken:
-        raise
-    except OSError as error:
-        raise BadPath(f"cannot be made: {error.strerror}", path=error.filename or path) from error
+    for directory in (path, *(os.path.join(path, name) for name in ("data", "reader", "state"))):
+        if not files.is_directory(directory):
+            try:
+                files.make_directory(directory)
+            except FileExistsError:
+                if not files.is_directory(directory, follow=True):
+                    raise
+                continue  # somebody else makes it too
+            files.sync_directory(os.path.dirname(directory))
 
 
 # Step 1
@@ -157,6 +153,7 @@ def _own_log(files: Files, path: str, log_fd: list[int]) -> None:
     """
     while True:
         files.open_into(log_fd, path)
+        check_regular(files.status(log_fd[0]), path)
         if not lock.whole_at_last(log_fd[0]):
             raise Locked("another process appends to the topic, though its lock file was removed; close it there", path=path)
         if is_at(files, log_fd[0], path):

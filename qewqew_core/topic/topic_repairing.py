@@ -26,7 +26,8 @@ from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
-from qewqew_core.errors import BadArgument, Corrupt
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
@@ -368,23 +369,26 @@ def repair_topic(
     ``dialect`` is needed if the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`, `Locked`,
     and `Corrupt` if nothing can be done.
     """
-    files = _files or Files()
     full = topic_paths.check_topic_path(path)
+    with opening(full, "topic", "repair it again"):
+        return _repair(_files or Files(), full, dialect, arguments.check_timeout("lock_timeout", lock_timeout))
+
+
+def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float) -> RepairReport:
     if not files.is_directory(topic_paths.data_of(full)):
-        raise BadArgument(f"there is no topic in {full}: it has no directory data")
+        raise BadPath("there is no topic here: it has no directory data", path=topic_paths.data_of(full))
     lock.check_system(full)
     state = os.path.join(full, "state")
     if not files.is_directory(state):
         files.make_directory(state)
         files.sync_directory(full)
-    timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     problem: Damage | None = None
     log_path = topic_paths.log_of(full)
     try:
         Topic(full, dialect=dialect, lock_timeout=timeout, _files=files).close()
     except Corrupt as error:  # else it was recovered, as every opening does
         problem = _damage(error, None)
-    held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout)
+    held, _ = lock.acquire(files, topic_paths.lock_of(full), timeout, what="topic")
     try:
         if files.exists(log_path) and not witness.is_in(files, held.fd):
             witness.write(files, held.fd, log_path)  # once the log is set aside, nobody must take this for a server's topic

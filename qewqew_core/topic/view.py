@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 from qewqew_core.batch.segments import RawMessages, Walk
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
 from qewqew_core.disk.looking import replay_live
+from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
@@ -90,11 +91,12 @@ class View(NotCopied):
     @classmethod
     def of(cls, files: Files, directory: str) -> Self:
         """The topic there. Its log says the dialect; without a log a zbus server made the topic, and B is assumed."""
-        try:
-            dialect = replay_live(files, log_of(directory), topic_log.replay).state.dialect
-        except FileNotFoundError:
-            witness.check_topic(files, directory)
-            dialect = "B"
+        with opening(directory, "topic"):
+            try:
+                dialect = replay_live(files, log_of(directory), topic_log.replay).state.dialect
+            except FileNotFoundError:
+                witness.check_topic(files, directory)
+                dialect = "B"
         return cls(files, directory, dialect)
 
     def __init__(self, files: Files, directory: str, dialect: str) -> None:
@@ -106,12 +108,11 @@ class View(NotCopied):
         self._index = b"", Index(0, 0, 0, 0)  # as it was read last
         self._entry: tuple[int, Entry] = -1, Entry(0, 0, 0, 0)  # the same of a block; what is before that end stays there
         self._window: tuple[int, int, bytes] = (-1, 0, b"")  # base offset, where in the block, bytes
-        try:
-            (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
-        except FileNotFoundError as error:
-            raise BadPath("there is no topic here: its index is missing", path=self.path) from error
-        except OSError as error:
-            raise BadPath(f"cannot be opened: {error.strerror}", path=self.path) from error
+        with opening(self.path, "topic"):
+            try:
+                (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
+            except FileNotFoundError as error:
+                raise BadPath("there is no topic here: its index is missing", path=self.path) from error
 
     def close(self) -> None:
         """You may call it twice; a second call finishes an interrupted first one."""
@@ -428,10 +429,11 @@ class View(NotCopied):
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:
                 close_each(self._blocks, next(iter(self._blocks)))
-            try:
-                fd = self._blocks[base] = self._files.open_to_read(self.block_path(base))
-            except OSError as error:
-                raise Corrupt(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
+            with opening(path := self.block_path(base), "topic"):
+                try:
+                    fd = self._blocks[base] = self._files.open_to_read(path)
+                except FileNotFoundError as error:
+                    raise Corrupt(f"a block cannot be read: {error.strerror}", path=path) from error
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
         if len(data) < size:

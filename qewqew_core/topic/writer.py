@@ -17,7 +17,8 @@ from typing import cast
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Files, NotCopied, is_at
-from qewqew_core.errors import BadPath, DiskFull, Full, QewQewError
+from qewqew_core.disk.opening import opening
+from qewqew_core.errors import DiskFull, Full, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry
 from qewqew_core.keys import prune
@@ -65,23 +66,32 @@ class Writer(NotCopied):
         self._process = os.getpid()
         self._released = False
         try:
-            self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False)
-            fd = self._lock_file.fd
-            files.truncate(fd, witness.SIZE)
-            self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve), files.boot())
-            self._noted |= self.engine.state.sessions.keys()
-            if not witness.is_in(files, fd):
-                witness.write(files, fd, self._blocks.log_path)
-            files.write(fd, RECOVERED, witness.SIZE)
-        except BaseException as error:
+            with opening(directory, "topic"):
+                self._open(files, directory, dialect, lock_timeout, resolve)
+        except BaseException:
             self._release()
-            if isinstance(error, OSError) and not isinstance(error, QewQewError):
-                raise self.engine.full(error) or BadPath(
-                    f"cannot be opened: {error.strerror}", path=error.filename or directory
-                ) from error
             raise
         self._opened_at = self.engine.log.position
         self.engine.open()
+
+    def _open(
+        self,
+        files: Files,
+        directory: str,
+        dialect: str | None,
+        lock_timeout: float,
+        resolve: Callable[[set[str], str, bool], None],
+    ) -> None:
+        for home in (directory, self._blocks.data):
+            files.check_writable(home)
+        self._lock_file, _ = lock.acquire(files, lock_of(directory), lock_timeout, follow=False, what="topic")
+        fd = self._lock_file.fd
+        files.truncate(fd, witness.SIZE)
+        self.engine.attach(*topic_recovery.recover(self._blocks, dialect, resolve), files.boot())
+        self._noted |= self.engine.state.sessions.keys()
+        if not witness.is_in(files, fd):
+            witness.write(files, fd, self._blocks.log_path)
+        files.write(fd, RECOVERED, witness.SIZE)
 
     # Appending
 
@@ -165,11 +175,11 @@ class Writer(NotCopied):
             blocks.unmake(made, state.last)
             raise
         except OSError as error:
-            full = error if isinstance(error, DiskFull) else engine.full(error)
-            if full is None:
+            refusal = error if isinstance(error, DiskFull) else engine.refused(error)
+            if refusal is None:
                 raise
             blocks.unmake(made, state.last)
-            raise full from error
+            raise refusal from error
         return position
 
     def _commit(self, operations: Sequence[Operation], time: int, reserve: bool = False) -> int:

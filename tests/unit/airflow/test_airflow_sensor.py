@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.triggers.base import TriggerEvent
 
 from qewqew_airflow.sensors.qewqew import QewQewSensor
+from qewqew_airflow.triggers.qewqew import QewQewReadyTrigger
 from qewqew_core import BadArgument, BadPath, Message, Queue, Topic
 
 
@@ -68,6 +73,34 @@ def test_a_template_is_checked_when_it_is_rendered(directory: Path) -> None:
         sensor.poke({})
     sensor.min_records = "5"
     assert sensor.poke({})
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("names", [{"queue_name": "orders"}, {"topic": "orders", "reader": "load"}], ids=["queue", "topic"])
+def test_who_could_never_lease_is_told_at_once_instead_of_waiting(
+    directory: Path, names: dict[str, str], exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could stage there either. Also one whose directory has lost its permission since it began to wait."""
+    if exists and "topic" in names:
+        with Topic(directory / "orders") as topic, topic.reader("load"):
+            pass
+    elif exists:
+        with Queue(directory / "orders") as queue:
+            queue.put(b"x")
+    sensor = QewQewSensor(task_id="wait", **names, min_records=2)
+    sensor.poke({})
+    trigger = QewQewReadyTrigger(qewqew_conn_id="qewqew_default", source=names, thresholds={"min_records": 2}, poll_interval=1)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: not mode & os.W_OK)
+    with pytest.raises(BadPath, match=r"no permission to use the (queue|topic): Permission denied\. This is user"):
+        sensor.poke({})
+
+    async def first() -> TriggerEvent:
+        return await anext(trigger.run())
+
+    assert asyncio.run(first()).payload["error"] == "BadPath"
+    # The triggerer may have mounted the directory read-only.
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert not sensor.poke({})
 
 
 def test_a_directory_that_does_not_exist_fails_the_task_instead_of_waiting(directory: Path) -> None:

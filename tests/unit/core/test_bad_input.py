@@ -126,7 +126,7 @@ def test_a_device_a_pipe_or_a_link_in_circles_is_refused_and_never_waited_for(tm
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "circle").symlink_to("circle")
     other = "is not a directory, but a topic is one" if opening in TOPICS else "is not a regular file"
-    circle = "cannot be accessed: Too many levels"
+    circle = "a link is in the way of a file of the (queue|topic) .Too many levels"
     for path, hint in (("/dev/null", other), (tmp_path / "pipe", other), (tmp_path / "circle", circle)):
         with in_time(), refused(tmp_path, BadPath, hint):
             opening(path)
@@ -229,15 +229,14 @@ def test_without_permission_on_the_files_it_says_so(open_to_all):
     before = tree(open_to_all)
     lines = as_nobody(open_to_all, OPEN_BOTH)
     assert len(lines) == 2
-    assert lines[0].startswith(f"BadPath {open_to_all}/q: no permission to open the queue")
-    assert lines[1].startswith(f"BadPath {open_to_all}/q")
-    assert "no permission to read the queue" in lines[1]
+    for line in lines:
+        assert line.startswith(f"BadPath {open_to_all}/q: no permission to use the queue: Permission denied")
     assert tree(open_to_all) == before
 
 
 def test_without_permission_to_make_a_file_it_says_so(open_to_all):
     lines = as_nobody(open_to_all, OPEN_BOTH)
-    assert lines[0].startswith(f"BadPath {open_to_all}/q: no permission to open the queue: Permission denied")
+    assert lines[0].startswith(f"BadPath {open_to_all}/q: no permission to use the queue: Permission denied")
     assert lines[1] == "no error", "there is nothing, and that can be seen"
     assert tree(open_to_all) == {}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qewqew_core import Queue, Topic
+from qewqew_core import BadPath, Queue, Topic
 from qewqew_core.tools.listing import find
 
 
@@ -41,7 +41,7 @@ def test_links_are_not_followed_and_what_cannot_be_read_below_is_left_out(tmp_pa
     (inside / "link").symlink_to(outside)
     (inside / "loop").symlink_to(inside)
     assert find(str(inside)).queues == []
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BadPath, match="Restore what is missing"):
         find(str(tmp_path / "missing"))
 
 

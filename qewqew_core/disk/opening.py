@@ -1,0 +1,133 @@
+"""What the system says while a store is opened or looked at becomes, here and nowhere else, an error with a name.
+
+Each says what is wrong, where, and what to do: `BadPath` if somebody must change something at the path, `DiskFull`, or `Broken`
+if the disk fails. A ``what`` is what the message calls the store: a queue, a topic, a reader, a stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+
+from qewqew_core.disk.files import DISK
+from qewqew_core.disk.reserve import FULL
+from qewqew_core.errors import BadPath, Broken, DiskFull, QewQewError
+
+_DENIED = (errno.EACCES, errno.EPERM)
+# Something else than what belongs there: the paths tell what. EINVAL and ENXIO are what opening a pipe or a socket says.
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+_OF_THE_PATH = {
+    errno.EROFS: "Mount it for writing; if the system has made it read-only by itself, check the disk first",
+    errno.ENOENT: "Restore what is missing, or correct the path",
+    errno.ENAMETOOLONG: "Choose a shorter name",
+    errno.ENOLCK: "Mount the file system with locks, or choose a local one",
+    errno.EOPNOTSUPP: "Choose another file system, best a local one",
+    errno.ENOSYS: "Choose another file system, best a local one",
+}
+_OF_THE_PROCESS = {
+    errno.EMFILE: "close files that are open, or raise the limit (ulimit -n)",
+    errno.ENFILE: "close files that are open, or raise the limit of the machine (fs.file-max)",
+    errno.ENOMEM: "free some memory",
+}
+_KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISLNK, "a link"), (stat.S_ISREG, "a file"))
+
+
+@contextlib.contextmanager
+def opening(path: str, what: str, again: str = "open it again") -> Iterator[None]:
+    """Give errors of the system in the block a name. ``again``: what to do once the disk works."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, QewQewError):
+            raise
+        raise _named(error, path, what, again) from error
+
+
+def refused(error: OSError, path: str, what: str) -> DiskFull | BadPath | None:
+    """The error to raise for what the system said before anything was changed: no room, or no permission, and the store may go
+    on. None: the disk may have failed.
+    """
+    where = error.filename or path
+    if error.errno in FULL:
+        return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=where)
+    if error.errno in _DENIED:
+        return BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
+    return None
+
+
+@contextlib.contextmanager
+def refusing(path: str, what: str) -> Iterator[None]:
+    """Raise `refused` errors for those of the system in the block, if they are that."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, QewQewError) or (refusal := refused(error, path, what)) is None:
+            raise
+        raise refusal from error
+
+
+def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
+    where, said = error.filename or path, error.strerror or str(error)
+    if error.errno in FULL:
+        return DiskFull(f"no room on the file system: {said}. Nothing was stored; make room, then {again}", path=where)
+    if (refusal := refused(error, path, what)) is not None:
+        return refusal
+    if error.errno in _IN_THE_WAY and error.filename:
+        found = _in_the_way(where)
+        return BadPath(f"{found} is in the way of a file of the {what} ({said}). Nothing was changed; move it away", path=where)
+    if error.errno in _OF_THE_PATH:
+        return BadPath(f"the {what} cannot be used: {said}. {_OF_THE_PATH[error.errno]}", path=where)
+    step = _OF_THE_PROCESS.get(error.errno or 0, "check the disk and the system's log")
+    return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {step}, then {again}", path=where)
+
+
+def _in_the_way(path: str) -> str:
+    """What is at the path, or on the way to it."""
+    for place in _upwards(path):
+        with contextlib.suppress(OSError):
+            mode = DISK.status(place, follow=False).st_mode
+            kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a pipe, a socket or a device")
+            return kind if place == path else f"{kind} at {place}"
+    return "something"
+
+
+def _who_may(path: str) -> str:
+    """Who is denied what, whose it is, and what to do."""
+    for place in _upwards(path):
+        try:
+            status = DISK.status(place)
+        except OSError:
+            continue
+        if place == path and DISK.may_use(place):
+            continue  # so the directory does not let it be made, renamed or removed
+        me, owner, mode = os.geteuid(), status.st_uid, f"{status.st_mode & 0o7777:04o}"
+        kind, rights = ("directory", "rwx") if stat.S_ISDIR(status.st_mode) else ("file", "rw")
+        if DISK.may_use(place):
+            remedy = "an attribute (lsattr), a security module or the mount does not allow it"
+        elif owner == me:
+            remedy = f"let its owner use it (chmod u+{rights})"
+        else:
+            remedy = "run this as its owner, or let this user use it (chown, chmod)"
+        return f"This is user {_name(me)}, and the {kind} {place} belongs to {_name(owner)}, mode {mode}: {remedy}"
+    return f"This is user {_name(os.geteuid())}: ask who has the files"
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path, and each directory above it."""
+    place = os.path.abspath(path)
+    while True:
+        yield place
+        if place == os.path.dirname(place):
+            return
+        place = os.path.dirname(place)
+
+
+def _name(user: int) -> str:
+    try:
+        return f"{pwd.getpwuid(user).pw_name} ({user})"
+    except KeyError:
+        return str(user)
