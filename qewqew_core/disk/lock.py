@@ -297,8 +297,8 @@ def in_turn(
 
 
 def whole_at_last(fd: int) -> bool:
-    """The same as `whole`, after the lock of another file of the store was taken: an owner that dies drops its locks one after the
-    other, so this one may still be held for a moment.
+    """The same as `whole`, after the lock of another file of the store was taken: an owner that dies drops its locks one after
+    the other, so this one may still be held for a moment.
     """
     return whole(fd) or in_turn(fd, PATIENCE, lambda: whole(fd) or None) is not None
 

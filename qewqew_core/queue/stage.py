@@ -186,7 +186,7 @@ class Stage(Transaction):
                 raise
             except OSError:
                 pass  # a request saves time, and nothing else
-        while not (request.is_served() or lead.take()) and request.wait(min(until, began + lock.PATIENCE)):
+        while not (request.is_served() or lead.take()) and request.wait(began + min(lock.PATIENCE, (until - began) / 2)):
             pass
 
     def _put(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead | None = None) -> int:
@@ -268,8 +268,12 @@ class Stage(Transaction):
         )
 
     def _unknown(self, why: str) -> Broken:
-        what = "nobody can say whether the records were stored. Under the same key it is safe to stage them again in a new Stage"
-        return Broken(f"{why}; {what}", path=self.path)
+        return Broken(
+            f"{why}, so this stage does not know whether the records were stored. If they have a key, Stage.key_status and "
+            "`qewqew key-status` tell, and a new Stage may commit them again under it: they are stored once. If not, look into "
+            "the queue",
+            path=self.path,
+        )
 
     def key_status(self, key: str) -> KeyStatus:
         """Whether a commit under this key is stored: "stored", "not stored" or "not yet". Locks nothing, and waits for nobody.
