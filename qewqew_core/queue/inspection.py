@@ -60,6 +60,19 @@ def key_status(path: str, key: str) -> KeyStatus:
     return steady(full, look)
 
 
+def durable_under(path: str, key: str) -> int | None:
+    """How many records were put under a key, if that is on disk for sure: the newest commits of an open queue may not be."""
+    hashed, log = key_hash(key), path + paths.LOG
+
+    def look() -> int | None:
+        data = read_whole(DISK, log)
+        found = logs.replay(data, log)
+        keys = logs.replay(data[: max(found.durable, found.snapshot_end)], log).state.idempotency_keys
+        return keys[hashed][1] if hashed in keys else None
+
+    return steady(path, look)
+
+
 class Snapshot(NamedTuple):
     """The records of a queue at a commit: where they are in its chunk files, and those that only the log has."""
 

@@ -27,14 +27,14 @@ from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.errors import BadArgument, Broken, Closed, InDoubt, Locked, QewQewError
+from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, InDoubt, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
 from qewqew_core.keys import KeyStatus, key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, group_commit, paths, staged_files
 from qewqew_core.queue.group_commit import Request, Terms
-from qewqew_core.queue.inspection import key_status
+from qewqew_core.queue.inspection import durable_under, key_status
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
@@ -129,9 +129,22 @@ class Stage(Transaction):
             try:
                 return self._commit(key, timeout)
             except Locked as error:
-                if key is not None and key_hash(key) in group_commit.keys_asked(self._files, self.path):
-                    raise self._in_doubt() from error  # an earlier try, of a stage that was closed, may still be stored
-                raise Locked(f"{error.what}. Nothing was stored", path=error.path, pid=error.pid) from error
+                if (count := self._stored_before(key)) is None:
+                    raise Locked(f"{error.what}. Nothing was stored", path=error.path, pid=error.pid) from error
+                self._forget()
+                self.stored = 0
+                return count
+
+    def _stored_before(self, key: str | None) -> int | None:
+        """When the time is over: how many records an earlier commit under the key has stored, None if there was none. Raises
+        `InDoubt` if nobody has said yet: a stage that was closed in doubt may have asked.
+        """
+        with contextlib.suppress(BadPath, Corrupt, FileNotFoundError):  # nobody can look: this commit has stored nothing
+            if key is not None and key_status(self.path, key) != "not stored":
+                if (count := durable_under(self.path, key)) is None:
+                    raise self._in_doubt()
+                return count
+        return None
 
     def _commit(self, key: str | None, timeout: float | None) -> int:
         if key is not None:
@@ -258,12 +271,12 @@ class Stage(Transaction):
 
     def _in_doubt(self) -> InDoubt:
         pid = lock.holder(self.path)
-        who = "a process" if pid is None else f"process {pid}"
+        who, what = "a process" if pid is None else f"process {pid}", "records that another commit has under the same key"
         return InDoubt(
-            f"{who} has taken these records along, to store them with its own, and has not said within "
-            f"{self._settings['lock_timeout']:g} s whether they are stored: it may have been stopped. Commit this stage again, "
-            "or stage the same records in a new one under the same key: they are stored once. Under another key, or none, they "
-            "might be stored twice. Stage.key_status, or `qewqew key-status`, tells whether what has a key is stored",
+            f"{who} has taken {'these records' if self._request.is_open else what} along, to store them with its own, and has "
+            f"not said within {self._settings['lock_timeout']:g} s whether they are stored: it may have been stopped. Commit "
+            "this stage again, or the same records in a new one under the same key: they are stored once. Under another key, or "
+            "none, they might be stored twice. Stage.key_status, or `qewqew key-status`, tells whether what has a key is stored",
             path=self.path,
         )
 

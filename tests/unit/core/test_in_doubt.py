@@ -320,3 +320,19 @@ def test_there_is_a_question_by_key(tmp_path: Path) -> None:
         for ask in (q.key_status, stage.key_status):
             with pytest.raises(BadKey):
                 ask("a/b")
+
+
+def test_under_a_key_that_is_stored_nobody_waits_longer_than_the_time_out_for_that_answer(tmp_path: Path) -> None:
+    """The queue need not be free for it. But what may not be on disk yet is no answer."""
+    path = tmp_path / "q"
+    with Queue(path) as q, Stage(path, lock_timeout=0.05) as stage:
+        q.put_many([b"follower", b"first"], "key")
+        stage.put(b"follower")
+        with pytest.raises(InDoubt, match="another commit has under the same key"):
+            stage.commit("key")
+        with pytest.raises(Locked, match="Nothing was stored"):
+            stage.commit("another")
+        q.put(b"x")  # its frame says that the one before it is on disk
+        assert stage.commit("key") == 2
+        assert (stage.records, stage.stored) == (0, 0)
+    assert stored(path) == 1
