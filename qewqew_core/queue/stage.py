@@ -26,7 +26,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
-from qewqew_core.disk.files import Files, close_all
+from qewqew_core.disk.files import Descriptors, Files, close_all
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, InDoubt, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -359,11 +359,11 @@ class Stage(Transaction):
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
+            with contextlib.suppress(FileNotFoundError, FileExistsError), Descriptors() as fds:
                 places.make_home(self._files, self.path, paths.STAGED)
-                self._claim.append(self._files.open(self._claimed, new=True))
-                if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
-                    close_all(self._claim)
+                self._files.open_into(fds, self._claimed, new=True)
+                if lock.whole(fds[0]) and self._files.exists(self._claimed):
+                    fds.hand_over(self._claim)  # only now: an interrupt must not leave one that is not locked
 
     def _forget(self) -> None:
         self._puts, self._put_bytes = [], 0

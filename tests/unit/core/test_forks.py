@@ -63,9 +63,9 @@ def reader():
 path, kept = sys.argv[1], []
 threading.Thread(target=globals()[sys.argv[2]], daemon=True).start()
 for _ in sys.stdin:
-    if not (child := os.fork()):
+    if not os.fork():
+        print(os.getpid(), flush=True)
         time.sleep(600)
-    print(child, flush=True)
 """
 
 
