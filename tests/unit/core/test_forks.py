@@ -21,6 +21,7 @@ from qewqew_core.topic import topic_paths
 PARENT = """
 import os, sys, threading, time
 from qewqew_core import Queue, Stage, Topic
+from qewqew_core.disk import lock
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import recovery
 from qewqew_core.topic import topic_recovery
@@ -29,6 +30,7 @@ def queue():
     Queue(path, lock_timeout=600)
 
 def stage():
+    lock.PATIENCE = 60  # it tries to lead as long
     with Stage(path, lock_timeout=600) as staging:
         staging.put(b"of the parent")
         staging.commit()
