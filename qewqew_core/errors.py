@@ -45,6 +45,12 @@ class Broken(QewQewError, OSError):
     """
 
 
+class InDoubt(QewQewError, OSError):
+    """Another process has taken the records of a `Stage` along, to store them with its own, and has not said in time whether it
+    has: it was stopped, or its disk does not answer. Nothing is lost: commit again, and they are stored once.
+    """
+
+
 class Full(QewQewError):
     """The queue is at its limit (``max_records``, ``max_bytes``) or out of files, or a reader's window is full. Nothing was
     stored.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
+KeyStatus = Literal["stored", "not stored", "not yet"]
 KEYS_KEPT = 1 << 16
 KEYS_KEPT_MS = 30 * 86_400_000
 

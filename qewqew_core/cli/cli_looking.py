@@ -17,13 +17,13 @@ from rich.live import Live
 from qewqew_core import arguments
 from qewqew_core.batch.stats import STATES, QueueStats, counts, of_batches
 from qewqew_core.cli import terminal
-from qewqew_core.cli.targets import Json, Path, existing
+from qewqew_core.cli.targets import Json, Path, QueuePath, existing
 from qewqew_core.cli.texts import age, counted, iso, sized
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import DISK
 from qewqew_core.errors import QewQewError
 from qewqew_core.limits import now_ms
-from qewqew_core.queue.inspection import inspect
+from qewqew_core.queue.inspection import inspect, key_status
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.monitoring import MOST
@@ -161,6 +161,22 @@ def stat_command(path: Path, as_json: Json = False) -> None:
     terminal.print_table([], [[name, text] for name, text in rows.items()])
     if found.get("readers"):
         print_readers(found["readers"])
+
+
+@app.command("key-status", rich_help_panel="Looking")
+def key_status_command(
+    path: QueuePath,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key of the commit.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Tell whether what was put under a key is stored, without locking the queue: "stored", "not stored" or "not yet".
+
+    "not yet": a stage still asks for it, or another process has taken its records along, to store them with its own, and has not
+    said whether it has. It may have been stopped or killed: put them again under the same key, and they are stored once.
+    """
+    existing(path, Kind.QUEUE, "append to the topic again under the same key, and the messages are stored once")
+    status = key_status(path, key)
+    terminal.answer(as_json, {"path": path, "key": key, "status": status}, status)
 
 
 @app.command(rich_help_panel="Looking")

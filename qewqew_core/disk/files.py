@@ -12,6 +12,7 @@ import glob
 import os
 import shutil
 import stat
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import MutableSequence, Sequence
 from functools import cache
@@ -148,7 +149,10 @@ class Files:
         """A descriptor for reading and writing; links are not followed. ``new`` makes the file, empty, and fails if it exists;
         its name is durable after `sync_directory` of its parent.
         """
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
+        with _opening:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
+            _writable.add(fd)
+        return fd
 
     def open_into(
         self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
@@ -157,9 +161,9 @@ class Files:
         exist.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW) | (os.O_CREAT if make or new else 0)
-        descriptors.extend(map(os.open, (path,), (flags | (os.O_EXCL if new else 0),), (0o600,)))
-
-    close = staticmethod(os.close)  # itself, so that no interrupt comes between the call and it. What was written is not synced
+        with _opening:
+            descriptors.extend(map(os.open, (path,), (flags | (os.O_EXCL if new else 0),), (0o600,)))
+            _writable.add(descriptors[-1])
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
@@ -294,22 +298,46 @@ def has_open(pid: int, fd: int) -> bool:
     return False
 
 
+# All that are open for writing: through these this process has locks, or will. Only the functions below close them.
+_writable = set[int]()
+_opening = threading.RLock()  # of the next one that is opened: nobody forks meanwhile
+
+
+def _forked() -> None:
+    """In a forked child: the locks are the parent's. A child that shared them would keep them when the parent is killed. So the
+    descriptors lead to nothing, until those that have them close them.
+    """
+    global _opening
+    _opening = threading.RLock()
+    with Descriptors([os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)]) as (nothing,):
+        for fd in _writable:
+            os.dup2(nothing, fd, inheritable=False)
+    _writable.clear()
+
+
+os.register_at_fork(before=lambda: _opening.acquire(), after_in_parent=lambda: _opening.release(), after_in_child=_forked)
+
+
 # Descriptors in a list, which an interrupt finds opened and in the list or neither: what runs in C is not interrupted
 
 
 def close_all(descriptors: list[int]) -> None:
     """Close each of them once, however often this is interrupted and called again."""
     while descriptors:
+        _writable.discard(descriptors[-1])
         any(map(os.close, map(descriptors.pop, (-1,))))
 
 
 def close_first(descriptors: list[int]) -> None:
+    _writable.discard(descriptors[0])
     any(map(os.close, map(descriptors.pop, (0,))))
 
 
 def close_each(descriptors: dict[int, int], *which: int) -> None:
     """The same for a dictionary of descriptors: all of them, or those with these keys."""
-    any(map(os.close, map(descriptors.pop, which or tuple(descriptors))))
+    which = which or tuple(descriptors)
+    _writable.difference_update(map(descriptors.__getitem__, which))
+    any(map(os.close, map(descriptors.pop, which)))
 
 
 class NotCopied:

@@ -13,7 +13,7 @@ from qewqew_core.batch.batch_operations import LeaseAgain
 from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.batch.places import directory_of, make_home, remove_tree, write_manifest
-from qewqew_core.disk.files import Files
+from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.queue import paths
@@ -92,12 +92,9 @@ def roll_forward_lease(files: Files, path: str, lease: Lease, batch: BatchState)
             source, target = chunk.chunk_path(path, chunk_id), os.path.join(making, segment_file(path, chunk_id))
             if not files.exists(target):
                 files.rename(source, target)
-            fd = files.open(target)
-            try:
+            with Descriptors([files.open(target)]) as (fd,):
                 if files.size(fd) > chunk_state.size:
                     files.truncate(fd, chunk_state.size)
-            finally:
-                files.close(fd)
         # The queue's directory must have lost the names before its ids are used again.
         files.sync_directory(making)
         files.sync_directory(os.path.dirname(path))

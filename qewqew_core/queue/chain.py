@@ -20,7 +20,7 @@ from qewqew_core.clock import Clock
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine, moved
-from qewqew_core.disk.files import Files, NotCopied, close_each, is_at
+from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_each, is_at
 from qewqew_core.disk.lock import HeaderLock
 from qewqew_core.errors import DiskFull, Full, Locked, QewQewError
 from qewqew_core.formats import chunk
@@ -356,8 +356,7 @@ class Chain(NotCopied):
         that it is empty.
         """
         copy, spans = Chunk(source.id, 0), []
-        fd = self.files.open(path, new=True)
-        try:
+        with Descriptors([self.files.open(path, new=True)]) as (fd,):
             if not finished:  # first: recovery removes an empty chunk, but not records without pointers
                 self.files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, chunk.BEGIN, chunk.NONE), 0)
                 self.files.sync(fd)
@@ -371,8 +370,6 @@ class Chain(NotCopied):
             if finished:
                 self.files.write(fd, chunk.POINTERS.pack(chunk.BEGIN, copy.tail, chunk.NONE), 0)
             self.files.sync(fd)
-        finally:
-            self.files.close(fd)
         return Cut(spans, copy.crc, copy.pieces), copy.tail
 
     def _copy_region(

@@ -39,13 +39,10 @@ def store_pointers(files: Files, path: str, state: State, unsure: Collection[int
     changed = []
     for chunk_state, pointers in state.pointers():
         if chunk_state.stored != pointers or chunk_state.id in unsure:
-            fd = files.open(chunk.chunk_path(path, chunk_state.id))
-            try:
+            with Descriptors([files.open(chunk.chunk_path(path, chunk_state.id))]) as (fd,):
                 files.write(fd, chunk.POINTERS.pack(*pointers), 0)
                 if durable:
                     files.sync(fd)
-            finally:
-                files.close(fd)
             chunk_state.stored = pointers
             changed.append(chunk_state.id)
     return changed

@@ -13,12 +13,15 @@ A request is exactly one of these, and each change is one call of the file syste
 
 * ``CLAIM.mine`` is there: its own stage is just writing it, or has taken it back. It was not stored.
 * ``CLAIM.ID.put`` is there: it was not stored. A leader renames it, or its own stage.
-* ``CLAIM.ID.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening renames those that the
-  log names to ``.done``; so one that is still there then was not stored.
+* ``CLAIM.ID.taken`` is there: it was stored if the log says so (`Served`), and else not. The next opening knows (`staged_files`):
+  it renames it to ``.done`` or, if its leader has died or failed, to ``.put``.
 * ``CLAIM.ID.done`` is there: it was stored, and is durable. Its stage makes it ``CLAIM.mine`` again.
 * None of them is there: somebody else has removed it, and its stage raises `Broken`. That a file is missing never means success.
 
 Each request has a new ID, so that no log takes a later one for it.
+
+While a request is ``.taken``, only its leader knows what becomes of it. If that was stopped, the stage gives up when its time is
+over: the commit is `InDoubt`. The request stays open, and the stage's next commit goes on with it, so it is stored once.
 
 The requests need no fsync: what a power cut leaves of them belongs to processes that are gone, and the next opening removes it
 with their claims (`staged_files`). Databases share fsyncs in this way: PostgreSQL's ``commit_siblings``, RocksDB's write groups.
@@ -27,12 +30,13 @@ with their claims (`staged_files`). Databases share fsyncs in this way: PostgreS
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from qewqew_core.crc import crc32
@@ -81,6 +85,7 @@ class Request(NotCopied):
         self._files = files
         self._mine = ""  # the path of the file …
         self._asked = ""  # … and while it may be a leader's, without a suffix
+        self.key: bytes | None = None  # hash of the key under which it asks
         self._fds = Descriptors()
         self._bell: Bell | None = None
 
@@ -102,7 +107,7 @@ class Request(NotCopied):
             end, crc = end + run.size, crc32(frames, crc)
         self._files.write(fd, _CRC.pack(crc) + head, 0)
         self._files.truncate(fd, end)
-        self._asked = f"{claim}.{secrets.token_hex(8)}"
+        self._asked, self.key = f"{claim}.{secrets.token_hex(8)}", key
         try:
             self._files.rename(self._mine, self._asked + PUT)
         except OSError:
@@ -118,19 +123,18 @@ class Request(NotCopied):
         WAITS.seconds += time.monotonic() - began
         return True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a leader may still store it, or has."""
+        return self._asked != ""
+
     def is_served(self) -> bool:
         """Whether it was stored, and is durable."""
         return self._asked != "" and self._files.exists(self._asked + DONE)
 
-    def take_back(self) -> bool:
-        """Nobody stores it from now on, unless a leader has taken it along; whether it is ours for sure."""
-        with contextlib.suppress(OSError):
-            return self._asked == "" or self._files.exists(self._mine) or self._take(PUT)
-        return False
-
-    def end(self) -> bool:
-        """Nobody else stores it, unless that was done; whether it is left to us. Only with the queue open."""
-        return self._asked == "" or self._take(PUT) or self._take(TAKEN)
+    def withdraw(self) -> bool:
+        """Let nobody store it any more. False: a leader has taken it along or, if the queue is open here, has stored it."""
+        return self._asked == "" or self._take(PUT) or self._files.exists(self._mine)
 
     def _take(self, suffix: str) -> bool:
         try:
@@ -152,6 +156,7 @@ class Request(NotCopied):
         """The stage asks no more."""
         if self._fds:
             with contextlib.suppress(OSError):  # if it is left, the next opening removes it with the claim
+                self.withdraw()
                 self._files.unlink(self._mine)
             self._fds.close()
         if self._bell is not None:
@@ -170,11 +175,11 @@ def wake(files: Files, queue: str) -> None:
         ring(queue + paths.STAGED, map(_bell, names))
 
 
-def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
+def take_along(files: Files, queue: str, terms: Terms, known: Callable[[bytes], bool]) -> Iterator[Put]:
     """The requests of others that a leader may put with its own records; each is ``.taken`` when it comes.
 
-    Leaves those on other terms, and what goes beyond `Limits.group_bytes`. One that the leader does not put after all its own
-    stage puts when its turn comes.
+    Leaves those on other terms, those under a key that is ``known``, and what goes beyond `Limits.group_bytes`: their own stages
+    put them when their turn comes.
     """
     size = 0
     for name in _asking(files, queue):
@@ -184,7 +189,7 @@ def take_along(files: Files, queue: str, terms: Terms) -> Iterator[Put]:
             size += length
             if size > LIMITS.group_bytes:
                 return
-            if put is not None:
+            if put is not None and (put.key is None or not known(put.key)):
                 files.rename(path + PUT, path + TAKEN)
                 yield put
 
@@ -207,8 +212,11 @@ def _bell(name: str) -> str:
 
 def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
     """The request, if it is whole and on these terms, and how many bytes it has."""
-    with Descriptors([files.open_to_read(path + PUT)]) as (fd,):
-        data = read_all(files, fd, path + PUT)
+    try:
+        with Descriptors([files.open_to_read(path + PUT)]) as (fd,):
+            data = read_all(files, fd, path + PUT)
+    except OSError:  # withdrawn, or it cannot be read: its own stage puts from memory
+        return None, 0
     rest = memoryview(data)[_CRC.size :]
     if len(rest) < _HEAD.size or data[: _CRC.size] != _CRC.pack(crc32(rest)):
         return None, len(data)  # not ours, or damaged: its own stage puts from memory
@@ -231,9 +239,40 @@ def finish(files: Files, puts: Sequence[Put]) -> None:
         ring(os.path.dirname(puts[0].path), (_bell(os.path.basename(put.path)) for put in puts))
 
 
-def finish_served(files: Files, queue: str, served: set[bytes]) -> None:
-    """Recovery: a leader may have died, or failed, before it finished what the log says was stored."""
-    home, ids = queue + paths.STAGED, {each.hex() for each in served}
-    for name in files.list(home) if served and files.is_directory(home) else ():
-        if name.endswith(TAKEN) and name.removesuffix(TAKEN).rpartition(".")[2] in ids:
-            files.rename(os.path.join(home, name), os.path.join(home, name.removesuffix(TAKEN) + DONE))
+def give_back(files: Files, puts: Sequence[Put]) -> None:
+    """These were not stored, and will not be: their stages, or the next leader, may put them."""
+    for put in puts:
+        with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
+            files.rename(put.path + TAKEN, put.path + PUT)
+
+
+def settle(files: Files, path: str, served: Container[str]) -> None:
+    """Recovery: the leader that took a request along has died or failed. ``served``: the numbers of those that the log names."""
+    request = path.removesuffix(TAKEN)
+    with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
+        files.rename(path, request + (DONE if request.rpartition(".")[2] in served else PUT))
+
+
+def keys_asked(files: Files, queue: str) -> dict[bytes, bool]:
+    """The hashes of the keys under which stages ask, and whether a leader has taken one of their requests along."""
+    found = dict[bytes, bool]()
+    home = queue + paths.STAGED
+    with contextlib.suppress(FileNotFoundError):  # nobody stages
+        for name in files.list(home):
+            if name.endswith((PUT, TAKEN)) and (key := _key(files, os.path.join(home, name))) is not None:
+                found[key] = found.get(key, False) or name.endswith(TAKEN)
+    return found
+
+
+def _key(files: Files, path: str) -> bytes | None:
+    try:
+        with Descriptors([files.open_to_read(path)]) as (fd,):
+            head = files.read(fd, _CRC.size + _HEAD.size, 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENXIO, errno.EINVAL, errno.ELOOP):
+            raise
+        return None  # settled meanwhile, or no request
+    if len(head) < _CRC.size + _HEAD.size:
+        return None
+    magic, _, _, key, _ = _HEAD.unpack_from(head, _CRC.size)
+    return key if magic == _MAGIC and key != _NO_KEY else None

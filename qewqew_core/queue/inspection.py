@@ -17,8 +17,9 @@ from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
+from qewqew_core.keys import KeyStatus, key_hash
+from qewqew_core.queue import group_commit, paths
 from qewqew_core.queue import log as logs
-from qewqew_core.queue import paths
 from qewqew_core.queue.found import chain_of, look
 from qewqew_core.queue.reading import unread
 from qewqew_core.queue.recovery import believe
@@ -46,6 +47,32 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
         return stats_of(DISK, full, state), state
 
     return steady(full, with_stats)
+
+
+def key_status(path: str, key: str) -> KeyStatus:
+    """See `Stage.key_status`."""
+    full, hashed = paths.check_path(path), key_hash(arguments.check_key(key))
+
+    def look() -> KeyStatus:
+        asked = group_commit.keys_asked(DISK, full)  # first: a request goes when the log has it
+        if hashed in _look(full)[0].idempotency_keys:
+            return "not yet" if group_commit.keys_asked(DISK, full).get(hashed) else "stored"  # perhaps it is not durable yet
+        return "not yet" if hashed in asked else "not stored"
+
+    return steady(full, look)
+
+
+def durable_under(path: str, key: str) -> int | None:
+    """How many records were put under a key, if that is on disk for sure: the newest commits of an open queue may not be."""
+    hashed, log = key_hash(key), path + paths.LOG
+
+    def look() -> int | None:
+        data = read_whole(DISK, log)
+        found = logs.replay(data, log)
+        keys = logs.replay(data[: max(found.durable, found.snapshot_end)], log).state.idempotency_keys
+        return keys[hashed][1] if hashed in keys else None
+
+    return steady(path, look)
 
 
 class Snapshot(NamedTuple):

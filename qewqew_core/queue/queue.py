@@ -37,6 +37,7 @@ from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Closed, Corrupt, Empty, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
+from qewqew_core.keys import KeyStatus, key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, group_commit, java, orphans, paths, recovery, stamp
 from qewqew_core.queue import log as logs
@@ -412,6 +413,17 @@ class Queue(HasBatches, Closes):
                     data = piece.data[at - piece.start : end - piece.start]
                 at += len(data)
                 yield from chunk.split(data)[0]
+
+    def key_status(self, key: str) -> KeyStatus:
+        """Whether a commit under this key is stored: "stored", "not stored" or "not yet". See `Stage.key_status`."""
+        hashed = key_hash(arguments.check_key(key))
+        with self._engine.exclusive():
+            position, is_stored = self._engine.log.position, hashed in self._engine.state.idempotency_keys
+            is_asked = hashed in group_commit.keys_asked(self._files, self.path)
+        if is_stored:
+            self._engine.durable(position)
+            return "stored"
+        return "not yet" if is_asked else "not stored"
 
     def stats(self) -> QueueStats:
         """Counts and sizes, as from `inspect`."""

@@ -16,6 +16,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest
 from qewqew_core.disk.engine import Engine
+from qewqew_core.disk.files import Descriptors
 from qewqew_core.errors import Corrupt, DiskFull, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Cut
@@ -130,7 +131,7 @@ class QueueBatches(Source):
             elif not source.records:
                 continue
             else:
-                self.files.close(self.files.open(path))  # as after the commit, when it is too late to be denied
+                Descriptors([self.files.open(path)]).close()  # as after the commit, when it is too late to be denied
                 self._chain.sync_chunk(source.id)
             parts.append((source.id, cut))
             segment_paths.append(path)

@@ -28,12 +28,9 @@ class OnDisk(NamedTuple):
 
 
 def read_pointers(files: Files, path: str) -> OnDisk:
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         data = files.read(fd, chunk.BEGIN, 0)
         return OnDisk(files.size(fd), *(chunk.POINTERS.unpack(data) if len(data) == chunk.BEGIN else (0, 0, 0)))
-    finally:
-        files.close(fd)
 
 
 class Piece(NamedTuple):
@@ -88,12 +85,9 @@ def crcs_of_unread(files: Files, path: str, chunk_state: Chunk) -> list[int]:
     inside = [entry for entry in chunk_state.pieces if entry.offset > chunk_state.head]
     if chunk_state.head == chunk_state.base:
         return [*(entry.crc for entry in inside), chunk_state.crc]
-    fd = files.open_to_read(path)
-    try:
+    with Descriptors([files.open_to_read(path)]) as (fd,):
         index = chunk_state.piece_of(chunk_state.head)
         piece = read_piece(files, fd, path, chunk_state, index)
-    finally:
-        files.close(fd)
     front = crc32(piece.data[: chunk_state.head - piece.start], chunk_state.pieces[index].crc)
     return crcs_of_rest(
         front, chunk_state.head, [*((entry.offset, entry.crc) for entry in inside), (chunk_state.tail, chunk_state.crc)]

@@ -152,10 +152,12 @@ class Records:
         engine, chain = self._engine, self._chain
         terms = group_commit.Terms(chain.chunk_size, chain.min_free_bytes)
         operations, others, keys = list[Operation](own), list[group_commit.Put](), {put_key.key for put_key in own}
-        for other in group_commit.take_along(chain.files, chain.path, terms):
+
+        def known(key: bytes) -> bool:
+            return key in keys or key in engine.state.idempotency_keys
+
+        for other in group_commit.take_along(chain.files, chain.path, terms, known):
             if other.key is not None:
-                if other.key in keys or other.key in engine.state.idempotency_keys:
-                    continue  # its stage finds that out itself
                 keys.add(other.key)
                 operations.append(PutKey(other.key, sum(run.records for run in other.framed)))
             others.append(other)
@@ -166,6 +168,7 @@ class Records:
         try:
             position = self._put(records, operations, others)
         except DiskFull:
+            group_commit.give_back(chain.files, others)
             if not others or not (records or own):
                 raise
             position = self._put(records, list[Operation](own))  # each for itself

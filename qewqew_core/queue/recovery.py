@@ -22,7 +22,7 @@
    the files look as the log says proves nothing, in the same run of the machine either: the disk may have lost what was in
    the page cache, or be a snapshot of itself.
 10. Remove what no commit refers to: an unfinished batch, what sessions spilled, empty new chunks, temporary files.
-    Requests that the log says were served are marked as done first.
+    Requests of stages that a dead leader has taken along are marked as done, if the log says so, or given back.
 
 A crash in any step leaves something that the same steps finish. Files with records that nothing refers to stay where they
 are. They are never delivered and never overwritten.
@@ -48,13 +48,13 @@ from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS, now_ms
-from qewqew_core.queue import batch_files, group_commit, java, paths, staged_files, stamp
+from qewqew_core.queue import batch_files, java, paths, staged_files, stamp
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.chunk_files import own_chunk, store_header, store_pointers, sync_moved
 from qewqew_core.queue.found import Found, chain_of, look
 from qewqew_core.queue.java import Believed
 from qewqew_core.queue.log import Replayed, Unsynced
-from qewqew_core.queue.operations import Believe, JsonOperation, Lease, PutBack, Repair
+from qewqew_core.queue.operations import Believe, JsonOperation, Lease, PutBack, Repair, Served
 from qewqew_core.queue.reading import BLOCK, read_pointers
 from qewqew_core.queue.state import State
 
@@ -360,8 +360,9 @@ def _begin_log(files: Files, found: Found, believed: Believed, owned: dict[int, 
         for chunk_state, pointers in state.pointers()
         if chunk_state.stored not in (None, pointers)
     ]
-    if stored or believed.empty or found.header != state.first:
-        body = logs.commit(now_ms(), [Believe(found.header, stored, believed.empty)])
+    if stored or believed.empty or found.header != state.first or state.served:
+        served = [Served(sorted(state.served))] if state.served else []  # until step 10 the log says so, and no snapshot does
+        body = logs.commit(now_ms(), [*served, Believe(found.header, stored, believed.empty)])
         data += journal.frame(logs.COMMIT, body, generation, snapshot_end)
     log_fd = Descriptors()
     try:
@@ -451,8 +452,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
     remove_if_there(files, path + paths.LOG + ".tmp")
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
-    group_commit.finish_served(files, path, state.served)
-    staged_files.remove_abandoned(files, path)
+    staged_files.settle(files, path, state.served)
     left = set(ids)
     for chunk_id in sorted(ids - state.chain.keys()):
         name = chunk.chunk_path(path, chunk_id)

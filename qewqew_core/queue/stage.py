@@ -26,21 +26,23 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction
-from qewqew_core.disk.files import Files, close_all
+from qewqew_core.disk.files import Descriptors, Files, close_all
 from qewqew_core.disk.opening import opening, refusing
-from qewqew_core.errors import BadArgument, Broken, Closed, Locked, QewQewError
+from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, InDoubt, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
-from qewqew_core.keys import key_hash
+from qewqew_core.keys import KeyStatus, key_hash
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import chunk_files, group_commit, paths, staged_files
 from qewqew_core.queue.group_commit import Request, Terms
+from qewqew_core.queue.inspection import durable_under, key_status
 from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.session import OBJECT_BYTES
 from qewqew_core.queue.writing import Spill
 
 _DEFAULTS = {name: setting.default for name, setting in inspect.signature(Queue).parameters.items()}
 PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many stages may commit at once, and in turn
+PATIENCE_AT_THE_END = 0.5  # seconds to wait, when the time is over, for a leader that has taken the records along
 
 
 class Stage(Transaction):
@@ -97,6 +99,8 @@ class Stage(Transaction):
 
     def _add(self, records: list[bytes]) -> int:
         self._check_open()
+        if self._request.is_open:
+            raise self._in_doubt()
         before = len(self._puts), self._put_bytes
         self._puts += records
         self._put_bytes += sum(map(len, records)) + OBJECT_BYTES * len(records)
@@ -116,19 +120,41 @@ class Stage(Transaction):
         65,536), nothing is stored, and the number that the first commit returned is returned again. If the queue is at its
         bound, this waits for room up to ``timeout`` seconds (None: forever). Only this process can take records meanwhile.
 
-        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `Broken`: the disk
+        Raises `Locked`, `Full`, `DiskFull`, `BadKey`: nothing has happened, and the stage may commit again. `InDoubt`: another
+        process has taken the records along, to store them with its own, and has not said in time whether it has. Commit again
+        under the same key, here or in a new stage: they are stored once. See `key_status`. `Broken`: the disk
         failed, or somebody else has removed the staged files, or the queue failed while another stage put them, or an earlier
         commit of this stage was interrupted. The stage refuses every further call; unless the message says that nothing was
         stored, the records may be in the queue.
         """
         self._check_open()
         with self._unless_broken():
-            return self._commit(key, timeout)
+            try:
+                return self._commit(key, timeout)
+            except Locked as error:
+                if (count := self._stored_before(key)) is None:
+                    raise Locked(f"{error.what}. Nothing was stored", path=error.path, pid=error.pid) from error
+                self._forget()
+                self.stored = 0
+                return count
+
+    def _stored_before(self, key: str | None) -> int | None:
+        """When the time is over: how many records an earlier commit under the key has stored, None if there was none. Raises
+        `InDoubt` if nobody has said yet: a stage that was closed in doubt may have asked.
+        """
+        with contextlib.suppress(BadPath, Corrupt, FileNotFoundError):  # nobody can look: this commit has stored nothing
+            if key is not None and key_status(self.path, key) != "not stored":
+                if (count := durable_under(self.path, key)) is None:
+                    raise self._in_doubt()
+                return count
+        return None
 
     def _commit(self, key: str | None, timeout: float | None) -> int:
         if key is not None:
             arguments.check_key(key)
-        elif not self.records:
+        if self._request.is_open and self._request.key != (None if key is None else key_hash(key)):
+            raise BadArgument("the last commit of this stage is in doubt: commit it again under the same key", path=self.path)
+        if key is None and not self.records:
             self.stored = 0
             return 0
         if self._spill is not None and self._spill.chunks:
@@ -146,10 +172,38 @@ class Stage(Transaction):
             return self._put(key, timeout, until)
         with lock.Lead(self._files, self.path) as lead:
             try:
-                put = self._put if lead.take() else self._follow
-                return put(key, timeout, until, lead)
+                self._ask(None if key is None else key_hash(key), until, lead)
+                return self._put(key, timeout, until, lead)
+            except BaseException as error:
+                served, is_interrupt = self._was_served(), not isinstance(error, Exception)
+                if served:
+                    count = self.stored = self.records
+                    self._forget()
+                    if not is_interrupt:  # any other error came too late to matter
+                        return count
+                elif served is None and not is_interrupt and not isinstance(error, Broken):
+                    raise self._in_doubt() from error
+                raise
             finally:
                 self._give_up(lead)
+
+    def _ask(self, key: bytes | None, until: float, lead: lock.Lead) -> None:
+        """Lead, or let the stage that leads put what is in memory, or one that leads later. Returns when that was done, when
+        this stage leads, or when it is time to stand in line for the queue.
+        """
+        request, began = self._request, time.monotonic()
+        if not request.is_open:  # else an earlier commit has asked, and goes on
+            if lead.take():
+                return
+            try:
+                self._make_claim()
+                request.ask(self._claimed, self._puts, key, self._terms)
+            except Broken:
+                raise
+            except OSError:
+                pass  # a request saves time, and nothing else
+        while not (request.is_served() or lead.take()) and request.wait(began + min(lock.PATIENCE, (until - began) / 2)):
+            pass
 
     def _put(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead | None = None) -> int:
         """Put what is in memory when our turn comes, unless a leader has served our request by then. Then serve others."""
@@ -159,17 +213,19 @@ class Stage(Transaction):
                 raise lock.NotNeeded
             with Queue(self.path, **self._settings, _until=until, _unless=request.is_served) as queue:
                 with self._put_once():
-                    if request.end():
+                    if request.withdraw():
                         count, self.stored = queue.put_group(self._puts, key, timeout)
                     elif request.is_served():
                         count = self.stored = self.records
                     else:
                         raise self._unknown("somebody else has removed what this stage waited to put")
+                request.finish()
                 if lead is not None:
                     self._serve(queue, lead)
         except lock.NotNeeded:
             count = self.stored = self.records
             self._forget()
+            request.finish()
         return count
 
     @contextlib.contextmanager
@@ -201,59 +257,55 @@ class Stage(Transaction):
             with contextlib.suppress(OSError):  # they look by themselves, too
                 group_commit.wake(self._files, self.path)
 
-    def _follow(self, key: str | None, timeout: float | None, until: float, lead: lock.Lead) -> int:
-        """Let the stage that leads put what is in memory, or one that leads later; or lead when it has finished."""
-        request, began = self._request, time.monotonic()
-        try:
-            try:
-                self._make_claim()
-                request.ask(self._claimed, self._puts, None if key is None else key_hash(key), self._terms)
-            except Broken:
-                raise
-            except OSError:
-                pass  # a request saves time, and nothing else
-            while not (request.is_served() or lead.take()) and request.wait(min(until, began + lock.PATIENCE)):
-                pass
-            while True:
-                try:
-                    return self._put(key, timeout, until, lead)
-                except Locked:
-                    if request.take_back():
-                        raise
-                    time.sleep(0.01)  # a leader has taken it along, and is about to say whether it was stored
-        except BaseException as error:
-            if request.take_back() or not self._was_served():
-                raise
-            count = self.stored = self.records
-            self._forget()
-            if not isinstance(error, Exception):  # interrupted; any other error came too late to matter
-                raise
-            return count
-        finally:
-            request.finish()
-
-    def _was_served(self) -> bool:
-        """Wait until a leader, which has taken the request along, has stored it, or has failed."""
-        request = self._request
+    def _was_served(self) -> bool | None:
+        """After a commit that has raised: whether a leader has stored what it took along. None: that is not known within half a
+        second. Then the request stays open, and the next commit goes on with it.
+        """
+        request, until = self._request, time.monotonic() + PATIENCE_AT_THE_END
         while True:
-            try:
-                with Queue(self.path, **self._settings, _unless=request.is_served):
-                    return not request.end() and request.is_served()
-            except lock.NotNeeded:
-                return True
-            except Locked:
-                time.sleep(0.01)
-            except OSError as error:
-                raise self._unknown(f"the queue cannot be opened ({error})") from error
+            with contextlib.suppress(OSError):  # the disk does not say: look again
+                if (served := request.is_served()) or request.withdraw():
+                    request.finish()
+                    return served
+            if not request.wait(until):
+                return None
+            with contextlib.suppress(OSError, QewQewError, lock.NotNeeded):  # opening the queue settles it
+                Queue(self.path, **self._settings, _until=0.0, _unless=request.is_served).close()
+
+    def _in_doubt(self) -> InDoubt:
+        pid = lock.holder(self.path)
+        who, what = "a process" if pid is None else f"process {pid}", "records that another commit has under the same key"
+        return InDoubt(
+            f"{who} has taken {'these records' if self._request.is_open else what} along, to store them with its own, and has "
+            f"not said within {self._settings['lock_timeout']:g} s whether they are stored: it may have been stopped. Commit "
+            "this stage again, or the same records in a new one under the same key: they are stored once. Under another key, or "
+            "none, they might be stored twice. Stage.key_status, or `qewqew key-status`, tells whether what has a key is stored",
+            path=self.path,
+        )
 
     def _unknown(self, why: str) -> Broken:
-        what = "nobody can say whether the records were stored. Under the same key it is safe to stage them again in a new Stage"
-        return Broken(f"{why}; {what}", path=self.path)
+        return Broken(
+            f"{why}, so this stage does not know whether the records were stored. If they have a key, Stage.key_status and "
+            "`qewqew key-status` tell, and a new Stage may commit them again under it: they are stored once. If not, look into "
+            "the queue",
+            path=self.path,
+        )
+
+    def key_status(self, key: str) -> KeyStatus:
+        """Whether a commit under this key is stored: "stored", "not stored" or "not yet". Locks nothing, and waits for nobody.
+
+        "not yet": a stage still asks for it, or another process has taken its records along, to store them with its own, and has
+        not said whether it has. Commit again under the same key: it is stored once. After thirty days or 65,536 later keys,
+        a key that was stored is "not stored". Raises `BadKey`, `BadPath`, `Corrupt`.
+        """
+        return key_status(self.path, key)
 
     def rollback(self) -> None:
-        """Forget everything that was put since the last commit."""
+        """Forget everything that was put since the last commit. Raises `InDoubt` if another process may still store it."""
         self._is_unsure = False
         self._check_open()
+        if self._request.is_open and self._was_served() is None:
+            raise self._in_doubt()
         self._forget()
 
     def close(self) -> None:
@@ -310,11 +362,11 @@ class Stage(Transaction):
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
+            with contextlib.suppress(FileNotFoundError, FileExistsError), Descriptors() as fds:
                 places.make_home(self._files, self.path, paths.STAGED)
-                self._claim.append(self._files.open(self._claimed, new=True))
-                if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
-                    close_all(self._claim)
+                self._files.open_into(fds, self._claimed, new=True)
+                if lock.whole(fds[0]) and self._files.exists(self._claimed):
+                    fds.hand_over(self._claim)  # only now: an interrupt must not leave one that is not locked
 
     def _forget(self) -> None:
         self._puts, self._put_bytes = [], 0

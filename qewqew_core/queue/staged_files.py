@@ -1,4 +1,4 @@
-"""The files of stages that nobody will commit any more. See `Stage`."""
+"""What an opening does with the files of stages that use the queue, or have died. See `Stage`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import Files, close_all
-from qewqew_core.queue import paths
+from qewqew_core.queue import group_commit, paths
 
 
-def remove_abandoned(files: Files, path: str) -> None:
-    """Remove the files of stages whose process has died, and their common directory if it is empty."""
+def settle(files: Files, path: str, served: set[bytes]) -> None:
+    """Tell the stages that live what has become of their requests; the log names those that were ``served``. Remove the files of
+    those whose process has died, and their common directory if it is empty.
+    """
+    ids = {each.hex() for each in served}
     home = path + paths.STAGED
     try:
         found = files.list(home)
@@ -24,12 +27,16 @@ def remove_abandoned(files: Files, path: str) -> None:
         descriptors: list[int] = []
         try:
             with contextlib.suppress(FileNotFoundError):
-                descriptors.append(files.open(os.path.join(home, claim)))
+                files.open_into(descriptors, os.path.join(home, claim))
             # Held until the claim is removed: a stage that is just making it finds it taken, or gone.
             if not descriptors or lock.whole(descriptors[0]):
                 for name in sorted(names, reverse=True):  # the claim is the last
                     with contextlib.suppress(FileNotFoundError):
                         files.unlink(os.path.join(home, name))
+            else:
+                for name in names:
+                    if name.endswith(group_commit.TAKEN):
+                        group_commit.settle(files, os.path.join(home, name), ids)
         finally:
             close_all(descriptors)
     remove_home(files, path)

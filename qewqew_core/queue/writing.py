@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
-from qewqew_core.disk.files import Files, close_each
+from qewqew_core.disk.files import Descriptors, Files, close_each
 from qewqew_core.formats import chunk
 from qewqew_core.limits import LIMITS
 
@@ -196,11 +196,8 @@ class Spill:
             spilled.size, spilled.is_durable = max(spilled.size, spilled.tail), False
 
     def _write(self, target: Spilled, runs: Runs) -> list[tuple[int, int, int]]:
-        fd = self._files.open(target.path)
-        try:
+        with Descriptors([self._files.open(target.path)]) as (fd,):
             return write_runs(self._files, fd, runs, target.tail, target.crc)
-        finally:
-            self._files.close(fd)
 
     def finish(self, durable: bool) -> None:
         """Make the files as they will be in the chain: not longer than their content, and ``durable`` but for their names."""
@@ -208,16 +205,13 @@ class Spill:
             is_too_long = spilled is self.chunks[-1] and spilled.size > spilled.tail
             if not is_too_long and (spilled.is_durable or not durable):
                 continue
-            fd = self._files.open(spilled.path)
-            try:
+            with Descriptors([self._files.open(spilled.path)]) as (fd,):
                 if is_too_long:
                     self._files.truncate(fd, spilled.tail)
                     spilled.size = spilled.tail
                 if durable:
                     self._files.sync(fd)
                     spilled.is_durable = True
-            finally:
-                self._files.close(fd)
 
     def remove(self) -> None:
         for spilled in self.chunks:

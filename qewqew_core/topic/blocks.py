@@ -47,13 +47,13 @@ class Blocks(NotCopied):
             close_each(self._descriptors, base)
         if self.files.exists(path):  # left by a crash: nothing in it is committed
             self.files.unlink(path)
-        self.files.close(self.files.open(path, new=True))
+        Descriptors([self.files.open(path, new=True)]).close()
 
     def unmake(self, made: list[int], last: Block) -> None:
         """Remove blocks whose commit has not happened, and anything after the end of the ``last`` block."""
         for base in made:
-            if (fd := self._descriptors.pop(base, None)) is not None:
-                self.files.close(fd)
+            if base in self._descriptors:
+                close_each(self._descriptors, base)
             with contextlib.suppress(FileNotFoundError):
                 self.files.unlink(self.path_of(base))
             self.unsynced.discard(base)

@@ -383,7 +383,7 @@ def check(root: Path, asked: Asked, what: object) -> int:
             found = by_stage(list(q))
         served = [at(request, root).is_served() for request in asked.values()]
         for claim, request in asked.items():
-            assert at(request, root).end() == (OTHERS[claim] not in found), what
+            assert at(request, root).withdraw() == (OTHERS[claim] not in found), what
     assert all(group in (OWN, *OTHERS.values()) for group in found), what
     assert len(found) == len({group[0] for group in found}), what
     assert len(found) in (0, 1, 4), what  # all in one commit; or the leader for itself, where the disk was full

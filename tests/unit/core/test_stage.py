@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from functools import partial
 from pathlib import Path
 
@@ -381,16 +381,15 @@ def test_a_stage_begins_again_where_what_it_makes_is_removed_by_another(
     class Removing(Files):
         removed = 0
 
-        def open(self, path: str, *, new: bool = False) -> int:
-            is_claim = new and "." not in os.path.basename(path)
+        def open_into(self, descriptors: MutableSequence[int], path: str, **how: bool) -> None:
+            is_claim = how.get("new") and "." not in os.path.basename(path) and "staged" in path
             if is_claim and not self.removed and vanishes == "home":
                 self.removed += 1
                 os.rmdir(os.path.dirname(path))
-            fd = super().open(path, new=new)
+            super().open_into(descriptors, path, **how)
             if is_claim and not self.removed:
                 self.removed += 1
                 os.unlink(path)
-            return fd
 
     files = Removing()
     with Stage(tmp_path / "q", _files=files) as stage:
@@ -494,3 +493,23 @@ def test_an_error_of_the_disk_adds_nothing(tmp_path: Path, monkeypatch: pytest.M
         files.fails = False
     with Queue(tmp_path / "q") as queue:
         assert queue.get_many(10) == [b"first"]
+
+
+def test_a_claim_that_an_interrupt_left_unlocked_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next opening would take it for that of a dead stage."""
+    whole, path = lock.whole, tmp_path / "q"
+
+    def interrupted(fd: int) -> bool:
+        monkeypatch.setattr(lock, "whole", whole)
+        raise KeyboardInterrupt
+
+    with Stage(path, chunk_size=64) as stage:
+        monkeypatch.setattr(lock, "whole", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stage.put_many(numbers(0, 100))
+        stage.rollback()
+        stage.put_many(numbers(0, 100))
+        with Queue(path) as q:
+            q.put(b"first")
+        assert stage.commit() == 100
+    is_plain(path, [b"first", *numbers(0, 100)])
