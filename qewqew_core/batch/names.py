@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 
 from qewqew_core.batch.places import BATCHES, DAMAGED, DEAD
@@ -12,7 +13,10 @@ from qewqew_core.formats import chunk
 LOG, STAMP, LEASE, SPILL, STAGED = ".wal", ".stamp", ".lease", ".spill", ".staged"
 NEW_LOG = LOG + ".tmp"
 DIRECTORIES = BATCHES, DEAD, DAMAGED, LEASE, SPILL, STAGED
-_SUFFIXES = NEW_LOG, LOG, STAMP, *DIRECTORIES
+_INSIDE, _OWN = (
+    re.compile(f"(.+)[.]({'|'.join(re.escape(suffix[1:]) for suffix in suffixes)}{number})", re.DOTALL)
+    for suffixes, number in ((DIRECTORIES, ""), ((LOG, NEW_LOG, STAMP, *DIRECTORIES), "|[1-9][0-9]{0,4}"))
+)
 
 
 def chunk_ids(queue: str, names: Iterable[str]) -> set[int]:
@@ -33,22 +37,17 @@ def check(path: str, what: str) -> None:
     queue takes another id then.
     """
     directory, name = os.path.split(path)
-    stem, _, number = name.rpartition(".")
-    base = _owner(name, _SUFFIXES) or (stem if what == "queue" and stem and chunk_ids(stem, [name]) else None)
-    if base is not None:
+    if (found := _OWN.fullmatch(name)) is not None:
+        base, suffix = found.groups()
+        if not suffix.isdecimal() or (what == "queue" and int(suffix) <= chunk.MAX_ID):
+            raise BadPath(
+                f"by its name, this is a file of the queue {base}. If you mean that queue, open {os.path.join(directory, base)}; "
+                f"else choose another name, for example {base}-{suffix}",
+                path=path,
+            )
+    if (found := _INSIDE.fullmatch(os.path.basename(directory))) is not None:
         raise BadPath(
-            f"by its name, this is a file of the queue {base}. If you mean that queue, open {os.path.join(directory, base)}; "
-            f"else choose another name, for example {base}-{number}",
+            f"by its name, the directory of this {what} is that of the queue {found[1]}, which removes what it does not know. "
+            "Choose another directory",
             path=path,
         )
-    if (base := _owner(os.path.basename(directory), DIRECTORIES)) is not None:
-        raise BadPath(
-            f"by its name, the directory of this {what} is that of the queue {base}, which removes what it does not know. Choose "
-            "another directory",
-            path=path,
-        )
-
-
-def _owner(name: str, suffixes: Iterable[str]) -> str | None:
-    """The name of the queue whose file or directory has this one; None if no queue's has."""
-    return next((name.removesuffix(suffix) for suffix in suffixes if name.endswith(suffix) and name != suffix), None)

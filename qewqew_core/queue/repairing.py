@@ -23,7 +23,7 @@ from typing import Any
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Files, read_whole, write_new
+from qewqew_core.disk.files import Files, files_of, read_whole, write_new
 from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -49,7 +49,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
     full = paths.check_path(path)
-    files = _files or Files()
+    files = files_of(_files, full, full + paths.LOG)
     parts = [full, *(full + suffix for suffix in (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD))]
     if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
         return RepairReport()

@@ -26,7 +26,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction, naming_full_disk
-from qewqew_core.disk.files import Files, close_all
+from qewqew_core.disk.files import Files, close_all, files_of
 from qewqew_core.errors import BadArgument, Broken, Closed, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -63,7 +63,7 @@ class Stage(Transaction):
         arguments.check_choice("sync", chosen["sync"], ("commit", "never"))
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
-        self._files: Files = chosen["_files"] or Files()
+        self._files: Files = files_of(chosen["_files"], self.path, self.path + paths.LOG)
         self._terms = Terms(self.chunk_size, chosen["min_free_bytes"])
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)

@@ -25,7 +25,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
+from qewqew_core.disk.files import Descriptors, Files, files_of, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -368,8 +368,8 @@ def repair_topic(
     ``dialect`` is needed if the log cannot be read and the topic is in dialect C. Raises `BadPath`, `BadArgument`, `Locked`,
     and `Corrupt` if nothing can be done.
     """
-    files = _files or Files()
     full = topic_paths.check_topic_path(path)
+    files = files_of(_files, full)
     if not files.is_directory(topic_paths.data_of(full)):
         raise BadArgument(f"there is no topic in {full}: it has no directory data")
     lock.check_system(full)
