@@ -24,7 +24,7 @@ from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import FULL, Journal
-from qewqew_core.errors import Broken, Closed, DiskFull, Full, QewQewError
+from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
 _logger = logging.getLogger(__name__)
@@ -97,6 +97,23 @@ def naming_full_disk(path: str) -> Iterator[None]:
         if (full := no_room(error, path)) is None:
             raise
         raise full from error
+
+
+@contextlib.contextmanager
+def adding(path: str) -> Iterator[None]:
+    """Errors of the system while something is added to what is not committed yet are raised as `DiskFull` or `BadPath`, except for
+    a missing file. They change nothing.
+    """
+    try:
+        with naming_full_disk(path):
+            yield
+    except OSError as error:
+        if isinstance(error, (QewQewError, FileNotFoundError)):
+            raise
+        what = f"cannot be written: {error.strerror}. Nothing was added or stored; check the disk and the permissions, and try again"
+        named = BadPath(what, path=error.filename or path)
+        named.errno = error.errno
+        raise named from error
 
 
 class Transaction(NotCopied):

@@ -25,8 +25,8 @@ from typing import Any
 from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
-from qewqew_core.disk.engine import Transaction, naming_full_disk
-from qewqew_core.disk.files import Files, close_all, files_of
+from qewqew_core.disk.engine import Transaction, adding
+from qewqew_core.disk.files import Descriptors, Files, close_all, files_of
 from qewqew_core.errors import BadArgument, Broken, Closed, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -288,9 +288,9 @@ class Stage(Transaction):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Give a full disk, and staged files that somebody has removed, an error that says so."""
+        """Give errors of the system a name, and staged files that somebody has removed an error that says so."""
         try:
-            with naming_full_disk(self.path):
+            with adding(self.path):
                 yield
         except FileNotFoundError as error:
             what = "the staged files are gone: somebody else removed them. Nothing was stored; stage them again in a new Stage"
@@ -307,11 +307,11 @@ class Stage(Transaction):
         home = self.path + paths.STAGED
         while not self._claim:
             self._claimed = os.path.join(home, secrets.token_hex(8))
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
+            with contextlib.suppress(FileNotFoundError, FileExistsError), Descriptors() as made:
                 places.make_home(self._files, self.path, paths.STAGED)
-                self._claim.append(self._files.open(self._claimed, new=True))
-                if not (lock.whole(self._claim[0]) and self._files.exists(self._claimed)):
-                    close_all(self._claim)
+                self._files.open_into(made, self._claimed, new=True)
+                if lock.whole(made[0]) and self._files.exists(self._claimed):
+                    made.hand_over(self._claim)  # from now on it is the claim: an interrupt before leaves nothing open
 
     def _forget(self) -> None:
         self._puts, self._put_bytes = [], 0

@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-from qewqew_core.disk.engine import naming_full_disk
+from qewqew_core.disk.engine import adding
 from qewqew_core.disk.files import Descriptors, Files, NotCopied
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message
@@ -179,7 +179,7 @@ class Appends(NotCopied):
         self._memory_size += size
 
     def _spill(self) -> None:
-        with naming_full_disk(self._path):
+        with adding(self._path):
             if not self._fds:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(self._path)

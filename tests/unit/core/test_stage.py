@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from functools import partial
 from pathlib import Path
 
@@ -381,16 +381,15 @@ def test_a_stage_begins_again_where_what_it_makes_is_removed_by_another(
     class Removing(Files):
         removed = 0
 
-        def open(self, path: str, *, new: bool = False) -> int:
-            is_claim = new and "." not in os.path.basename(path)
+        def open_into(self, descriptors: MutableSequence[int], path: str, **named: bool) -> None:
+            is_claim = named.get("new") and "." not in os.path.basename(path)
             if is_claim and not self.removed and vanishes == "home":
                 self.removed += 1
                 os.rmdir(os.path.dirname(path))
-            fd = super().open(path, new=new)
+            super().open_into(descriptors, path, **named)
             if is_claim and not self.removed:
                 self.removed += 1
                 os.unlink(path)
-            return fd
 
     files = Removing()
     with Stage(tmp_path / "q", _files=files) as stage:
