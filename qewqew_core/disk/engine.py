@@ -101,8 +101,8 @@ def naming_full_disk(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adding(path: str) -> Iterator[None]:
-    """Errors of the system while something is added to what is not committed yet are raised as `DiskFull` or `BadPath`, except for
-    a missing file. They change nothing.
+    """Errors of the system while something is added to what is not committed are raised as `DiskFull` or `BadPath`, except for a
+    missing file. They change nothing.
     """
     try:
         with naming_full_disk(path):
@@ -110,7 +110,7 @@ def adding(path: str) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, (QewQewError, FileNotFoundError)):
             raise
-        what = f"cannot be written: {error.strerror}. Nothing was added or stored; check the disk and the permissions, and try again"
+        what = f"cannot be written: {error.strerror}. Nothing was added; check the disk and the permissions, then try again"
         named = BadPath(what, path=error.filename or path)
         named.errno = error.errno
         raise named from error

@@ -90,8 +90,8 @@ def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Fo
 
 
 def _is_foreign(header: bytes) -> bool:
-    """Whether it is not the header of a queue, if there are no other files. A Java program that was killed may leave two bytes and
-    no chunk files; but to write two letters, it would have had to fill two thousand of these.
+    """Whether it is not the header of a queue, if there are no other files. A Java program that was killed may leave two bytes
+    alone; but before they are two letters, it has filled two thousand chunk files.
     """
     return len(header) != chunk.FIRST.size or _TEXT.issuperset(header)
 

@@ -16,6 +16,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -45,11 +46,11 @@ PATIENCE = 60.0  # seconds to wait for the queue, if nothing else is said: many 
 class Stage(Transaction):
     """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for a stage before its commit.
 
-    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size``, ``sync`` and
-    ``lock_timeout`` are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets
-    everything if the block raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use
-    one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number of
-    processes.
+    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size``, ``sync``,
+    ``min_free_bytes`` and ``lock_timeout`` are checked at once. In a ``with`` statement a stage commits at the end of the block,
+    and forgets everything if the block raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do
+    not use one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number
+    of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -64,7 +65,7 @@ class Stage(Transaction):
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
         self._files: Files = files_of(chosen["_files"], self.path, self.path + paths.LOG)
-        self._terms = Terms(self.chunk_size, chosen["min_free_bytes"])
+        self._terms = Terms(self.chunk_size, arguments.check_whole("min_free_bytes", chosen["min_free_bytes"], 0, sys.maxsize))
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
@@ -85,7 +86,7 @@ class Stage(Transaction):
         return len(self._puts) + (self._spill.records if self._spill else 0)
 
     def put(self, record: Record) -> None:
-        """Add one record. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        """Add one record. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`, `BadPath` (no permission …): it was not added."""
         self._add(chunk.checked((record,), self.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
@@ -119,6 +120,7 @@ class Stage(Transaction):
         stored, the records may be in the queue.
         """
         self._check_open()
+        arguments.deadline(timeout)
         with self._unless_broken():
             return self._commit(key, timeout)
 

@@ -369,6 +369,7 @@ def repair_topic(
     and `Corrupt` if nothing can be done.
     """
     full = topic_paths.check_topic_path(path)
+    timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     files = files_of(_files, full)
     if not files.is_directory(topic_paths.data_of(full)):
         raise BadArgument(f"there is no topic in {full}: it has no directory data")
@@ -377,7 +378,6 @@ def repair_topic(
     if not files.is_directory(state):
         files.make_directory(state)
         files.sync_directory(full)
-    timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     problem: Damage | None = None
     log_path = topic_paths.log_of(full)
     try:
