@@ -48,7 +48,7 @@ class Records:
     def put_one(self, record: bytes, timeout: float | None) -> int:
         """As `put`, for what is put most often: a record that the log carries and the last chunk takes."""
         if type(timeout) is not int:
-            arguments.deadline(timeout)  # also a call that need not wait refuses what is no time
+            arguments.deadline(timeout)  # also a call that need not wait refuses what is not a time
         engine, chain = self._engine, self._chain
         if self._is_bounded:
             self._wait_for_room(1, len(record), timeout)
