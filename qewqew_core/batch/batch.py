@@ -6,7 +6,9 @@ where the log says (`places.roll_forward_place` …), and recovery does the same
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -16,7 +18,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
 from qewqew_core.disk.files import DISK, NotCopied
-from qewqew_core.errors import BadArgument, BatchExpired
+from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchExpired, Corrupt, QewQewError
 from qewqew_core.formats.zbus import Message
 
 
@@ -32,6 +34,8 @@ class Endings(Protocol):
     def put_back(self, batch: Batch) -> None: ...
 
     def drop(self, batch: Batch) -> None: ...
+
+    def is_kept(self, batch: Batch) -> bool | None: ...
 
 
 class Batch(NotCopied):
@@ -65,7 +69,8 @@ class Batch(NotCopied):
     def __iter__(self) -> Iterator[bytes]:
         """The records in order (for a topic: bodies), about 1 MiB at a time, each verified before it is given out.
 
-        Raises `Corrupt`, `BadManifest`, or `BatchExpired` when the files are gone.
+        Raises `BatchExpired` if somebody has ended the batch and its files are gone, also while they are read; `Corrupt` or
+        `BadManifest` if they are damaged, or gone although nobody has ended it; `BadPath` if they may not be read.
         """
         for record in self._records():
             yield record.body if isinstance(record, Message) else record
@@ -78,17 +83,45 @@ class Batch(NotCopied):
             yield record
 
     def _records(self) -> Iterator[bytes | Message]:
-        directory = self._directory()
-        body = manifest.load(self.manifest_path)
-        for segment in body.segments:
-            for records in segments.read_records(directory, body, segment):
-                yield from records
+        with self._reading() as directory:
+            body = manifest.load(self.manifest_path)
+            for segment in body.segments:
+                for records in segments.read_records(directory, body, segment):
+                    yield from records
 
-    def _directory(self) -> str:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[str]:
+        """The directory of the batch. Says why it cannot be read: its files go at any moment, when somebody ends the batch."""
         directory = os.path.dirname(self.manifest_path)
-        if not DISK.is_directory(directory, follow=True) or (self.records and DISK.list(directory) == [manifest.MANIFEST]):
-            raise BatchExpired(f"the files of batch {self.id} are gone: somebody ended the batch", path=directory)
-        return directory
+        try:
+            yield directory
+        except (BadManifest, Corrupt, OSError) as error:
+            place = error.path if isinstance(error, QewQewError) else error.filename
+            if not str(place).startswith(directory):  # it is the place to which the batch is published
+                raise
+            system = error.__cause__ if isinstance(error, QewQewError) else error
+            if isinstance(system, PermissionError):
+                who = f"no permission to read the files of batch {self.id}; ask their owner for it, or read them as that user"
+                raise BadPath(who, path=system.filename or directory) from error
+            is_kept = self._leases.is_kept(self)
+            if is_kept is False or (is_kept is None and self._is_gone(directory)):
+                gone = f"the files of batch {self.id} are gone: somebody ended the batch"
+                raise BatchExpired(gone if is_kept is False else f"{gone}, or removed them", path=directory) from error
+            if self._is_gone(directory):
+                raise Corrupt(
+                    f"the files of batch {self.id} are missing, though nobody has ended it: somebody else removed them. Restore "
+                    "them, or end the batch; its records are lost then",
+                    path=directory,
+                ) from error
+            raise
+
+    def _is_gone(self, directory: str) -> bool:
+        """Whether the files of records were removed; in a moment, if somebody is just doing it."""
+        for _ in range(5):
+            if not DISK.is_directory(directory, follow=True) or not set(DISK.list(directory)) - {manifest.MANIFEST}:
+                return self.records > 0 or not DISK.exists(self.manifest_path)
+            time.sleep(0.01)
+        return False
 
     def publish(
         self, url: str, *, options: Mapping[str, Any] | None = None, progress: Callable[[int, int], None] | None = None
@@ -97,7 +130,8 @@ class Batch(NotCopied):
 
         The batch itself does not change: acknowledge it when the work on the copy is done. Raises `BatchExpired` too.
         """
-        return publish(self._directory(), url, options=options, progress=progress)
+        with self._reading() as directory:
+            return publish(directory, url, options=options, progress=progress)
 
     def __len__(self) -> int:
         return self.records

@@ -8,6 +8,7 @@ first, as one of `operations.BatchOperation`, and the files follow. The room tha
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -275,6 +276,16 @@ class Leases:
     def drop(self, batch: Batch) -> None:
         with self.engine.exclusive():
             self._forget([self._current(batch, "dead").id], keep_manifest=False)
+
+    def is_kept(self, batch: Batch) -> bool | None:
+        """Whether the files of the batch should be where it has them; None if nobody can say, as the store is closed."""
+        if not self.engine.is_open:
+            return None
+        with self.engine.exclusive():
+            state = self._state.find(batch.id)
+            if state is None or state.created != batch.made:
+                return False
+            return self.directory_of(state) == os.path.dirname(batch.manifest_path)
 
     def _current(self, batch: Batch, *states: str) -> BatchState:
         """The present state of the batch. It must be in one of ``states`` and, if leased, have the same owner and attempt."""

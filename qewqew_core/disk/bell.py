@@ -1,31 +1,30 @@
-"""A bell: a socket beside a file, by which another process wakes the one that waits at it.
+"""A bell: a socket by which another process wakes the one that waits at it.
 
 Waiting at a bell takes a thirtieth of the processor time of waiting for a lock, which needs a thread (`waker`). A ring that comes
-before the wait is kept. Nobody rings for a process that was killed, so look by yourself now and then.
+before the wait is kept. Nobody rings for a process that was killed, nor from a container with a network of its own, so look by
+yourself now and then.
+
+The socket has an abstract name, and no file: a file would be in the way of those who copy the directory, since most programs
+cannot copy a socket. So any process may ring, which wakes somebody who looks and sleeps again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 
-from qewqew_core.disk.files import Closes, Descriptors
+from qewqew_core.disk.files import Closes
 
 
 class Bell(Closes):
-    """Make a bell at ``path``. Errors of the system pass through; some file systems have no sockets."""
+    """Make a bell with a name that nobody else has. Errors of the system pass through; some systems have no such sockets."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, name: str) -> None:
         import socket  # late, as portalocker: a program that only reads needs none
 
-        self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            os.fchmod(self._socket.fileno(), 0o600)  # the mode of what `bind` makes
-            home, name = os.path.split(path)
-            with Descriptors([_open(home)]) as (fd,):
-                self._socket.bind(_short(fd, name))
+            self._socket.bind(_address(name))
         except BaseException:
             self._socket.close()
             raise
@@ -37,30 +36,19 @@ class Bell(Closes):
             self._socket.recv(1)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        self._socket.close()
-
-    def forked(self) -> None:
-        """In a forked child: the bell stays the parent's."""
         self._socket.close()
 
 
-def ring(home: str, names: Iterable[str]) -> None:
-    """Ring these bells in a directory, as far as they are there."""
+def ring(names: Iterable[str]) -> None:
+    """Ring these bells, as far as they are there."""
     import socket
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ringing, Descriptors([_open(home)]) as (fd,):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ringing:
         ringing.setblocking(False)  # a bell that nobody has heard ten times need not ring again
         for name in names:
             with contextlib.suppress(OSError):
-                ringing.sendto(b"\0", _short(fd, name))
+                ringing.sendto(b"\0", _address(name))
 
 
-def _open(home: str) -> int:
-    return os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _short(home: int, name: str) -> str:
-    """The path of a socket has at most 107 bytes."""
-    return f"/proc/self/fd/{home}/{name}"
+def _address(name: str) -> bytes:
+    return b"\0qewqew-" + name.encode()

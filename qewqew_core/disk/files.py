@@ -27,7 +27,13 @@ _LARGEST = 1 << 31  # bytes; chunk files have fewer, logs and manifests far fewe
 
 
 class Files:
-    """The real file system. The tests' simulated disk loses everything that these calls do not guarantee."""
+    """The real file system. The tests' simulated disk loses everything that these calls do not guarantee.
+
+    What is made is for its owner alone, who may use it whatever the umask is. What root makes belongs to the owner of the store,
+    who would be locked out otherwise: to that of the first of the paths from `files_of` that is there, or of the directory.
+    """
+
+    _owned_as: tuple[str, ...] = ()
 
     # Questions. If other processes change the same files, the answer may be out of date at once.
 
@@ -152,6 +158,12 @@ class Files:
         with _opening:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if new else 0), 0o600)
             _writable.add(fd)
+        if new:
+            try:
+                self._made(fd, path, 0o600)
+            except BaseException:
+                os.close(fd)
+                raise
         return fd
 
     def open_into(
@@ -160,10 +172,23 @@ class Files:
         """The same, into a list: an interrupt finds the file opened and in the list, or neither. ``make`` makes it if it does not
         exist.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW) | (os.O_CREAT if make or new else 0)
-        with _opening:
-            descriptors.extend(map(os.open, (path,), (flags | (os.O_EXCL if new else 0),), (0o600,)))
-            _writable.add(descriptors[-1])
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        if new:
+            flags |= os.O_CREAT | os.O_EXCL
+        elif make and follow:  # through a link to nothing: what is made is not given to anybody, as it is elsewhere
+            flags |= os.O_CREAT
+        try:
+            with _opening:
+                descriptors.extend(map(os.open, (path,), (flags,), (0o600,)))
+                _writable.add(descriptors[-1])
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                return Files.open_into(self, descriptors, path, new=True)
+            return Files.open_into(self, descriptors, path, make=True)  # somebody else has made it meanwhile
+        if new:
+            self._made(descriptors[-1], path, 0o600)
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         """All of ``data`` at ``offset``. Durable only after `sync`; may be torn by a crash or an error before that."""
@@ -232,6 +257,25 @@ class Files:
     def make_directory(self, path: str) -> None:
         """Make a directory, for its owner alone. Durable after `sync_directory` of its parent."""
         os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._made(fd, path, 0o700)
+        finally:
+            os.close(fd)
+
+    def _made(self, fd: int, path: str, mode: int) -> None:
+        """Give what we have just made at the path to whom it belongs."""
+        status = os.fstat(fd)
+        if status.st_mode & mode != mode:  # the umask has taken rights of the owner
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+        # Root's own directory with something in it was put here by somebody who may write here: that is not what we have made.
+        if status.st_uid == 0 and not (stat.S_ISDIR(status.st_mode) and os.listdir(f"/proc/self/fd/{fd}")):
+            for other in (*self._owned_as, os.path.dirname(path)):
+                with contextlib.suppress(OSError):  # it is not there; or we may give nothing away, as in some containers
+                    owner = os.stat(other)
+                    if other != path:
+                        os.chown(f"/proc/self/fd/{fd}", owner.st_uid, owner.st_gid)
+                        return
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory. Durable after `sync_directory` of its parent."""
@@ -274,6 +318,13 @@ def _path_of(fd: int) -> str | None:
 
 
 DISK = Files()  # for those to whom nobody gives another
+
+
+def files_of(files: Files | None, *owned_as: str) -> Files:
+    """What a store makes its files with: whose the first of these paths is that is there. ``files``: a test's."""
+    files = files or Files()
+    files._owned_as = owned_as
+    return files
 
 
 def open_again(descriptors: list[int], fd: int) -> None:

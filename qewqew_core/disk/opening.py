@@ -70,6 +70,23 @@ def refusing(path: str, what: str) -> Iterator[None]:
         raise refusal from error
 
 
+@contextlib.contextmanager
+def adding(path: str, what: str) -> Iterator[None]:
+    """Raise `refused` errors, and `BadPath` for any other of the system's but a missing file: something is added to what is not
+    committed, so nothing has changed.
+    """
+    try:
+        with refusing(path, what):
+            yield
+    except OSError as error:
+        if isinstance(error, (QewQewError, FileNotFoundError)):
+            raise
+        said = f"cannot be written: {error.strerror}. Nothing was added; check the disk, then try again"
+        named = BadPath(said, path=error.filename or path)
+        named.errno = error.errno
+        raise named from error
+
+
 def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
     where, said = error.filename or path, error.strerror or str(error)
     if error.errno in FULL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,8 @@ from qewqew_core.queue import log as logs
 from qewqew_core.queue import paths, stamp
 from qewqew_core.queue.log import Replayed
 from qewqew_core.queue.reading import read_pointers, scan
+
+_TEXT = frozenset(string.printable.encode())
 
 
 @dataclass
@@ -71,20 +74,26 @@ def chunk_files(files: Files, path: str) -> tuple[set[int], set[int]]:
 
 def look(files: Files, path: str, header: bytes | None, log: bytes | None) -> Found:
     """``header``, ``log``: the contents of these files. Raises `Corrupt`, also for what contradicts itself in the log."""
-    first, longer = chunk.NONE, False
-    if header:
-        if len(header) == 1:
-            raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
+    first = chunk.NONE
+    if header and len(header) >= chunk.FIRST.size:
         (first,) = chunk.FIRST.unpack_from(header)
-        longer = len(header) > chunk.FIRST.size
     if log is None:
         stamp.check_no_log(files, path)
     replayed = None if log is None else logs.replay(log, path + paths.LOG)
     found = Found(files, path, first, replayed)
-    if longer and replayed is None and first not in found.ids:
-        raise BadPath("is not the header file of a queue: it has more than two bytes and no chunk files beside it", path=path)
+    if header and log is None and _is_foreign(header) and not found.ids:
+        raise BadPath("is not the header file of a queue, but a file with other contents; choose another path", path=path)
+    if header and len(header) < chunk.FIRST.size:
+        raise Corrupt("the header file has one byte; it must have two. Nothing was changed", path=path, offset=0)
     check_reference(first, path, 0)
     return found
+
+
+def _is_foreign(header: bytes) -> bool:
+    """Whether it is not the header of a queue, if there are no other files. A Java program that was killed may leave two bytes
+    alone; but before they are two letters, it has filled two thousand chunk files.
+    """
+    return len(header) != chunk.FIRST.size or _TEXT.issuperset(header)
 
 
 def check_reference(chunk_id: int, path: str, offset: int) -> None:

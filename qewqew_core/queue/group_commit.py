@@ -43,11 +43,12 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk.bell import Bell, ring
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, read_all
 from qewqew_core.disk.lock import WAITS
+from qewqew_core.errors import Corrupt
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue import paths
 from qewqew_core.queue.writing import Framed, place
 
-PUT, TAKEN, MINE, DONE, BELL = ".put", ".taken", ".mine", ".done", ".bell"
+PUT, TAKEN, MINE, DONE = ".put", ".taken", ".mine", ".done"
 _NO_KEY = bytes(16)
 _CRC = struct.Struct(">I")  # of all that follows
 # magic, chunk size, bytes to leave free, hash of the key or zeros, number of runs; then these
@@ -95,7 +96,7 @@ class Request(NotCopied):
         head = _HEAD.pack(_MAGIC, terms.chunk_size, terms.min_free_bytes, key or _NO_KEY, len(runs))
         head += b"".join(_RUN.pack(run.records, run.size) for run in runs)
         if self._bell is None:
-            self._bell = Bell(claim + BELL)
+            self._bell = Bell(os.path.basename(claim))
         if not self._fds:
             self._mine = claim + MINE
             self._files.open_into(self._fds, self._mine, new=True)
@@ -166,13 +167,13 @@ class Request(NotCopied):
         """In a forked child: file and bell are the parent's."""
         self._fds.close()
         if self._bell is not None:
-            self._bell.forked()
+            self._bell.close()
 
 
 def wake(files: Files, queue: str) -> None:
     """Nobody leads any more: wake those that still ask, so that one of them does."""
     if names := _asking(files, queue):
-        ring(queue + paths.STAGED, map(_bell, names))
+        ring(map(_claim_of, names))
 
 
 def take_along(files: Files, queue: str, terms: Terms, known: Callable[[bytes], bool]) -> Iterator[Put]:
@@ -184,14 +185,17 @@ def take_along(files: Files, queue: str, terms: Terms, known: Callable[[bytes], 
     size = 0
     for name in _asking(files, queue):
         path = os.path.join(queue + paths.STAGED, name.removesuffix(PUT))
-        with contextlib.suppress(FileNotFoundError):  # withdrawn
+        try:
             put, length = _read(files, path, terms)
             size += length
             if size > LIMITS.group_bytes:
                 return
-            if put is not None and (put.key is None or not known(put.key)):
-                files.rename(path + PUT, path + TAKEN)
-                yield put
+            if put is None or (put.key is not None and known(put.key)):
+                continue
+            files.rename(path + PUT, path + TAKEN)
+        except (OSError, Corrupt):  # withdrawn, or nothing that we can read: that must not keep others from their commits
+            continue
+        yield put
 
 
 def is_asked(files: Files, queue: str) -> bool:
@@ -205,9 +209,9 @@ def _asking(files: Files, queue: str) -> list[str]:
     return []
 
 
-def _bell(name: str) -> str:
-    """Of the stage whose request it is."""
-    return name.partition(".")[0] + BELL
+def _claim_of(name: str) -> str:
+    """The name of the claim of the stage whose request it is. Its bell has the same name."""
+    return name.partition(".")[0]
 
 
 def _read(files: Files, path: str, terms: Terms) -> tuple[Put | None, int]:
@@ -236,7 +240,7 @@ def finish(files: Files, puts: Sequence[Put]) -> None:
         with contextlib.suppress(FileNotFoundError):  # removed by somebody else: its stage says so
             files.rename(put.path + TAKEN, put.path + DONE)
     with contextlib.suppress(OSError):  # they look by themselves, too
-        ring(os.path.dirname(puts[0].path), (_bell(os.path.basename(put.path)) for put in puts))
+        ring(_claim_of(os.path.basename(put.path)) for put in puts)
 
 
 def give_back(files: Files, puts: Sequence[Put]) -> None:

@@ -31,7 +31,7 @@ from qewqew_core.batch.reports import Report
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
-from qewqew_core.disk.files import Closes, Files, is_at
+from qewqew_core.disk.files import Closes, Files, files_of, is_at
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Closed, Corrupt, Empty, Locked
@@ -103,7 +103,7 @@ class Queue(HasBatches, Closes):
         self.log_bytes = arguments.check_whole("log_bytes", log_bytes, 1, journal.MOST_LOG_BYTES)
         self.sync = arguments.check_choice("sync", sync, ("commit", "never"))
         arguments.check_timeout("lock_timeout", lock_timeout)
-        self._files = _files or Files()
+        self._files = files_of(_files, self.path, self.path + paths.LOG)
         self._holds = Holds()
         self._engine: Engine[State] = Engine(
             self.path, "queue", logs, sync=sync == "commit", log_bytes=self.log_bytes, gate=self._holds, locks_log=True

@@ -47,6 +47,8 @@ class Records:
 
     def put_one(self, record: bytes, timeout: float | None) -> int:
         """As `put`, for what is put most often: a record that the log carries and the last chunk takes."""
+        if type(timeout) is not int:
+            arguments.deadline(timeout)  # also a call that need not wait refuses what is not a time
         engine, chain = self._engine, self._chain
         if self._is_bounded:
             self._wait_for_room(1, len(record), timeout)
@@ -136,6 +138,8 @@ class Records:
     def put_group(self, records: list[bytes], key: str | None, timeout: float | None) -> tuple[int, int, int]:
         """As `transact`, with the requests of others; returns also how many of the records were put now."""
         engine = self._engine
+        if type(timeout) is not int:
+            arguments.deadline(timeout)
         hashed = None if key is None else key_hash(arguments.check_key(key))
         if self._is_bounded or not engine.sync or hashed in engine.state.idempotency_keys:
             before = engine.state.records
@@ -222,6 +226,8 @@ class Records:
 
     def first(self, timeout: float | None) -> tuple[bytes, Step]:
         """The first record that nobody holds, and where it is. Waits for one, then raises `Empty`."""
+        if type(timeout) is not int:
+            arguments.deadline(timeout)
         if self._engine.state.records == self._holds.records:
             self._wait(timeout)
         first = next(iter(self._engine.state.chain.values()))
@@ -301,6 +307,8 @@ class Records:
         same key before.
         """
         engine, state = self._engine, self._engine.state
+        if type(timeout) is not int:
+            arguments.deadline(timeout)
         hashed = None if key is None else key_hash(arguments.check_key(key))
         spill = spill if spill and spill.chunks else None
         count, payload = len(records), sum(map(len, records))

@@ -449,7 +449,7 @@ def remove_leftovers(files: Files, path: str, state: State, ids: set[int]) -> se
     """Remove what a killed process was making and no commit refers to. Files with records stay, though the first chunk of a Java
     program gets another id: the next such program begins there. Returns the ids of the chunk files that are left.
     """
-    remove_if_there(files, path + paths.LOG + ".tmp")
+    remove_if_there(files, path + paths.NEW_LOG)
     places.remove_tree(files, path + paths.LEASE)
     places.remove_tree(files, path + paths.SPILL)
     staged_files.settle(files, path, state.served)

@@ -16,6 +16,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -26,8 +27,8 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.disk import lock
 from qewqew_core.disk.engine import Transaction
-from qewqew_core.disk.files import Descriptors, Files, close_all
-from qewqew_core.disk.opening import opening, refusing
+from qewqew_core.disk.files import Descriptors, Files, close_all, files_of
+from qewqew_core.disk.opening import adding, opening
 from qewqew_core.errors import BadArgument, BadPath, Broken, Closed, Corrupt, InDoubt, Locked, QewQewError
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -48,11 +49,11 @@ PATIENCE_AT_THE_END = 0.5  # seconds to wait, when the time is over, for a leade
 class Stage(Transaction):
     """Records that are put into the queue at ``path`` together, or not at all. Nobody waits for a stage before its commit.
 
-    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size``, ``sync`` and
-    ``lock_timeout`` are checked at once. In a ``with`` statement a stage commits at the end of the block, and forgets
-    everything if the block raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do not use
-    one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number of
-    processes.
+    ``settings`` are those of `Queue`. The commit opens the queue with them and checks them then; ``chunk_size``, ``sync``,
+    ``min_free_bytes`` and ``lock_timeout`` are checked at once. In a ``with`` statement a stage commits at the end of the block,
+    and forgets everything if the block raises. Otherwise call `commit` and finally `close`. A stage may commit several times. Do
+    not use one stage in two threads at once, or in a forked process. Any number of stages of one queue may be open, in any number
+    of processes.
 
     Raises `BadPath`, `BadArgument`.
     """
@@ -66,10 +67,10 @@ class Stage(Transaction):
         arguments.check_choice("sync", chosen["sync"], ("commit", "never"))
         arguments.check_timeout("lock_timeout", chosen["lock_timeout"])
         self._settings = {"lock_timeout": PATIENCE, **settings}
-        self._files: Files = chosen["_files"] or Files()
+        self._files: Files = files_of(chosen["_files"], self.path, self.path + paths.LOG)
         with opening(self.path, "stage"):
             self._files.check_writable(os.path.dirname(self.path))
-        self._terms = Terms(self.chunk_size, chosen["min_free_bytes"])
+        self._terms = Terms(self.chunk_size, arguments.check_whole("min_free_bytes", chosen["min_free_bytes"], 0, sys.maxsize))
         bounds = chosen["max_records"], chosen["max_bytes"]
         self._joins_groups = chosen["sync"] == "commit" and bounds == (None, None)
         self._puts: list[bytes] = []
@@ -90,7 +91,7 @@ class Stage(Transaction):
         return len(self._puts) + (self._spill.records if self._spill else 0)
 
     def put(self, record: Record) -> None:
-        """Add one record. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`: it was not added."""
+        """Add one record. Raises `BadRecord`, `RecordTooLarge`, `DiskFull`, `BadPath` (no permission …): it was not added."""
         self._add(chunk.checked((record,), self.chunk_size))
 
     def put_many(self, records: Iterable[Record]) -> int:
@@ -128,6 +129,7 @@ class Stage(Transaction):
         stored, the records may be in the queue.
         """
         self._check_open()
+        arguments.deadline(timeout)
         with self._unless_broken():
             try:
                 return self._commit(key, timeout)
@@ -343,9 +345,9 @@ class Stage(Transaction):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Give a full disk, and staged files that somebody has removed, an error that says so."""
+        """Give errors of the system a name, and staged files that somebody has removed an error that says so."""
         try:
-            with refusing(self.path, "stage"):
+            with adding(self.path, "stage"):
                 yield
         except FileNotFoundError as error:
             what = "the staged files are gone: somebody else removed them. Nothing was stored; stage them again in a new Stage"

@@ -26,12 +26,16 @@ def settle(files: Files, path: str, served: set[bytes]) -> None:
     for claim, names in by_claim.items():
         descriptors: list[int] = []
         try:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 files.open_into(descriptors, os.path.join(home, claim))
+            except FileNotFoundError:
+                pass
+            except OSError:  # not a claim, or another user's
+                continue
             # Held until the claim is removed: a stage that is just making it finds it taken, or gone.
             if not descriptors or lock.whole(descriptors[0]):
                 for name in sorted(names, reverse=True):  # the claim is the last
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # such a directory is not ours
                         files.unlink(os.path.join(home, name))
             else:
                 for name in names:

@@ -9,7 +9,7 @@ import stat
 from collections import deque
 from dataclasses import dataclass, field
 
-from qewqew_core.batch import manifest, places
+from qewqew_core.batch import manifest, names, places
 from qewqew_core.disk.opening import opening
 from qewqew_core.formats import chunk
 from qewqew_core.queue import log as logs
@@ -17,7 +17,6 @@ from qewqew_core.queue import paths, stamp
 from qewqew_core.topic.topic_paths import is_topic
 
 _REMAINS = (paths.LOG, paths.STAMP, places.BATCHES, places.DEAD)  # what may be there of a queue without a header
-_OWN = (places.BATCHES, places.DEAD, paths.LEASE, paths.SPILL, paths.STAGED, places.DAMAGED)  # directories of a queue
 
 
 class Kind(enum.StrEnum):
@@ -72,7 +71,7 @@ def find(directory: str, most: int = 1000) -> Listing:
             if not prefix:
                 raise
             continue
-        own = {queue + suffix for queue in queues for suffix in _OWN}
+        own = {queue + suffix for queue in queues for suffix in names.DIRECTORIES}
         found.queues += [prefix + name for name in queues]
         for name in below:
             if is_topic(os.path.join(here, name)):

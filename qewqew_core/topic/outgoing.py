@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from qewqew_core.disk.files import Descriptors, Files, NotCopied
-from qewqew_core.disk.opening import refusing
+from qewqew_core.disk.opening import adding
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.limits import LIMITS
@@ -179,7 +179,7 @@ class Appends(NotCopied):
         self._memory_size += size
 
     def _spill(self) -> None:
-        with refusing(self._path, "topic"):
+        with adding(self._path, "topic"):
             if not self._fds:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.unlink(self._path)

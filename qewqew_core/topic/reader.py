@@ -36,7 +36,7 @@ from qewqew_core.topic.participant import Participant
 from qewqew_core.topic.reader_batches import ReaderBatches
 from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx, place_of_rdx, stats_of
 from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState
-from qewqew_core.topic.seeking import first_place, place_of
+from qewqew_core.topic.seeking import check_start, first_place, place_of
 from qewqew_core.topic.shared_log import Consumer, SharedLog
 from qewqew_core.topic.view import Position, View
 
@@ -72,6 +72,7 @@ class Reader(HasBatches, HasHeader, Closes):
         self.window = arguments.check_whole("window", window, 1, 1 << 20)
         self.redeliver_after = None if redeliver_after is None else arguments.check_timeout("redeliver_after", redeliver_after)
         chosen = None if filter is None else Filter(filter)
+        check_start(start)
         self.auto_commit = auto_commit
         self.topic = topic
         self._files: Files = topic.files

@@ -10,6 +10,16 @@ from qewqew_core.errors import BadArgument, Corrupt
 from qewqew_core.topic.view import Position, View
 
 
+def check_start(start: object) -> None:
+    """Raise `BadArgument` if no reader can begin there, whatever the topic has."""
+    if isinstance(start, datetime):
+        _milliseconds(start)
+    elif type(start) is int:
+        arguments.check_whole("start", start, 0, sys.maxsize)
+    elif not isinstance(start, Position) and start not in ("oldest", "latest"):
+        raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
+
+
 def first_place(view: View, start: str | int | datetime | Position) -> Position:
     """Where a new reader begins; ``start`` as of `Topic.reader`."""
     if isinstance(start, Position):
@@ -23,9 +33,8 @@ def first_place(view: View, start: str | int | datetime | Position) -> Position:
         return view.latest()
     if type(start) is int:
         return place_of(view, number=start)
-    if isinstance(start, datetime):
-        return place_of(view, time=start)
-    raise BadArgument(f'start must be "oldest", "latest", the number of a message or a datetime, not {start!r:.60}')
+    assert isinstance(start, datetime)
+    return place_of(view, time=start)
 
 
 def place_of(view: View, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> Position:
@@ -43,9 +52,7 @@ def _find(view: View, number: int | None, offset: int | None, time: datetime | N
     if (number is not None) + (offset is not None) + (time is not None) != 1:
         raise BadArgument("give one of number, offset and time")
     if time is not None:
-        if not isinstance(time, datetime) or time.tzinfo is None:
-            raise BadArgument(f"time must be a datetime with a time zone, not {time!r:.60}")
-        return view.by_time(int(time.timestamp() * 1000))
+        return view.by_time(_milliseconds(time))
     if number is not None:
         place = view.by_number(arguments.check_whole("number", number, 0, sys.maxsize))
         what = f"message {number}"
@@ -57,3 +64,10 @@ def _find(view: View, number: int | None, offset: int | None, time: datetime | N
         oldest, latest = view.oldest(), view.latest()
         raise BadArgument(f"there is no {what}: the topic {view.directory} has messages {oldest.number} to {latest.number - 1}")
     return place
+
+
+def _milliseconds(time: object) -> int:
+    """A moment in milliseconds since the epoch."""
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise BadArgument(f"time must be a datetime with a time zone, not {time!r:.60}")
+    return int(time.timestamp() * 1000)

@@ -21,7 +21,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import leases
 from qewqew_core.batch.reports import Report
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Closes, Descriptors, Files, read_all, read_whole
+from qewqew_core.disk.files import Closes, Descriptors, Files, files_of, read_all, read_whole
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadArgument, Broken, Closed, Corrupt, Locked, QewQewError
 from qewqew_core.formats import zbus
@@ -115,7 +115,7 @@ class Topic(HasHeader, Closes):
         self.max_attempts, self.retention, self.retention_bytes = max_attempts, retention, retention_bytes
         self.path = topic_paths.check_topic_path(path)
         self.name = os.path.basename(self.path)
-        self.files = _files or Files()
+        self.files = files_of(_files, self.path)
         self._lock = threading.RLock()
         self._wanted = wanted
         self._writer: Writer | None = None

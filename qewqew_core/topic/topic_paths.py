@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 
 from qewqew_core import arguments
+from qewqew_core.batch import names
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import RESERVE
@@ -36,6 +37,7 @@ def _checked(given: str) -> str:
     parent, name = os.path.split(full)
     if not name or len(os.fsencode(name)) > 200 or not name.isprintable():
         raise BadPath("cannot be the name of a topic (printable, at most 200 bytes)", path=given)
+    names.check(full, "topic")
     if not DISK.is_directory(parent, follow=True):
         raise BadPath(f"there is no directory {parent}; make it first (mkdir -p {parent}), or correct the path", path=full)
     if not DISK.exists(full):

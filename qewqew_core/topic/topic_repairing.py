@@ -25,7 +25,7 @@ from qewqew_core import arguments
 from qewqew_core.batch import places
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
-from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
+from qewqew_core.disk.files import Descriptors, Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
@@ -370,8 +370,9 @@ def repair_topic(
     and `Corrupt` if nothing can be done.
     """
     full = topic_paths.check_topic_path(path)
+    timeout = arguments.check_timeout("lock_timeout", lock_timeout)
     with opening(full, "topic", "repair it again"):
-        return _repair(_files or Files(), full, dialect, arguments.check_timeout("lock_timeout", lock_timeout))
+        return _repair(files_of(_files, full), full, dialect, timeout)
 
 
 def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, timeout: float) -> RepairReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ def test_queues_and_topics_are_found_in_the_directory_and_below_it_but_not_in_ea
             topic.append(b"x")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no queue")
-    put(tmp_path / "orders.batches" / "inside")  # in a directory of the queue's own
+    for file in (tmp_path / "shop").glob("orders.qew*"):
+        if file.is_file():  # in a directory of the queue's own, where none can be made
+            shutil.copy(file, tmp_path / "orders.batches")
     found = find(str(tmp_path))
     assert found.queues == ["orders", "shop/orders.qew", "shop/eu/returns"]
     assert found.topics == ["events", "shop/clicks"]

@@ -51,7 +51,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[
         for name, act in {"before": lambda: q.put(b"before"), "served": q.serve, "behind": lambda: q.put(b"behind")}.items():
             at[name] = q._engine.log.end
             act()
-        shutil.copytree(path.parent, left, ignore=shutil.ignore_patterns("*.bell"))
+        shutil.copytree(path.parent, left)
         for act in later:
             act()
         assert follower.done() == (1, 1)

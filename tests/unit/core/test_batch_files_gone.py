@@ -1,0 +1,148 @@
+"""Why a batch cannot be read: somebody has ended it, its files were removed, or they may not be read. Queue and reader alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stores import STORES
+
+from qewqew_core import BadPath, Batch, BatchExpired, Corrupt, QewQewError
+from qewqew_core.batch import manifest, segments
+
+RECORDS = [b"%02d" % number * 20 for number in range(40)]
+
+
+@pytest.fixture(params=STORES)
+def leased(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Batch, Path]]:
+    made, (size, _) = STORES[request.param]
+    store = made(tmp_path / "it", size, "commit", retention=timedelta(0))
+    store.put_many(RECORDS)
+    batch = store.leasing.lease("key")
+    assert batch is not None
+    yield store, batch, Path(batch.manifest_path).parent
+    store.close()
+
+
+READS: dict[str, Callable[[Batch, Path], object]] = {
+    "iterate": lambda batch, _: list(batch),
+    "publish": lambda batch, aside: batch.publish(str(aside / "published")),
+}
+ENDS: dict[str, Callable[[Batch], object]] = {
+    "ack": lambda batch: batch.ack(),
+    "put_back": lambda batch: batch.put_back(),
+    "dead": lambda batch: batch.to_dead_letters(),
+}
+
+
+def remove(directory: Path) -> None:
+    shutil.rmtree(directory)
+
+
+def remove_all_but_the_manifest(directory: Path) -> None:
+    for file in directory.iterdir():
+        if file.name != manifest.MANIFEST:
+            file.unlink()
+
+
+@pytest.mark.parametrize("how", [remove, remove_all_but_the_manifest])
+@pytest.mark.parametrize("read", READS)
+def test_files_that_were_removed_are_not_those_of_an_ended_batch(
+    leased: tuple[Any, Batch, Path], read: str, how: Callable[[Path], None], tmp_path: Path
+) -> None:
+    store, batch, directory = leased
+    how(directory)
+    with pytest.raises(Corrupt, match="missing, though nobody has ended it"):
+        READS[read](batch, tmp_path)
+    store.close()
+    with pytest.raises(BatchExpired, match="somebody ended the batch, or removed them"):
+        READS[read](batch, tmp_path)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("read", READS)
+def test_a_batch_that_somebody_has_ended_says_so(leased: tuple[Any, Batch, Path], read: str, end: str, tmp_path: Path) -> None:
+    store, batch, _ = leased
+    ENDS[end](store.leasing.batch(batch.id))
+    with pytest.raises(BatchExpired, match=r"somebody ended the batch$"):
+        READS[read](batch, tmp_path)
+    store.close()
+    with pytest.raises(BatchExpired, match="somebody ended the batch, or removed them"):
+        READS[read](batch, tmp_path)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("when", ["manifest", "segment"])
+def test_a_batch_that_is_ended_while_it_is_read_says_so(
+    leased: tuple[Any, Batch, Path],
+    read: str,
+    end: str,
+    when: str,
+    is_open: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its manifest is read, and before its first segment is."""
+    store, batch, _ = leased
+    other = store.leasing.batch(batch.id)
+    module, name = (manifest, "load") if when == "manifest" else (segments, "open_file")
+    before = getattr(module, name)
+
+    def ending(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        ENDS[end](other)
+        if not is_open:
+            store.close()
+        return before(*arguments, **named)
+
+    if (read, when) == ("publish", "segment"):
+        from qewqew_core.batch import publishing
+
+        module = publishing
+    monkeypatch.setattr(module, name, ending)
+    with pytest.raises(BatchExpired, match="somebody ended the batch"):
+        READS[read](batch, tmp_path)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_files_that_may_not_be_read_are_named(
+    leased: tuple[Any, Batch, Path], read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, batch, directory = leased
+    segment = next(file for file in directory.iterdir() if file.name != manifest.MANIFEST)
+    for denied in (directory.parent, directory, directory / manifest.MANIFEST, segment):
+        with monkeypatch.context() as patch:
+            for name in ("stat", "lstat", "open", "listdir"):
+                patch.setattr(os, name, denying(getattr(os, name), denied))
+            with pytest.raises(BadPath, match="no permission to read the files of batch") as caught:
+                READS[read](batch, tmp_path)
+        assert str(caught.value.path).startswith(str(directory.parent))
+    assert list(batch) == RECORDS
+
+
+def denying(call: Callable[..., Any], denied: Path) -> Callable[..., Any]:
+    """What root would see as another user."""
+
+    def denied_or_not(path: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(path, str) and Path(path).is_relative_to(denied) and (Path(path) != denied or call.__name__ != "stat"):
+            raise PermissionError(13, "Permission denied", path)
+        return call(path, *arguments, **named)
+
+    return denied_or_not
+
+
+@pytest.mark.parametrize("read", READS)
+def test_the_target_is_not_taken_for_the_batch(leased: tuple[Any, Batch, Path], read: str, tmp_path: Path) -> None:
+    _, batch, directory = leased
+    (tmp_path / "published").write_text("a file")
+    if read == "publish":
+        with pytest.raises((OSError, QewQewError), match="published"):
+            READS[read](batch, tmp_path)
+    assert directory.is_dir()

@@ -1,0 +1,209 @@
+"""Root uses a store of a user, and the user goes on: what root makes belongs to whom the store belongs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qewqew_core import Queue, Stage, Topic, inspect, repair
+from qewqew_core.tools.listing import find
+
+USER = 12345
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+
+
+def as_user(act: Callable[[Path], object], path: Path) -> None:
+    """Do it as another user, in a forked process."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(USER)
+            os.setuid(USER)
+            act(path)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture(params=["the user's directory", "root's directory for all", "a sticky one"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp())  # the one of pytest is for root alone
+    if request.param == "the user's directory":
+        os.chown(path, USER, USER)
+        path.chmod(0o755)
+    else:
+        path.chmod(0o1777 if "sticky" in request.param else 0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+def queue_once(path: Path) -> None:
+    with Queue(path, chunk_size=1000, max_attempts=1) as queue:
+        queue.put_many([b"x" * 100] * 30)
+        for to in ("ack", "nack", "put_back", "extend"):
+            batch = queue.lease(f"{to}-{os.getuid()}-{len(queue)}", max_records=2, lease_timeout=9)
+            assert batch is not None
+            assert len(list(batch)) == 2
+            getattr(batch, to)()
+        for batch in (*queue.batches(), *queue.dead()):
+            assert list(batch)
+        assert queue.get_many(2)
+        assert queue.verify().ok
+
+
+def sessions(path: Path) -> None:
+    with Queue(path, chunk_size=100_000) as queue, queue.session() as session:
+        session.put_many([b"x" * 60_000] * 30)
+
+
+def stage_once(path: Path) -> None:
+    for count in (3, 40):
+        with Stage(path, chunk_size=100_000) as stage:
+            stage.put_many([b"y" * 60_000] * count)
+
+
+def empty(path: Path) -> None:
+    with Queue(path) as queue:
+        queue.put_many([b"z"], key=f"{os.getuid()}")
+        while queue.get_many(1000):
+            pass
+
+
+def damage(path: Path) -> None:
+    queue_once(path)
+    for chunk in path.parent.glob("q.3*"):
+        chunk.write_bytes(chunk.read_bytes()[:-500] + bytes(500))
+    repair(path)
+
+
+def topic_once(path: Path) -> None:
+    with Topic(path, block_size=2000, max_attempts=1) as topic, topic.reader("r") as reader:
+        topic.append_many([b"x" * 100] * 60)
+        with topic.session() as session:
+            session.append(b"y" * 1000)
+            session.read(reader)
+        for to in ("ack", "nack", "put_back"):
+            batch = reader.lease(f"{to}-{os.getuid()}-{topic.stats().next}", max_records=2)
+            assert batch is not None
+            getattr(batch, to)()
+        reader.commit(reader.read())
+        assert topic.verify().ok
+
+
+USES: dict[str, tuple[Callable[[Path], object], ...]] = {
+    "queue": (queue_once, stage_once, sessions),
+    "empty queue": (empty, queue_once, empty, stage_once),
+    "repaired queue": (queue_once, damage),
+    "stage": (stage_once,),
+    "topic": (topic_once,),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packages_are_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Before we become somebody who may not read them."""
+    for act in (queue_once, stage_once, topic_once):
+        act(tmp_path_factory.mktemp("packages") / "q")
+
+
+@as_root
+@pytest.mark.parametrize("kind", USES)
+def test_who_owns_a_store_goes_on_after_root_has_used_it(shared: Path, kind: str) -> None:
+    path = shared / "q"
+    for act in (*USES[kind], *USES[kind]):
+        as_user(act, path)
+        act(path)
+        owners = {file: file.lstat().st_uid for file in shared.rglob("*")}
+        assert set(owners.values()) <= {USER}, owners
+    as_user(USES[kind][0], path)
+
+
+@as_root
+@pytest.mark.parametrize("kind", USES)
+def test_what_root_makes_is_the_owners_of_the_directory(shared: Path, kind: str) -> None:
+    for act in USES[kind]:
+        act(shared / "q")
+    assert {file.lstat().st_uid for file in shared.rglob("*")} == {shared.stat().st_uid}
+
+
+@as_root
+def test_a_store_of_root_beside_those_of_a_user_stays_roots(shared: Path) -> None:
+    if not shared.stat().st_uid:
+        as_user(queue_once, shared / "q")
+        queue_once(shared / "r")
+        topic_once(shared / "q.x")
+        assert {file.lstat().st_uid for file in shared.iterdir() if file.name[:2] != "q." or file.name == "q.x"} == {0, USER}
+        assert not [file for file in (shared / "q.x").rglob("*") if file.lstat().st_uid]
+
+
+@as_root
+def test_what_a_link_leads_to_is_given_to_nobody(shared: Path) -> None:
+    aside = Path(tempfile.mkdtemp())
+    try:
+        os.symlink(aside / "header", shared / "q")
+        os.lchown(shared / "q", USER, USER)
+        with Queue(shared / "q") as queue:
+            queue.put(b"x")
+        assert (aside / "header").stat().st_uid == 0
+    finally:
+        shutil.rmtree(aside)
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_a_umask_that_takes_everything_takes_nothing_from_the_owner(kind: str, tmp_path: Path) -> None:
+    def use(path: Path) -> None:
+        before = os.umask(0o777)
+        try:
+            for act in (*USES[kind], *USES[kind]):
+                act(path)
+        finally:
+            os.umask(before)
+
+    if os.getuid():
+        use(tmp_path / "q")
+        return
+    home = Path(tempfile.mkdtemp())
+    try:
+        os.chown(home, USER, USER)
+        as_user(use, home / "q")
+        for file in home.rglob("*"):
+            assert stat.S_IMODE(file.lstat().st_mode) == (0o700 if file.is_dir() else 0o600)
+    finally:
+        shutil.rmtree(home)
+
+
+@as_root
+def test_waiting_stages_of_a_user_and_of_root_are_put_together(shared: Path) -> None:
+    as_user(queue_once, shared / "q")
+    before = inspect(shared / "q").records
+    waiting = []
+    with Queue(shared / "q") as queue:
+        for number in range(6):
+            if (pid := os.fork()) == 0:
+                try:
+                    if number % 2:
+                        os.setgid(USER)
+                        os.setuid(USER)
+                    with Stage(shared / "q", lock_timeout=20, chunk_size=1000) as stage:
+                        stage.put(b"%d" % number)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
+            waiting.append(pid)
+        assert len(queue) == before
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in waiting] == [0] * 6
+    assert inspect(shared / "q").records == before + 6
+    assert find(str(shared)).queues == ["q"]
