@@ -205,25 +205,67 @@ class View(NotCopied):
             raise Corrupt("the block ends inside the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
+    def sure_number(self, entry: Entry) -> int | None:
+        """The same, but only of a block that is not damaged there: the first message must be whole, and the one behind it the
+        next one. None if it is damaged.
+        """
+        try:
+            number, after = self._head(entry, 0)
+            following = self._head(entry, after)[0] if after < entry.end else number
+        except Corrupt:
+            return None
+        return number if number >= 0 and following in (number, number + 1) else None
+
+    def _head(self, entry: Entry, at: int) -> tuple[int, int]:
+        """Number and end of the message there. Raises `Corrupt` if none begins there."""
+        path = self.block_path(entry.base)
+        head = self.read(entry.base, at, min(HEAD, entry.end - at))
+        after, number = zbus.check_head(head, at, at, entry.end, None, self.dialect, path)
+        if zbus.stored_offset_at(head, 0) not in (entry.base + at, at):
+            raise Corrupt("the message that begins here says that it does not", path=path, offset=at)
+        return number, after
+
     def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
-        """The position of the message, also of the next one to come; None if it does not exist."""
+        """The position of the message, also of the next one to come; None if it does not exist. Blocks that are damaged where
+        they begin are passed over; raises `Corrupt` if the message may be in one.
+        """
         index = self.index()
-        if number == index.number:
-            return self.latest()
+        if number >= index.number:
+            return self.latest() if number == index.number else None
         blocks = [
             (block, entry) for block, entry in enumerate(self.entries(index), index.start) if entry.end
         ]  # an empty block has no number
-        place = bisect_right(blocks, number, key=lambda known: self.number_of(known[1])) - 1
-        if place < 0 or number > index.number:
-            return None
-        block, entry = blocks[place]
-        known = [0, *(at for at in marks(entry) if 0 < at < entry.end)]
-        # Not at a mark with that very number: a zbus server that was killed gives a number twice.
-        begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
-        for at, found in self.heads(entry, self.number_of(entry, begin), begin):
-            if found == number:
-                return Position(block, at, number)
+        first, behind = self._around(number, [entry for _, entry in blocks])
+        damage: Corrupt | None = None
+        for place in range(max(first, 0), behind):  # a message of the first one, or of a damaged one behind it
+            block, entry = blocks[place]
+            known = [0, *(at for at in marks(entry) if 0 < at < entry.end)] if place == first else [0]
+            try:
+                # Not at a mark with that very number: a zbus server that was killed gives a number twice.
+                begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
+                for at, found in self.heads(entry, self.number_of(entry, begin), begin):
+                    if found == number:
+                        return Position(block, at, number)
+            except Corrupt as error:
+                damage = damage or error
+        if damage is not None:
+            raise damage
         return None
+
+    def _around(self, number: int, entries: list[Entry]) -> tuple[int, int]:
+        """The place of the last block that surely begins at or before the message (-1: none), and of the first one that surely
+        begins behind it.
+        """
+        low, high = -1, len(entries)
+        while high - low > 1:
+            middle = (low + high) // 2
+            for place in (*range(middle, low, -1), *range(middle + 1, high)):
+                if (found := self.sure_number(entries[place])) is not None:
+                    low, high = (place, high) if found <= number else (low, place)
+                    break
+            else:
+                break
+        return low, high
 
     def by_offset(self, offset: int) -> Position | None:
         """The position of the message with this offset in the topic, also of the next one to come; None if none begins
@@ -271,7 +313,7 @@ class View(NotCopied):
         data, start, path = b"", at, self.block_path(entry.base)
         while at < end:
             if at - start + HEAD > len(data):
-                start, data = at, self.read(entry.base, at, min(SCAN, end - at))
+                start, data = at, self.read(entry.base, at, min(SCAN, end - at), HEAD)
             after, number = zbus.check_head(data, start, at, end, number, self.dialect, path)
             yield at, number, data, start
             at, number = after, number + 1
@@ -406,7 +448,7 @@ class View(NotCopied):
             length = zbus.length_at(data, at - start)
             if have >= HEAD + length:
                 return start, data
-        data = self.read(base, at, min(window, end - at))
+        data = self.read(base, at, min(window, end - at), HEAD)
         if len(data) >= HEAD and len(data) < (size := HEAD + zbus.length_at(data, 0)) <= min(end - at, HEAD + WINDOW):
             data = self.read(base, at, size)
         self._window = (base, at, data) if len(data) <= SCAN else (-1, 0, b"")
@@ -422,8 +464,10 @@ class View(NotCopied):
         fd = self._blocks.get(base)
         return fd is None or is_at(self._files, fd, path)
 
-    def read(self, base: int, at: int, size: int) -> bytes:
-        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""
+    def read(self, base: int, at: int, size: int, least: int = sys.maxsize) -> bytes:
+        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``: so many
+        will do, if the file ends.
+        """
         fd = self._blocks.get(base)
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:
@@ -434,7 +478,7 @@ class View(NotCopied):
                 raise Corrupt(f"a block cannot be read: {error.strerror}", path=self.block_path(base)) from error
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
-        if len(data) < size:
+        if len(data) < min(size, least):
             raise Corrupt(
                 f"the file ends before the messages do, which end at {at + size} or later",
                 path=self.block_path(base),
