@@ -183,20 +183,22 @@ class View(NotCopied):
         return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
 
     def first_of(self, block: int, index: Index) -> Position:
-        """The first message of a block or, if it is empty, of the one after it."""
+        """The first message of a block or, if it is empty, of the one after it. If it is damaged, whoever reads it is told."""
         while block < index.start + index.blocks:
             entry = self.entry(block)
             if entry.end:
-                number = self.number_of(entry)
-                if not 0 <= number <= index.number:
-                    raise Corrupt(
-                        f"the block begins with message {number}, and the topic's next one is {index.number}",
-                        path=self.block_path(entry.base),
-                        offset=zbus.NUMBER_AT,
-                    )
-                return Position(block, 0, number)
+                return Position(block, 0, self._number_here(block, entry, index))
             block += 1
         return self.latest()
+
+    def _number_here(self, block: int, entry: Entry, index: Index) -> int:
+        """The number of a block's first message; if that is damaged, a number that is not too low: that of a later block."""
+        number = self.sure_number(entry)
+        if number is None and not block:
+            return 0
+        while (number is None or number > index.number) and (block := block + 1) < index.start + index.blocks:
+            number = self.sure_number(self.entry(block))
+        return index.number if number is None else min(number, index.number)
 
     def number_of(self, entry: Entry, at: int = 0) -> int:
         """The number of the message at an offset of a block: of the first one, if the block is not empty."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from damage import flip
 
-from qewqew_core import Empty, Topic, repair_topic
+from qewqew_core import Corrupt, Empty, Topic, inspect_reader, repair_topic
 from qewqew_core.formats import zbus
 from qewqew_core.topic.block_numbers import Run, bases_between, number_runs
 
@@ -169,6 +170,60 @@ def test_seek_passes_over_a_block_that_is_damaged_where_it_begins(tmp_path: Path
                 reader.seek(number=number)
                 message = reader.read()
                 assert (message.number, message.body) == (number, b"m%02d " % number * 20)
+
+
+@pytest.mark.parametrize("which", range(1, 8))
+@pytest.mark.parametrize("how", ["zeros", "ones", "number"])
+def test_retention_removes_no_block_that_only_a_damaged_head_says_is_not_needed(tmp_path: Path, which: int, how: str) -> None:
+    path = tmp_path / "t"
+    block = fill(path)[which]
+    if how == "number":
+        zero(block, zbus.NUMBER_AT, 8)
+    else:
+        block.write_bytes((b"\xff" if how == "ones" else b"\0") * zbus.HEAD + block.read_bytes()[zbus.HEAD :])
+    with Topic(path, max_records=50, slow_readers="move") as topic:
+        assert topic.trim() == (PER_BLOCK if which > 1 else 0), "of the first block, unless the next one does not say its number"
+        assert topic.stats().blocks == (7 if which > 1 else 8)
+
+
+def test_a_lease_meets_a_damaged_block_while_a_batch_is_out_whose_block_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    blocks = fill(path)
+    with Topic(path) as topic, topic.reader("new") as reader:
+        assert reader.lease("first", max_records=3)
+    blocks[0].unlink()
+    flip(blocks[3], 300)
+    repair_topic(path)
+    with Topic(path) as topic, topic.reader("new") as reader:
+        for key, numbers in (("a", range(8, 16)), ("b", range(16, 24))):
+            batch = reader.lease(key, max_records=8)
+            assert batch is not None
+            assert [message.number for message in batch.messages()] == list(numbers)
+        with pytest.raises(Corrupt, match=blocks[3].name):
+            reader.lease("c", max_records=8)
+
+
+@pytest.mark.parametrize("size", [0, 100, 300, "zeros"])
+def test_a_first_block_that_is_cut_short_keeps_nobody_from_looking(tmp_path: Path, size: int | str) -> None:
+    path = tmp_path / "t"
+    first = fill(path)[0]
+    if isinstance(size, int):
+        os.truncate(first, size)
+    else:
+        zero(first, 0, first.stat().st_size)
+    repair_topic(path)
+    assert inspect_reader(path, "nobody").records == 60
+    with Topic(path) as topic:
+        assert topic.stats().messages == 60
+        assert topic.stats().readers["reads"] == 40
+        with topic.reader("new", start="oldest") as reader:
+            assert reader.stats().records == reader.lag() == 60
+            with pytest.raises(Corrupt, match=first.name):
+                reader.read_many(99)
+            if size == 300:
+                assert reader.read().number == 0, "it is whole"
+            reader.seek(number=8)
+            assert reader.read().number == 8
 
 
 def test_numbers_of_blocks_are_those_that_can_be_right_together() -> None:
