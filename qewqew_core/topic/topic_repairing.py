@@ -7,7 +7,10 @@
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log with the keys and the sessions, which the next opening completes.
-5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
+5. Where the numbers of blocks could not be kept, readers are placed by the numbers of messages that their logs say; one without
+   a log goes back to the first block whose number is a guess.
+6. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks. Checksums of a block
+   that are damaged themselves are set aside.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -21,7 +24,7 @@ from typing import Literal, cast
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
-from qewqew_core.batch.reports import Damage, RepairReport
+from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, read_whole, write_new
 from qewqew_core.errors import BadArgument, Corrupt
@@ -39,6 +42,7 @@ from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.topic_state import Block, TopicState
+from qewqew_core.topic.topic_verification import verify_block
 from qewqew_core.topic.view import View
 
 
@@ -197,7 +201,7 @@ class _Repair:
         return None
 
     def _place_without_log(self) -> None:
-        """Readers of which only the .rdx says where they stand go back to the first block whose number is a guess."""
+        """Step 5. Readers of which only the .rdx says where they stand go back to the first block whose number is a guess."""
         if (guessed := self.index.guessed) is None:
             return
         for name in all_readers(self.files, self.path):
@@ -216,8 +220,8 @@ class _Repair:
             self.files.sync(fd)
 
     def place_readers(self) -> None:
-        """The numbers of blocks may be others now than in the logs of readers. To be done before there is a new log: then the
-        next repair does it again if this one is stopped.
+        """Step 5. The numbers of blocks may be others now than in the logs of readers. To be done before there is a new log:
+        then the next repair does it again if this one is stopped.
         """
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
             found = Places(view)
@@ -230,7 +234,7 @@ class _Repair:
                     self.report.damage.append(Damage(path, 0, None, 0, what))
 
     def readers(self) -> None:
-        """Step 1 for readers, and step 5."""
+        """Step 1 for readers, and step 6."""
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
             for name in all_readers(self.files, self.path):
                 self._reader(view, name)
@@ -294,10 +298,36 @@ class _Repair:
         self._write_place(path, *stands, what)
 
     def _batches(self, view: View, name: str) -> None:
-        """Step 5, for the batches that the reader's log knows."""
+        """Step 6, for the batches that the reader's log knows."""
         log_path = topic_paths.stem_of(self.path, name) + topic_paths.LOG
         if (log := self.read(log_path)) is not None:
             repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
+
+    def sums(self) -> None:
+        """Checksums that are damaged themselves are set aside: the block is as one of a server then."""
+        data = topic_paths.data_of(self.path)
+        for name in sorted(self.files.list(data)):
+            path = os.path.join(data, name)
+            if name.endswith(".sums"):
+                try:
+                    topic_log.unpack_sums(read_whole(self.files, path), path)
+                except Corrupt as error:
+                    self.damaged(error, 0)
+                    self.set_aside(path)
+
+    def what_stays(self) -> None:
+        """Note what is left of the damage: messages in the middle that cannot be read."""
+        told = {one.path for one in self.report.damage}
+        with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+            index = view.index()
+            number: int | None = None
+            for block, entry in enumerate(view.entries(index), index.start):
+                try:
+                    number = verify_block(self.files, view, block, entry, entry.base, number, Report())
+                except Corrupt as error:
+                    number = None
+                    if error.path not in told:
+                        self.report.damage.append(Damage(error.path or "", error.offset, None, None, f"{error.what}. It stays"))
 
     def begin_log(self) -> None:
         """A new log, with the keys and the sessions that could be read. It says that the first block is empty, so who opens the
@@ -356,11 +386,13 @@ def repair_topic(
             repair.begin_log()
             if str(problem) not in map(str, repair.report.damage):
                 repair.report.damage.insert(0, problem)
+        repair.sums()
         repair.readers()
     finally:
         held.release()
     if repair.report.damage:  # to end as a closed one, with all readers
         Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, _files=files).close()
+    repair.what_stays()
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())

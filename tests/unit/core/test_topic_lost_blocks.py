@@ -226,6 +226,45 @@ def test_a_first_block_that_is_cut_short_keeps_nobody_from_looking(tmp_path: Pat
             assert reader.read().number == 8
 
 
+@pytest.mark.parametrize("how", ["zeros", "cut", "first missing", "missing"])
+def test_repair_reports_what_is_lost_and_what_stays_damaged(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "t"
+    blocks = fill(path)
+    block = blocks[0 if how == "first missing" else 3]
+    if how == "zeros":
+        zero(block, 0, block.stat().st_size)
+    elif how == "cut":
+        os.truncate(block, 0)
+    else:
+        block.unlink()
+    report = repair_topic(path)
+    assert [one.records for one in report.damage if block.name in one.path] == [PER_BLOCK if "missing" in how else None]
+    assert repair_topic(path).ok == (how == "first missing"), "else it is still damaged"
+
+
+@pytest.mark.parametrize("how", ["bit", "cut", "empty", "zeros"])
+def test_checksums_that_are_damaged_themselves_are_set_aside(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "t"
+    sums = fill(path)[2].with_suffix(".sums")
+    acts: dict[str, Callable[[], object]] = {
+        "bit": lambda: flip(sums, 10),
+        "cut": lambda: os.truncate(sums, 20),
+        "empty": lambda: os.truncate(sums, 0),
+        "zeros": lambda: zero(sums, 0, sums.stat().st_size),
+    }
+    acts[how]()
+    report = repair_topic(path)
+    assert [(one.path, one.records) for one in report.damage] == [(str(sums), 0)]
+    assert report.set_aside is not None
+    assert (Path(report.set_aside) / sums.name).is_file()
+    assert repair_topic(path).ok
+    with Topic(path) as topic, topic.reader("new") as reader:
+        assert topic.verify().ok
+        batch = reader.lease("all", max_records=60)
+        assert batch is not None
+        assert batch.records == 60
+
+
 def test_numbers_of_blocks_are_those_that_can_be_right_together() -> None:
     whole, cut = [Run([0, 10, 20], 30, 0, 0)], Run([0, 10], 20, 1, 5)
     assert number_runs(whole, {}).firsts == [0]
