@@ -81,11 +81,11 @@ class ReaderBatches(Source):
     # Cutting
 
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:
-        self._deliveries.drop_lost()
+        start = self._deliveries.drop_lost().start
         try:
             segments, ranges, offsets, pending = self._cut(max_records, max_bytes)
         except Corrupt:
-            if not self._was_trimmed():
+            if self._view.blocks().start == start:  # else blocks were removed meanwhile
                 raise
             return self.cut(key, max_records, max_bytes, lease_timeout)
         if not segments:
@@ -104,7 +104,7 @@ class ReaderBatches(Source):
             places.remove_tree(self.files, directory)
             if isinstance(error, QewQewError):
                 raise
-            if isinstance(error, FileNotFoundError) and self._was_trimmed():
+            if isinstance(error, FileNotFoundError) and self._view.blocks().start != start:
                 return self.cut(key, max_records, max_bytes, lease_timeout)
             raise self.engine.refused(error) or self.engine.poison(error) from error
         self._shared.durable(position, always=True)
@@ -129,10 +129,6 @@ class ReaderBatches(Source):
         )
         places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
-
-    def _was_trimmed(self) -> bool:
-        """Whether messages of this reader were removed since `Deliveries.drop_lost`."""
-        return self.engine.state.committed_position().block < self._view.index().start
 
     def _sync_topic(self, blocks: list[str]) -> None:
         """Make durable what the topic has committed into these blocks."""

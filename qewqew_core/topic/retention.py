@@ -26,15 +26,18 @@ class Rules(Protocol):
 
 
 def removable(files: Files, view: View, rules: Rules, age: Callable[[Entry], int]) -> tuple[int, int]:
-    """How many of the oldest blocks can be removed, and how many messages they have. ``age``: of a block, in milliseconds."""
+    """How many of the oldest blocks can be removed, and how many messages they have. ``age``: of a block, in milliseconds.
+
+    A block that is damaged where it begins says nothing: by the numbers of later ones more stays, never less.
+    """
     index = view.index()
     entries = view.entries(index)
     total = sum(entry.end for entry in entries)
     max_age = None if rules.max_age is None else rules.max_age // timedelta(milliseconds=1)
     held: tuple[int, int] | None = None  # all readers must be looked at for it, which is only done if there is a need
-    blocks = messages = 0
+    blocks = 0
     for place, entry in enumerate(entries[:-1]):
-        following = next((view.number_of(later) for later in entries[place + 1 :] if later.end), index.number)
+        following = _number_from(view, entries[place + 1 :], index)
         too_much = (
             (max_age is not None and age(entry) > max_age)
             or (rules.max_bytes is not None and total - entry.end >= rules.max_bytes)
@@ -46,8 +49,14 @@ def removable(files: Files, view: View, rules: Rules, age: Callable[[Entry], int
         if index.start + place >= hold or not (too_much or index.start + place < committed):
             break
         blocks, total = blocks + 1, total - entry.end
-        messages += following - view.number_of(entry) if entry.end else 0
+    messages = _number_from(view, entries[blocks:], index) - _number_from(view, entries, index) if blocks else 0
     return blocks, messages
+
+
+def _number_from(view: View, entries: list[Entry], index: zbus.Index) -> int:
+    """The number of the first message of the first of these blocks that is not damaged there."""
+    numbers = (view.sure_number(entry) for entry in entries if entry.end)
+    return next((number for number in numbers if number is not None and number <= index.number), index.number)
 
 
 def _held(files: Files, view: View, index: zbus.Index, rules: Rules) -> tuple[int, int]:

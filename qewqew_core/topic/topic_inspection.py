@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Files, list_if_there
 from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
+from qewqew_core.errors import Corrupt
 from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_inspection, topic_paths
 from qewqew_core.topic.block_sums import waits_since
@@ -59,7 +60,9 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         index = view.index()
         entries = view.entries(index)
         oldest = view.oldest()
-        first = view.message(oldest, cut=0)
+        first = None
+        with suppress(Corrupt):  # it is damaged, which whoever reads it is told
+            first = view.message(oldest, cut=0)
         if view.index() == index:
             break
     count = index.number - oldest.number

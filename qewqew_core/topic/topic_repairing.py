@@ -7,7 +7,10 @@
 2. Which blocks there are is said by the files, as they are named by their offsets, where the index does not agree with them.
 3. The last block is cut behind its last whole message; what lies behind is set aside.
 4. The index is written by that, and a new log with the keys and the sessions, which the next opening completes.
-5. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks.
+5. Where the numbers of blocks could not be kept, readers are placed by the numbers of messages that their logs say; one without
+   a log goes back to the first block whose number is a guess.
+6. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks. Checksums of a block
+   that are damaged themselves are set aside.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -17,13 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
-from itertools import pairwise
 from typing import Literal, cast
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
-from qewqew_core.batch.reports import Damage, RepairReport
+from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
@@ -32,14 +33,17 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths, witness
+from qewqew_core.topic.index_repair import IndexRepair, whole_messages
 from qewqew_core.topic.manifest_repair import repair_manifests
 from qewqew_core.topic.reader_files import make_rdx, withdraw_witness
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
+from qewqew_core.topic.reader_placing import Places, store
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_inspection import all_readers, inspect_topic
 from qewqew_core.topic.topic_log import Replayed
 from qewqew_core.topic.topic_state import Block, TopicState
+from qewqew_core.topic.topic_verification import verify_block
 from qewqew_core.topic.view import View
 
 
@@ -80,6 +84,7 @@ class _Repair:
         self.image = self.read(self.index_path)  # of the index
         self.bases = sorted(int(name[:20]) for name in files.list(topic_paths.data_of(path)) if name.endswith(".zbus"))
         self.dialect = dialect or (self.log.state.dialect if self.log else "B")
+        self.index = IndexRepair(files, path, self.bases, self.image, self.log, self.dialect)
 
     def damaged(self, error: Corrupt, records: int | None) -> None:
         self.report.damage.append(_damage(error, records))
@@ -127,10 +132,12 @@ class _Repair:
             raise Corrupt("there are no blocks: nothing can be repaired", path=topic_paths.data_of(self.path))
         index, entries = self._index()
         last = entries[-1]
-        if self.log is not None and self.log.state.last.base == last.base:
-            last = last._replace(end=max(last.end, self.log.state.last.end))  # both say what was committed, one may be behind
-            self._write_again(self.log, last.base)
-        end, number = self._last(last, index.number)
+        if self.log is not None:
+            if self.log.state.last.base == last.base:
+                last = last._replace(end=max(last.end, self.log.state.last.end))  # both say what was committed, one may be behind
+            self._write_again(self.log, {entry.base for entry in entries})
+        end, following = whole_messages(self.files, topic_paths.block_of(self.path, last.base), self.dialect, last.end)
+        number = index.number if following is None else following
         where = topic_paths.block_of(self.path, last.base)
         if (size := self.files.status(where).st_size) > end or end < last.end:
             whole = "nothing says that this was committed" if end == last.end else "there are no whole messages here"
@@ -144,117 +151,36 @@ class _Repair:
         write_new(self.files, self.index_path + ".tmp", bytes(new))
         if self.files.exists(self.log_path):
             self.set_aside(self.log_path)
+        self._place_without_log()
         self.files.rename(self.index_path + ".tmp", self.index_path)
         self.files.sync_directory(self.path)
 
-    def _write_again(self, log: Replayed, base: int) -> None:
-        """What the log carries of the last block."""
-        with Descriptors([self.files.open(topic_paths.block_of(self.path, base))]) as (fd,):
-            for _, redo in log.redo:
-                if redo.block.base == base and redo.data is not None:
-                    self.files.write(fd, redo.data, redo.offset)
-            self.files.sync(fd)
+    def _write_again(self, log: Replayed, bases: set[int]) -> None:
+        """What the log carries of these blocks."""
+        for base in {redo.block.base for _, redo in log.redo if redo.data is not None} & bases:
+            with Descriptors([self.files.open(topic_paths.block_of(self.path, base))]) as (fd,):
+                for _, redo in log.redo:
+                    if redo.block.base == base and redo.data is not None:
+                        self.files.write(fd, redo.data, redo.offset)
+                self.files.sync(fd)
 
     def index_problem(self) -> Damage | None:
         """What is wrong with the index of a topic that opens, since opening looks only at the last block."""
         try:
-            self._entries(self._head())
+            self.index.as_it_is()
         except Corrupt as error:
-            return _damage(error, None)
+            return _damage(error, 0)
         return None
-
-    def _head(self) -> Index:
-        """The head of the index, if it agrees with the log. Raises `Corrupt`."""
-        if self.image is None:
-            raise Corrupt("the index is missing", path=self.index_path)
-        index = zbus.unpack_index(self.image, self.index_path)
-        start = self.log.state.start if self.log else 0
-        if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):
-            raise Corrupt(f"the index begins with block {index.start:,}, the log says {start:,}", path=self.index_path)
-        return index
-
-    def _each(self, index: Index) -> Iterator[tuple[int, Entry]]:
-        """The blocks that the index has, and its entries, whatever they say."""
-        padded = (self.image or b"").ljust(zbus.INDEX_SIZE, b"\0")
-        for block in range(index.start, index.start + index.blocks):
-            yield block, zbus.unpack_entry(padded, zbus.entry_at(block))
-
-    def _entries(self, index: Index) -> list[Entry]:
-        """The entries of the index, if they are those of the block files. Raises `Corrupt`."""
-        entries = [entry for _, entry in self._each(index)]
-        # The last block may have been made by a commit that did not happen, or before its entry was written.
-        known = [entry.base for entry in entries] in (self.bases, self.bases[:-1])
-        follows = all(entry.base + entry.end == following.base for entry, following in pairwise(entries))
-        if known and follows and all(entry.end >= 0 for entry in entries):
-            return entries
-        raise Corrupt("the entries of the index are not those of the blocks that are there", path=self.index_path)
 
     def _index(self) -> tuple[Index, list[Entry]]:
         """The index as it is, if its entries are those of the block files; else as these say."""
-        log, known = self.log.state if self.log else None, dict[int, int]()
         try:
-            index = self._head()
-            known = {entry.base: block for block, entry in self._each(index)}
-            return index, self._entries(index)
+            return self.index.as_it_is()
         except Corrupt as error:
             self.damaged(error, 0)
-        if log is not None:
-            known |= {block.base: block.block for block in (*log.full, log.last)}
-        first = log.start if log else None if self.bases[0] else 0
-        start = next((known[base] - place for place, base in enumerate(self.bases) if base in known), first)
-        if start is None:
-            raise Corrupt(
-                f"the first block begins at {self.bases[0]}, but neither index nor log says with which message number; restore "
-                "the index. Nothing was changed",
-                path=self.index_path,
-            )
-        sizes = self._sizes(known)
-        for _, redo in self.log.redo if self.log else ():
-            if redo.block.base in sizes and redo.data is not None:  # the log carries it
-                sizes[redo.block.base] = max(sizes[redo.block.base], redo.offset + redo.size)
-        bases = [*sizes]
-        while len(bases) > 1 and not sizes[bases[-1]] and bases[-2] + sizes[bases[-2]] < bases[-1]:
-            bases.pop()  # nothing is in it, and nobody can count what was before it
-        entries = []
-        for base, following in pairwise([*bases, bases[-1] + min(sizes[bases[-1]], zbus.LARGEST_BLOCK)]):
-            time = self.files.modified(topic_paths.block_of(self.path, base))
-            entries.append(Entry(time, base, following - base, time))
-        return Index(zbus.VERSION, len(entries), max(0, start), log.number if log else 0), entries
-
-    def _sizes(self, known: Collection[int]) -> dict[int, int]:
-        """The size of each block file. An empty one takes the place of one that is missing and known, so that those behind it
-        keep their numbers, by which readers say where they are.
-        """
-        sizes: dict[int, int] = {}
-        for base in sorted({*self.bases, *(base for base in known if self.bases[0] < base < self.bases[-1])}):
-            path = topic_paths.block_of(self.path, base)
-            if base not in self.bases:
-                before = max(sizes)
-                if before + sizes[before] > base:
-                    continue  # the entry is wrong: here the block before has messages
-                write_new(self.files, path, b"")
-                self.files.sync_directory(os.path.dirname(path))
-                self.report.damage.append(Damage(path, 0, None, None, "the block is missing"))
-            with Descriptors([self.files.open_to_read(path)]) as (fd,):
-                sizes[base] = self.files.size(fd)
-        return sizes
-
-    def _last(self, entry: Entry, number: int) -> tuple[int, int]:
-        """Where the last whole message of the last block ends, and the number of the next one."""
-        if not entry.end:
-            return 0, number
-        at, following = 0, None
-        path = topic_paths.block_of(self.path, entry.base)
-        with Descriptors([self.files.open_to_read(path)]) as (fd,):
-            size = min(self.files.size(fd), entry.end)
-            with contextlib.suppress(Corrupt):  # here no whole message begins
-                while at < size:
-                    head = self.files.read(fd, min(zbus.HEAD, size - at), at)
-                    after, found = zbus.check_head(head, at, at, size, following, self.dialect, path)
-                    if found < 0:
-                        break
-                    at, following = after, found + 1
-        return at, number if following is None else following
+        made = self.index.made_again()
+        self.report.damage += self.index.damage
+        return made
 
     def _cut(self, path: str, end: int) -> None:
         copy = os.path.join(self.aside(), f"{os.path.basename(path)}.from-{end}")
@@ -267,8 +193,49 @@ class _Repair:
             self.files.truncate(fd, end)
             self.files.sync(fd)
 
+    def _known_state(self, name: str) -> ReaderState | None:
+        """What the log of a reader says, also if it is not whole; None if there is none, or it cannot be read."""
+        path = topic_paths.stem_of(self.path, name) + topic_paths.LOG
+        with contextlib.suppress(Corrupt):
+            if (log := self.read(path)) is not None:
+                return reader_log.replay(log, path).state
+        return None
+
+    def _place_without_log(self) -> None:
+        """Step 5. Readers of which only the .rdx says where they stand go back to the first block whose number is a guess."""
+        if (guessed := self.index.guessed) is None:
+            return
+        for name in all_readers(self.files, self.path):
+            path = topic_paths.rdx_of(self.path, name)
+            rdx = self.read(path)
+            if rdx is None or len(rdx) < zbus.READER_SIZE or self._known_state(name) is not None:
+                continue
+            if zbus.unpack_position(rdx) > (guessed, 0):
+                what = f"the number of the block where it stands is lost: the reader goes back to block {guessed}"
+                self._write_place(path, guessed, 0, what)
+
+    def _write_place(self, path: str, block: int, offset: int, what: str) -> None:
+        self.report.damage.append(Damage(path, 0, None, 0, what))
+        with Descriptors([self.files.open(path)]) as (fd,):
+            self.files.write(fd, zbus.pack_position(block, offset), 0)
+            self.files.sync(fd)
+
+    def place_readers(self) -> None:
+        """Step 5. The numbers of blocks may be others now than in the logs of readers. To be done before there is a new log:
+        then the next repair does it again if this one is stopped.
+        """
+        with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+            found = Places(view)
+            for name in all_readers(self.files, self.path):
+                state, path = self._known_state(name), topic_paths.rdx_of(self.path, name)
+                if state is not None and found.correct(state):
+                    store(self.files, topic_paths.stem_of(self.path, name), path, state)
+                    block, offset, number = state.committed_position()
+                    what = f"blocks have other numbers now; the reader goes on at message {number}, at {offset} of block {block}"
+                    self.report.damage.append(Damage(path, 0, None, 0, what))
+
     def readers(self) -> None:
-        """Step 1 for readers, and step 5."""
+        """Step 1 for readers, and step 6."""
         with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
             for name in all_readers(self.files, self.path):
                 self._reader(view, name)
@@ -329,16 +296,39 @@ class _Repair:
         if stands == (block, offset):
             return  # the messages are what is damaged
         what = f"no message begins at {offset} of block {block}; the reader goes on at {stands[1]} of block {stands[0]}"
-        self.report.damage.append(Damage(path, 0, None, 0, what))
-        with Descriptors([self.files.open(path)]) as (fd,):
-            self.files.write(fd, zbus.pack_position(*stands), 0)
-            self.files.sync(fd)
+        self._write_place(path, *stands, what)
 
     def _batches(self, view: View, name: str) -> None:
-        """Step 5, for the batches that the reader's log knows."""
+        """Step 6, for the batches that the reader's log knows."""
         log_path = topic_paths.stem_of(self.path, name) + topic_paths.LOG
         if (log := self.read(log_path)) is not None:
             repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
+
+    def sums(self) -> None:
+        """Checksums that are damaged themselves are set aside: the block is as one of a server then."""
+        data = topic_paths.data_of(self.path)
+        for name in sorted(self.files.list(data)):
+            path = os.path.join(data, name)
+            if name.endswith(".sums"):
+                try:
+                    topic_log.unpack_sums(read_whole(self.files, path), path)
+                except Corrupt as error:
+                    self.damaged(error, 0)
+                    self.set_aside(path)
+
+    def what_stays(self) -> None:
+        """Note what is left of the damage: messages in the middle that cannot be read."""
+        told = {one.path for one in self.report.damage}
+        with contextlib.closing(View(self.files, self.path, self.dialect)) as view:
+            index = view.index()
+            number: int | None = None
+            for block, entry in enumerate(view.entries(index), index.start):
+                try:
+                    number = verify_block(self.files, view, block, entry, entry.base, number, Report())
+                except Corrupt as error:
+                    number = None
+                    if error.path not in told:
+                        self.report.damage.append(Damage(error.path or "", error.offset, None, None, f"{error.what}. It stays"))
 
     def begin_log(self) -> None:
         """A new log, with the keys and the sessions that could be read. It says that the first block is empty, so who opens the
@@ -397,14 +387,17 @@ def _repair(files: Files, full: str, dialect: Literal["A", "B", "C"] | None, tim
         problem = problem or repair.index_problem()
         if problem is not None:
             repair.blocks()
+            repair.place_readers()
             repair.begin_log()
             if str(problem) not in map(str, repair.report.damage):
                 repair.report.damage.insert(0, problem)
+        repair.sums()
         repair.readers()
     finally:
         held.release()
     if repair.report.damage:  # to end as a closed one, with all readers
         Topic(full, dialect=cast(Literal["B", "C"], repair.dialect), lock_timeout=timeout, _files=files).close()
+    repair.what_stays()
     try:
         stats, readers = inspect_topic(full)
         repair.report.records, repair.report.batches = stats.messages, sum(len(state.batches) for state in readers.values())

@@ -29,7 +29,7 @@ def verify(files: Files, view: View, progress: Callable[[int, int], None] | None
     for block, entry in enumerate(entries, index.start):
         report.files += 1
         try:
-            number = _verify_block(files, view, block, entry, base, number, report)
+            number = verify_block(files, view, block, entry, base, number, report)
         except (QewQewError, OSError) as error:
             if block < view.index().start:  # it was removed meanwhile
                 report.files -= 1
@@ -58,7 +58,7 @@ def _published(view: View, number: int) -> int:
     return found
 
 
-def _verify_block(
+def verify_block(
     files: Files, view: View, block: int, entry: zbus.Entry, base: int, number: int | None, report: Report
 ) -> int | None:
     """The number of the message after the block's last one; ``base`` and ``number``: where and with what it must begin."""

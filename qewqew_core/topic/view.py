@@ -184,20 +184,22 @@ class View(NotCopied):
         return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
 
     def first_of(self, block: int, index: Index) -> Position:
-        """The first message of a block or, if it is empty, of the one after it."""
+        """The first message of a block or, if it is empty, of the one after it. If it is damaged, whoever reads it is told."""
         while block < index.start + index.blocks:
             entry = self.entry(block)
             if entry.end:
-                number = self.number_of(entry)
-                if not 0 <= number <= index.number:
-                    raise Corrupt(
-                        f"the block begins with message {number}, and the topic's next one is {index.number}",
-                        path=self.block_path(entry.base),
-                        offset=zbus.NUMBER_AT,
-                    )
-                return Position(block, 0, number)
+                return Position(block, 0, self._number_here(block, entry, index))
             block += 1
         return self.latest()
+
+    def _number_here(self, block: int, entry: Entry, index: Index) -> int:
+        """The number of a block's first message; if that is damaged, a number that is not too low: that of a later block."""
+        number = self.sure_number(entry)
+        if number is None and not block:
+            return 0
+        while (number is None or number > index.number) and (block := block + 1) < index.start + index.blocks:
+            number = self.sure_number(self.entry(block))
+        return index.number if number is None else min(number, index.number)
 
     def number_of(self, entry: Entry, at: int = 0) -> int:
         """The number of the message at an offset of a block: of the first one, if the block is not empty."""
@@ -206,25 +208,67 @@ class View(NotCopied):
             raise Corrupt("the block ends inside the head of a message", path=self.block_path(entry.base), offset=at)
         return zbus.number_at(head, 0)
 
+    def sure_number(self, entry: Entry) -> int | None:
+        """The same, but only of a block that is not damaged there: the first message must be whole, and the one behind it the
+        next one. None if it is damaged.
+        """
+        try:
+            number, after = self._head(entry, 0)
+            following = self._head(entry, after)[0] if after < entry.end else number
+        except Corrupt:
+            return None
+        return number if number >= 0 and following in (number, number + 1) else None
+
+    def _head(self, entry: Entry, at: int) -> tuple[int, int]:
+        """Number and end of the message there. Raises `Corrupt` if none begins there."""
+        path = self.block_path(entry.base)
+        head = self.read(entry.base, at, min(HEAD, entry.end - at))
+        after, number = zbus.check_head(head, at, at, entry.end, None, self.dialect, path)
+        if zbus.stored_offset_at(head, 0) not in (entry.base + at, at):
+            raise Corrupt("the message that begins here says that it does not", path=path, offset=at)
+        return number, after
+
     def by_number(self, number: int, marks: Marks = lambda entry: ()) -> Position | None:
-        """The position of the message, also of the next one to come; None if it does not exist."""
+        """The position of the message, also of the next one to come; None if it does not exist. Blocks that are damaged where
+        they begin are passed over; raises `Corrupt` if the message may be in one.
+        """
         index = self.index()
-        if number == index.number:
-            return self.latest()
+        if number >= index.number:
+            return self.latest() if number == index.number else None
         blocks = [
             (block, entry) for block, entry in enumerate(self.entries(index), index.start) if entry.end
         ]  # an empty block has no number
-        place = bisect_right(blocks, number, key=lambda known: self.number_of(known[1])) - 1
-        if place < 0 or number > index.number:
-            return None
-        block, entry = blocks[place]
-        known = [0, *(at for at in marks(entry) if 0 < at < entry.end)]
-        # Not at a mark with that very number: a zbus server that was killed gives a number twice.
-        begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
-        for at, found in self.heads(entry, self.number_of(entry, begin), begin):
-            if found == number:
-                return Position(block, at, number)
+        first, behind = self._around(number, [entry for _, entry in blocks])
+        damage: Corrupt | None = None
+        for place in range(max(first, 0), behind):  # a message of the first one, or of a damaged one behind it
+            block, entry = blocks[place]
+            known = [0, *(at for at in marks(entry) if 0 < at < entry.end)] if place == first else [0]
+            try:
+                # Not at a mark with that very number: a zbus server that was killed gives a number twice.
+                begin = known[max(0, bisect_left(known, number, key=lambda at: self.number_of(entry, at)) - 1)]
+                for at, found in self.heads(entry, self.number_of(entry, begin), begin):
+                    if found == number:
+                        return Position(block, at, number)
+            except Corrupt as error:
+                damage = damage or error
+        if damage is not None:
+            raise damage
         return None
+
+    def _around(self, number: int, entries: list[Entry]) -> tuple[int, int]:
+        """The place of the last block that surely begins at or before the message (-1: none), and of the first one that surely
+        begins behind it.
+        """
+        low, high = -1, len(entries)
+        while high - low > 1:
+            middle = (low + high) // 2
+            for place in (*range(middle, low, -1), *range(middle + 1, high)):
+                if (found := self.sure_number(entries[place])) is not None:
+                    low, high = (place, high) if found <= number else (low, place)
+                    break
+            else:
+                break
+        return low, high
 
     def by_offset(self, offset: int) -> Position | None:
         """The position of the message with this offset in the topic, also of the next one to come; None if none begins
@@ -272,7 +316,7 @@ class View(NotCopied):
         data, start, path = b"", at, self.block_path(entry.base)
         while at < end:
             if at - start + HEAD > len(data):
-                start, data = at, self.read(entry.base, at, min(SCAN, end - at))
+                start, data = at, self.read(entry.base, at, min(SCAN, end - at), HEAD)
             after, number = zbus.check_head(data, start, at, end, number, self.dialect, path)
             yield at, number, data, start
             at, number = after, number + 1
@@ -407,7 +451,7 @@ class View(NotCopied):
             length = zbus.length_at(data, at - start)
             if have >= HEAD + length:
                 return start, data
-        data = self.read(base, at, min(window, end - at))
+        data = self.read(base, at, min(window, end - at), HEAD)
         if len(data) >= HEAD and len(data) < (size := HEAD + zbus.length_at(data, 0)) <= min(end - at, HEAD + WINDOW):
             data = self.read(base, at, size)
         self._window = (base, at, data) if len(data) <= SCAN else (-1, 0, b"")
@@ -423,8 +467,10 @@ class View(NotCopied):
         fd = self._blocks.get(base)
         return fd is None or is_at(self._files, fd, path)
 
-    def read(self, base: int, at: int, size: int) -> bytes:
-        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead."""
+    def read(self, base: int, at: int, size: int, least: int = sys.maxsize) -> bytes:
+        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``: so many
+        will do, if the file ends.
+        """
         fd = self._blocks.get(base)
         if fd is None:
             while len(self._blocks) >= _OPEN_BLOCKS:
@@ -436,7 +482,7 @@ class View(NotCopied):
                     raise Corrupt(f"a block cannot be read: {error.strerror}", path=path) from error
         self._blocks.move_to_end(base)  # the last one used is closed last
         data = self._files.read(fd, size, at)
-        if len(data) < size:
+        if len(data) < min(size, least):
             raise Corrupt(
                 f"the file ends before the messages do, which end at {at + size} or later",
                 path=self.block_path(base),
