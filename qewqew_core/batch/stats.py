@@ -25,7 +25,7 @@ class QueueStats:
     leased: int
     returned: int  # wait for the next lease: what was returned, and leases whose time is over
     dead: int
-    on_disk: int  # bytes of disk of all files of the queue, those of its batches included
+    on_disk: int  # bytes of disk of all files of the queue, its batches included, but not what is kept for a full disk
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
     clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back

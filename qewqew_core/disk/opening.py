@@ -55,7 +55,9 @@ def refused(error: OSError, path: str, what: str) -> DiskFull | BadPath | None:
     if error.errno in FULL:
         return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=where)
     if error.errno in _DENIED:
-        return BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
+        denied = BadPath(f"no permission to use the {what}: {error.strerror}. {_who_may(where)}", path=path)
+        denied.errno = error.errno
+        return denied
     return None
 
 

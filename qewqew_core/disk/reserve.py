@@ -88,12 +88,15 @@ class Reserve:
         """Give the room back; whether there was any."""
         if not self._files.is_directory(self._path):
             return False
+        released = False
         for path in self._paths:
             with contextlib.suppress(FileNotFoundError):
                 self._files.unlink(path)
+                released = True
         with contextlib.suppress(OSError):  # somebody has put something there
             self._files.remove_directory(self._path)
-        return True
+            released = True
+        return released
 
 
 def with_room(room: Releases, act: Callable[[], T]) -> T:

@@ -201,7 +201,7 @@ def target_chain(data: bytes) -> None:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 # The transaction log: bytes of a log or (if it does not begin as one) four bytes for each operation of one. They are replayed
@@ -890,6 +890,13 @@ def edited(data: bytes) -> bytes:
     return json.dumps(body).encode()
 
 
+class _Nobody:
+    """Leases whose owner is closed."""
+
+    def is_kept(self, batch: Batch) -> None:
+        return None
+
+
 def target_manifest(data: bytes) -> None:
     text = edited(data) if data and not data.startswith(b"{") else data
     with tempfile.TemporaryDirectory() as folder:
@@ -904,7 +911,7 @@ def target_manifest(data: bytes) -> None:
             raise
         assert manifest.parse(json.loads(body.to_json()), "again") == body
         state = BatchState(body.id, [body.key], "leased", 1, body.records, body.bytes, 0, 0)
-        batch = Batch(None, None, state, folder, NO_CLOCK)  # type: ignore[arg-type]
+        batch = Batch(None, _Nobody(), state, folder, NO_CLOCK)  # type: ignore[arg-type]
         found = None
         with contextlib.suppress(BadManifest, Corrupt):
             found = list(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -99,8 +100,8 @@ def test_an_iterable_a_generator_and_a_callable_are_sources(directory: Path) -> 
 
 
 def staged_anew(directory: Path, source: Any, **arguments: Any) -> list[bytes]:
-    for file in directory.iterdir():
-        file.unlink()
+    shutil.rmtree(directory)
+    directory.mkdir()
     return staged(directory, records=source, **arguments)
 
 

@@ -54,6 +54,7 @@ COMMANDS: dict[str, list[str]] = {
     "topic readers seek": ["PATH", "r", "--oldest"],
     "topic readers filter": ["PATH", "r", "a"],
     "topic readers delete": ["PATH", "r", "--yes"],
+    "key-status": ["PATH", "key"],
 }
 MAKES = {"put", "import", "topic readers add"}  # what is not there
 MONITORS = {"check", "metrics"}  # with the exit codes and the output that monitors expect: test_cli_monitoring.py

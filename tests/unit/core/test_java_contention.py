@@ -293,14 +293,14 @@ def test_the_first_chunk_and_the_last_are_locked_as_long_as_the_queue_is_open(tm
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_chunk_that_a_java_program_has_keeps_ours_out_until_it_is_closed(tmp_path, closed, number):
     path = closed
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     file = sorted(tmp_path.glob("q.[0-9]*"))[number]
     chunk = os.open(file, os.O_RDWR)
     assert locks(chunk)
     for _ in range(2):
         with in_time(), pytest.raises(Locked, match=f"{file.name}: a Java program has this chunk file open"):
             opened(path)
-        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
     os.close(chunk)
     with opened(path) as q:
         assert list(q) == OURS
