@@ -319,7 +319,8 @@ def check_head(data: bytes, start: int, at: int, end: int, number: int | None, d
         raise Corrupt("the block ends inside the head of a message", path=path, offset=at)
     found, _, length = keys_at(data, at - start + NUMBER_AT)
     after = at + HEAD + length
-    if length < 0 or after > end or not (number is None or number - 1 <= found <= number):
+    follows = number is None or (number - 1 <= found <= number and (found >= 0 or number < 0))
+    if length < 0 or after > end or not follows:
         raise Corrupt(
             f"no message{'' if number is None else f' {number}'} begins here: its number is {found}, its length {length}, and "
             f"messages end at {end}",
