@@ -467,8 +467,8 @@ class View(NotCopied):
         return fd is None or is_at(self._files, fd, path)
 
     def read(self, base: int, at: int, size: int, least: int = sys.maxsize) -> bytes:
-        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``: this many
-        will do, if the file ends.
+        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``:
+        this many will do, if the file ends.
         """
         fd = self._blocks.get(base)
         if fd is None:
