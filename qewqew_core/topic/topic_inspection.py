@@ -61,7 +61,7 @@ def stats_of(files: Files, view: View) -> tuple[TopicStats, dict[str, ReaderStat
         entries = view.entries(index)
         oldest = view.oldest()
         first = None
-        with suppress(Corrupt):  # it is damaged, which whoever reads it is told
+        with suppress(Corrupt):  # it is damaged, which its reader is told
             first = view.message(oldest, cut=0)
         if view.index() == index:
             break

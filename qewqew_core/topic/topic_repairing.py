@@ -202,7 +202,7 @@ class _Repair:
         return None
 
     def _place_without_log(self) -> None:
-        """Step 5. Readers of which only the .rdx says where they stand go back to the first block whose number is a guess."""
+        """Step 5. Readers without a log go back to the first block whose number is a guess."""
         if (guessed := self.index.guessed) is None:
             return
         for name in all_readers(self.files, self.path):

@@ -184,7 +184,7 @@ class View(NotCopied):
         return Position(last, self.entry(last).end, index.number) if index.blocks else Position(index.start, 0, index.number)
 
     def first_of(self, block: int, index: Index) -> Position:
-        """The first message of a block or, if it is empty, of the one after it. If it is damaged, whoever reads it is told."""
+        """The first message of a block or, if it is empty, of the one after it. If it is damaged, its reader is told."""
         while block < index.start + index.blocks:
             entry = self.entry(block)
             if entry.end:
@@ -468,8 +468,8 @@ class View(NotCopied):
         return fd is None or is_at(self._files, fd, path)
 
     def read(self, base: int, at: int, size: int, least: int = sys.maxsize) -> bytes:
-        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``: so many
-        will do, if the file ends.
+        """Bytes of a block. Raises `Corrupt` if the file is missing or too short; never returns zeros instead. ``least``:
+        this many will do, if the file ends.
         """
         fd = self._blocks.get(base)
         if fd is None:
