@@ -284,7 +284,7 @@ def _count(blocks: Blocks, state: TopicState) -> None:
         entry = Entry(last.created, last.base, last.end, last.updated)
         if entry.end:
             first = view.number_of(entry)
-            _check_dialect(view, entry)
+            _check_counted(view, entry)
             for _, number in view.heads(entry, first):
                 last.messages, state.number = last.messages + 1, number + 1
         while not entry.end and block > state.start:  # empty blocks: the number is that after the last message
@@ -297,12 +297,14 @@ def _count(blocks: Blocks, state: TopicState) -> None:
                     offset=zbus.entry_at(block + 1),
                 )
             if entry.end:
-                _check_dialect(view, entry)
+                _check_counted(view, entry)
                 for _, number in view.heads(entry, view.number_of(entry)):
                     state.number = number + 1
 
 
-def _check_dialect(view: View, entry: Entry) -> None:
+def _check_counted(view: View, entry: Entry) -> None:
+    """Raise `Corrupt` if the block that is to be counted is cut, and `BadArgument` if it is in another dialect."""
+    view.read(entry.base, entry.end - 1, 1)
     if view.dialect != "C" and zbus.crc_is_right(view.read(entry.base, 0, HEAD), 0):
         raise BadArgument(f'the topic {view.directory} was written in dialect C; open it with dialect="C". Nothing was changed')
 
