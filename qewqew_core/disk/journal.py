@@ -307,7 +307,7 @@ class Journal(NotCopied):
             self._files.write(self.fd, data, self.end)
         except OSError as error:
             self._cut(self.end, error)
-            if error.errno not in FULL or not self.release():  # it is no put: those have reserved their bytes
+            if error.errno not in FULL or not self.release():  # a put has reserved its bytes
                 self._full_or_broken(error, len(data))
             return self.append(kind, body)
         self.end = end = self.end + len(data)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 RESERVE = ".reserve"  # what the name of the directory ends with
 FILES, BYTES = 8, 128 << 10
-SHARE = 8  # one of so many parts of the file system, together
+SHARE = 8  # together they are an eighth of the file system at the most
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

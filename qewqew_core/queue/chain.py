@@ -146,7 +146,7 @@ class Chain(NotCopied):
 
     def durable(self, position: int) -> None:
         """Wait until commits up to there are durable, whatever ``sync`` says: files are moved or removed after them. First the
-        chunk files, since a commit of which something is not on disk has not happened, and none behind it.
+        chunk files: a commit whose records are not on disk has not happened, and none behind it.
         """
         if not self._engine.sync and self.unsynced:
             for chunk_id in self.unsynced & self._engine.state.chain.keys():
