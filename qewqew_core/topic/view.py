@@ -195,6 +195,8 @@ class View(NotCopied):
     def _number_here(self, block: int, entry: Entry, index: Index) -> int:
         """The number of a block's first message; if that is damaged, a number that is not too low: that of a later block."""
         number = self.sure_number(entry)
+        if number is None and self.blocks().start > block:
+            raise Corrupt("the block was removed meanwhile", path=self.block_path(entry.base))
         if number is None and not block:
             return 0
         while (number is None or number > index.number) and (block := block + 1) < index.start + index.blocks:
