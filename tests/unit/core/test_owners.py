@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from test_bad_input import REACHABLE
 
 from qewqew_core import Queue, Stage, Topic, inspect, repair
 from qewqew_core.tools.listing import find
@@ -38,7 +39,7 @@ def as_user(act: Callable[[Path], object], path: Path) -> None:
 
 @pytest.fixture(params=["the user's directory", "root's directory for all", "a sticky one"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp())  # the one of pytest is for root alone
+    path = Path(tempfile.mkdtemp(dir=REACHABLE))  # the one of pytest is for root alone
     if request.param == "the user's directory":
         os.chown(path, USER, USER)
         path.chmod(0o755)
