@@ -150,7 +150,7 @@ def test_a_store_of_root_beside_those_of_a_user_stays_roots(shared: Path) -> Non
 
 @as_root
 def test_what_a_link_leads_to_is_given_to_nobody(shared: Path) -> None:
-    aside = Path(tempfile.mkdtemp())
+    aside = Path(tempfile.mkdtemp(dir=REACHABLE))
     try:
         os.symlink(aside / "header", shared / "q")
         os.lchown(shared / "q", USER, USER)
@@ -174,7 +174,7 @@ def test_a_umask_that_takes_everything_takes_nothing_from_the_owner(kind: str, t
     if os.getuid():
         use(tmp_path / "q")
         return
-    home = Path(tempfile.mkdtemp())
+    home = Path(tempfile.mkdtemp(dir=REACHABLE))
     try:
         os.chown(home, USER, USER)
         as_user(use, home / "q")
