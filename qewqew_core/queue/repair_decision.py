@@ -152,6 +152,8 @@ class Decision:
             disk = read_pointers(self._files, path)
             stored = last.stored or disk[1:]
             for start in dict.fromkeys((last.tail, stored[1])):  # another program does not know what only the log had
+                if self._is_logged(last.id, start, disk.tail):
+                    break
                 if start < disk.tail <= disk.size and disk.tail not in (last.tail, stored[1]):
                     with contextlib.suppress(Corrupt):
                         self._keep(scan(self._files, path, last.id, OnDisk(disk.size, start, disk.tail, chunk.NONE)), path)
@@ -163,6 +165,18 @@ class Decision:
             self._keep(orphans.readable(self._files, path, current)[0], path)
             self._plan.moves.append(path)
             current = read_pointers(self._files, path).next
+
+    def _is_logged(self, chunk_id: int, start: int, end: int) -> bool:
+        """Whether what is there in the file of a chunk is what the log carries: then nobody else has put it."""
+        at = start
+        with Descriptors([self._files.open_to_read(self._plan.chunk_path(chunk_id))]) as (fd,):
+            for offset, frames in self._plan.payload.get(chunk_id, ()):
+                if offset <= at < min(end, offset + len(frames)):
+                    part = frames[at - offset : end - offset]
+                    if self._files.read(fd, len(part), at) != part:
+                        return False
+                    at += len(part)
+        return start < at >= end
 
     def _keep(self, chunk_state: Chunk, path: str) -> None:
         runs = list(self._pieces.good_runs(chunk_state, path))
