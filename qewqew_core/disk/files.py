@@ -126,12 +126,11 @@ class Files:
 
     def may_use(self, path: str) -> bool:
         """Whether this user may read and write it, and make files in it if it is a directory."""
-        mode = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
-        return os.access(path, mode, effective_ids=os.geteuid() != os.getuid())  # the plain call knows more of NFS and ACLs
+        return _access(path, os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0))
 
     def check_writable(self, directory: str) -> None:
         """Raise what the system would say to a new file in this directory."""
-        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.geteuid() != os.getuid()):
+        if not _access(directory, os.R_OK | os.W_OK | os.X_OK):
             number = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(number, os.strerror(number), directory)
 
@@ -162,7 +161,7 @@ class Files:
             try:
                 self._made(fd, path, 0o600)
             except BaseException:
-                os.close(fd)
+                close_all([fd])
                 raise
         return fd
 
@@ -284,6 +283,10 @@ class Files:
     def remove_tree(self, path: str) -> None:
         """Remove a directory and everything in it, in no order. An error or a crash may leave any part of it."""
         shutil.rmtree(path)
+
+
+def _access(path: str, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.geteuid() != os.getuid())  # the plain call knows more of NFS and ACLs
 
 
 @cache

@@ -473,7 +473,8 @@ class Journal(NotCopied):
     def _full_or_broken(self, error: OSError, size: int) -> NoReturn:
         if error.errno not in FULL:
             self.broken(error)
-        raise DiskFull(f"no room for a commit of {size:,} bytes: {error.strerror}. Nothing was stored", path=self.path) from error
+        what = f"no room for a commit of {size:,} bytes" if size else "no room on the file system"
+        raise DiskFull(f"{what}: {error.strerror}. Nothing was stored", path=self.path) from error
 
     def broken(self, error: OSError) -> NoReturn:
         raise Broken(

@@ -4,7 +4,8 @@ On a full disk records can still be taken, leased and acknowledged, and a store 
 room itself: a lease makes a directory with a manifest, and perhaps a copy of some records; an opening makes a new log. So from
 its first commit on, each queue and topic has `FILES` files of `BYTES` bytes in the directory ``NAME.reserve``, beside its log.
 What finds the disk full removes them, which gives back bytes and inodes, and does it again. They are made again as soon as
-there is room, and before records are put.
+there is room, and no record is put without them. (But while the writer of a topic is open and its readers have removed
+them, it goes on until its log has used up its `journal.SPARE`.)
 
 They hold nothing, so nobody waits until they are durable. A lease makes up to five files and directories. xfs makes none
 while less than some 60 blocks are free, and renames none into a directory that must grow while less than 90 are, though
@@ -90,7 +91,7 @@ class Reserve:
             return False
         released = False
         for path in self._paths:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # it is not there, or cannot be removed: then it gives no room
                 self._files.unlink(path)
                 released = True
         with contextlib.suppress(OSError):  # somebody has put something there

@@ -2,7 +2,8 @@
 
 `recover` calls the steps in this order. docs/format/recovery.md has them under the same numbers:
 
-1. Look, and change nothing: header, names, transaction log. Whatever contradicts itself is `Corrupt`.
+1. Look, and change nothing: header, names, transaction log. Whatever contradicts itself is `Corrupt`. A commit whose records
+   the disk has lost before they were synced has not happened, and none behind it.
 2. No log: a Java program made the chunk files, and they are all there is. Step over every record of the chain.
 3. A clean log: its last frame is a checkpoint. The header and the pointers of the first and the last chunk must say the same.
    If they do not, a Java program may have used the queue since. `java` knows how such a program changes a queue: what it can

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from qewqew_core.disk import journal
 from qewqew_core.disk.files import Descriptors, Files
+from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import HEAD
@@ -98,7 +99,7 @@ class Places:
         return fit and at.offset < self._view.entry(at.block).end
 
 
-def store(files: Files, stem: str, rdx: str, state: ReaderState) -> None:
+def store(files: Files, stem: str, rdx: str, state: ReaderState, room: Reserve) -> None:
     """Have the .rdx and a new log say so, durably. Who is killed in between leaves a log that is corrected by the next repair."""
     state.clock = state.clock.now(files.boot())
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open(stem + LOCK)]) as (fd,):
@@ -108,4 +109,4 @@ def store(files: Files, stem: str, rdx: str, state: ReaderState) -> None:
     with contextlib.suppress(FileNotFoundError), Descriptors([files.open(rdx)]) as (fd,):
         files.write(fd, zbus.pack_position(*state.committed_position()[:2]), 0)
         files.sync(fd)
-    journal.create(files, stem + LOG, lambda generation: reader_log.snapshot(state, generation), "reader").close()
+    journal.create(files, stem + LOG, lambda generation: reader_log.snapshot(state, generation), "reader", room).close()

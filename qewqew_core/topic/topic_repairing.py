@@ -28,6 +28,7 @@ from qewqew_core.batch.reports import Damage, RepairReport, Report
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Descriptors, Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import Reserve
 from qewqew_core.errors import BadPath, Corrupt
 from qewqew_core.formats import zbus
 from qewqew_core.formats.zbus import Entry, Index
@@ -229,7 +230,7 @@ class _Repair:
             for name in all_readers(self.files, self.path):
                 state, path = self._known_state(name), topic_paths.rdx_of(self.path, name)
                 if state is not None and found.correct(state):
-                    store(self.files, topic_paths.stem_of(self.path, name), path, state)
+                    store(self.files, topic_paths.stem_of(self.path, name), path, state, Reserve(self.files, self.log_path))
                     block, offset, number = state.committed_position()
                     what = f"blocks have other numbers now; the reader goes on at message {number}, at {offset} of block {block}"
                     self.report.damage.append(Damage(path, 0, None, 0, what))

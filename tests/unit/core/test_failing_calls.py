@@ -220,8 +220,8 @@ def good_run(request, tmp_path, kind) -> tuple[int, list[View]]:
     [(errno.EIO, False, False, 1), (errno.EIO, True, True, 12), (errno.ENOSPC, False, False, 20), (errno.ENOSPC, True, True, 28)],
     ids=["EIO once", "EIO from then on, short writes", "full disk once", "full disk until there is room, short writes"],
 )
-def test_any_call_may_fail(tmp_path, kind, good_run, every, error, short, for_ever, first):
-    logging.getLogger("qewqew_core").setLevel(logging.ERROR)
+def test_any_call_may_fail(tmp_path, kind, good_run, every, error, short, for_ever, first, caplog):
+    caplog.set_level(logging.ERROR, "qewqew_core")
     kinds, refusals, (quick, full) = set(), 0, FAILING[kind].stride
     for number in every(range(first, 10_000), quick=quick, full=full):
         failed, refused = run_with_failure(tmp_path, kind, *good_run, number, error, short, for_ever)

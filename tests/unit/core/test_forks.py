@@ -16,6 +16,7 @@ from test_group_commit import led, until
 
 from qewqew_core import Queue, Stage, Topic
 from qewqew_core.disk import lock
+from qewqew_core.disk.files import Files
 from qewqew_core.topic import topic_paths
 
 PARENT = """
@@ -214,3 +215,25 @@ def test_a_fork_leaves_files_alone_that_have_the_numbers_of_files_that_were_clos
     for number, fd in enumerate(others):
         os.close(fd)
         assert (tmp_path / f"other {number}").read_bytes() == b"of the child"
+
+
+def test_a_file_that_could_not_be_made_whole_leaves_no_number_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gets its number next keeps the file after a fork."""
+    files = Files()
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, "_made", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            files.open(str(tmp_path / "made"), new=True)
+    fd = os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT)
+    try:
+        if (pid := os.fork()) == 0:
+            os.write(fd, b"of the child")
+            os._exit(0)
+        os.waitpid(pid, 0)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "another").read_bytes() == b"of the child"

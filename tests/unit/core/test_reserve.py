@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,12 @@ import pytest
 from disk import NoSync
 from test_room import SmallDisk
 
-from qewqew_core import BadPath, Broken, DiskFull, Queue, Reader, Topic
+from qewqew_core import BadPath, Broken, Corrupt, DiskFull, Queue, Reader, Topic, repair, repair_topic
+from qewqew_core.disk.files import Descriptors
+from qewqew_core.disk.journal import SPARE
 from qewqew_core.disk.reserve import BYTES, FILES, Reserve, means_full, with_room
+from qewqew_core.limits import LIMITS
+from qewqew_core.queue.chain import Chain
 
 RECORDS = [b"record %d" % number for number in range(12)]
 
@@ -160,3 +166,145 @@ def test_only_a_full_disk_releases_it(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         with_room(reserve, failing(OSError(28, "No space left on device")))
     assert not reserve.is_whole()
+
+
+def test_what_of_it_cannot_be_removed_gives_no_room_and_is_in_the_way_of_the_next_put(tmp_path: Path) -> None:
+    with Queue(tmp_path / "s") as queue:
+        (tmp_path / "s.reserve" / "3").mkdir(parents=True)
+        with pytest.raises(BadPath, match="a directory is in the way"):
+            queue.put(b"x")
+        reserve = Reserve(NoSync(), str(tmp_path / "s.wal"))
+        assert reserve.release(), "the files before it"
+        assert not reserve.release()
+        (tmp_path / "s.reserve" / "3").rmdir()
+        queue.put(b"x")
+
+
+def test_a_put_that_finds_the_disk_full_says_so(tmp_path: Path) -> None:
+    disk = SmallDisk()
+    with Queue(tmp_path / "s", _files=disk) as queue:
+        queue.put(b"x")
+        queue._engine.log.release_spare()
+        disk.room = 10
+        with pytest.raises(DiskFull, match=r"s.wal: no room on the file system: .*\. Nothing was stored$"):
+            queue.put_many([b"y"] * 2)
+
+
+class NoSnapshot(NoSync):
+    """There is never room for the next log."""
+
+    def open(self, path: str, *, new: bool = False) -> int:
+        if path.endswith(".wal.tmp") and new and self.exists(path.removesuffix(".tmp")):
+            raise OSError(28, "No space left on device", path)
+        return super().open(path, new=new)
+
+
+@each
+@pytest.mark.parametrize("end", ["killed", "closed"])
+@pytest.mark.parametrize("mended", ["opened", "repaired"])
+def test_a_log_that_cannot_be_cut_back_goes_on_and_knows_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened, end: str, mended: str
+) -> None:
+    """What other files say by then, the old log must know: else it would be another program's doing."""
+    monkeypatch.setattr(LIMITS, "reader_log_bytes", 500)
+    home, left, disk = tmp_path / "home", tmp_path / "left", NoSnapshot()
+    home.mkdir()
+    records = [b"record %d" % number for number in range(300)]
+    store: Queue | Topic = (Queue if opened is a_queue else Topic)(home / "s", log_bytes=500, _files=disk)
+    source = store if isinstance(store, Queue) else store.reader("r")
+    for record in records:
+        (store.put if isinstance(store, Queue) else store.append)(record)
+    for record in records[:100]:
+        assert (source.get() if isinstance(source, Queue) else source.read().body) == record
+        if isinstance(source, Reader):
+            source.commit()
+    for taken in range(100, 106) if end == "killed" else ():  # wherever it was tried to cut the log back last
+        shutil.copytree(home, left)
+        check_whole(left, opened, mended, records[taken:])
+        shutil.rmtree(left)
+        assert (source.get() if isinstance(source, Queue) else source.read().body) == records[taken]
+        if isinstance(source, Reader):
+            source.commit()
+    source.close()
+    store.close()
+    if end == "closed":
+        check_whole(home, opened, mended, records[100:])
+
+
+def check_whole(home: Path, opened: Opened, mended: str, records: list[bytes]) -> None:
+    if mended == "repaired":
+        assert (repair if opened is a_queue else repair_topic)(home / "s").damage == []
+    with opened(home, NoSync()) as again:
+        assert (again.get_many(500) if opened is a_queue else [one.body for one in again]) == records
+
+
+def test_repair_gives_nothing_twice_that_the_log_carries_and_a_file_has_too(tmp_path: Path) -> None:
+    """Pointers were stored in the middle of the log. Another program can have done that, but these records are the log's."""
+    (home := tmp_path / "home").mkdir()
+    with Queue(home / "q") as queue:
+        queue.put(b"first")
+    queue = Queue(home / "q")
+    for number in range(5):
+        queue.put(b"a%d" % number)
+    queue._chain.store()
+    for number in range(5):
+        queue.put(b"b%d" % number)
+    shutil.copytree(home, tmp_path / "left")
+    records = list(queue)
+    queue.close()
+    with pytest.raises(Corrupt, match="another program"):
+        Queue(tmp_path / "left" / "q")
+    repair(tmp_path / "left" / "q")
+    with Queue(tmp_path / "left" / "q") as queue:
+        assert list(queue) == records
+
+
+def test_a_lease_of_which_a_copy_finds_no_room_takes_fewer_records(tmp_path: Path) -> None:
+    disk = SmallDisk()
+    with Queue(tmp_path / "s", _files=disk) as queue:
+        queue.put_many([b"x" * 1000] * 1000)
+        queue._engine.log.release()
+        disk.room = 50_000 + Reserve(disk, queue._engine.log.path).for_moves
+        batch = queue.lease("key", max_records=900)
+        assert batch is not None
+        assert 0 < len(batch) <= 16
+        disk.room = None
+        assert queue.get_many(2000) == [b"x" * 1000] * (1000 - len(batch))
+
+
+def test_a_commit_of_moved_files_reserves_its_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has an operation for each file, and in it a run for each piece: 12 bytes each."""
+    monkeypatch.setattr(LIMITS, "piece_bytes", 64)
+    monkeypatch.setattr(LIMITS, "spill_bytes", 1000)
+    spare, after_commit = list[int](), Chain.after_commit
+
+    def noted(self: Chain, position: int) -> None:
+        spare.append(self._engine.log.spare)
+        after_commit(self, position)
+
+    monkeypatch.setattr(Chain, "after_commit", noted)
+    with Queue(tmp_path / "s") as queue, queue.session() as session:
+        session.put_many([b"x" * 62] * 10_000)
+        session.commit()
+    assert len(spare) >= 1
+    assert min(spare) >= SPARE
+
+
+def test_only_what_a_file_lacks_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """xfs wants free room for all that it is asked for."""
+    asked, really = list[tuple[int, int]](), os.posix_fallocate
+
+    def noted(fd: int, offset: int, size: int) -> None:
+        asked.append((offset, size))
+        really(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+    files = NoSync()
+    with Descriptors([files.open(str(tmp_path / "file"), new=True)]) as (fd,):
+        for size in (1 << 16, 1 << 17, 1 << 17):
+            files.allocate(fd, size)
+            assert os.fstat(fd).st_size == size
+        files.truncate(fd, 1 << 18)  # a hole is not allocated
+        files.allocate(fd, 1 << 18)
+        assert os.fstat(fd).st_blocks * 512 >= 1 << 18
+    assert asked == [(0, 1 << 16), (1 << 16, 1 << 16), (0, 1 << 18)]

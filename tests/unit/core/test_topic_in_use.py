@@ -34,7 +34,9 @@ def remove_all_but(path: Path, records: int) -> None:
 
 @pytest.fixture
 def after_stale_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Call it, and the next so many looks at the index are from before three blocks were removed."""
+    """Call it, and the next so many looks at the index are from before three blocks were removed; but none that comes after a
+    block was missing, since the index said so before that was removed.
+    """
 
     def prepare(looks: int) -> None:
         view = View(Topic(path).files, str(path), "B")
@@ -51,16 +53,28 @@ def after_stale_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
             before = stale.pop()
             return range(before.start, before.start + before.blocks)
 
+        open_to_read = Files.open_to_read
+
+        def opened(self: Files, path: str, **how: bool) -> int:
+            try:
+                return open_to_read(self, path, **how)
+            except FileNotFoundError:
+                if path.endswith(".zbus"):
+                    stale.clear()
+                raise
+
+        monkeypatch.setattr(Files, "open_to_read", opened)
         monkeypatch.setattr(View, "index", index)
         monkeypatch.setattr(View, "blocks", blocks)
 
     return prepare
 
 
+@pytest.mark.parametrize("looks", range(1, 9))
 def test_a_block_that_is_removed_while_a_reader_is_inspected_is_no_damage(
-    path: Path, after_stale_looks: Callable[[int], None]
+    path: Path, after_stale_looks: Callable[[int], None], looks: int
 ) -> None:
-    after_stale_looks(1)
+    after_stale_looks(looks)
     assert inspect_reader(path, "any").records == 2
 
 
