@@ -232,11 +232,8 @@ def stats_of(files: Files, state: ReaderState, view: View) -> QueueStats:
     for start, stop in sorted(places, key=lambda part: part.start):
         if oldest is None:
             first = None
-            try:
+            with contextlib.suppress(Corrupt):  # its reader is told
                 first = next((stretch for stretch in view.stretches(start, stop, chosen, most=1, cut=0) if stretch.places), None)
-            except Corrupt:
-                if view.index().start > start.block:
-                    raise  # it was removed meanwhile; else it is damaged, which its reader is told
             if first is not None and (timestamp := first.messages()[0].timestamp) is not None:
                 oldest = waits_since(view, files, first.block, first.places[0], timestamp)
     for flight in state.in_flight.values():
