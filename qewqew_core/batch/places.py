@@ -122,10 +122,19 @@ def queue_name(path: str) -> str:
 
 
 def batch_id(path: str, key: str) -> str:
-    """A readable prefix and a hash of the key, safe in every file system and in Hadoop paths."""
-    return numbered_id(path, int.from_bytes(key_hash(key)[:8]))
+    """A readable prefix and a hash of the key, safe in every file system and in Hadoop paths.
+
+    Where the prefix is not the whole name, the hash is of both: no two names have the same ids.
+    """
+    name = queue_name(path)
+    named = key if name == _prefix(name) else f"{name}/{key}"
+    return numbered_id(path, int.from_bytes(key_hash(named)[:8]))
 
 
 def numbered_id(path: str, number: int) -> str:
-    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in queue_name(path))
-    return f"{name[:80].strip('-_') or 'batch'}-{number:016x}"
+    return f"{_prefix(queue_name(path))}-{number:016x}"
+
+
+def _prefix(name: str) -> str:
+    letters = (letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in name[:80])
+    return "".join(letters).strip("-_") or "batch"

@@ -289,6 +289,17 @@ def test_any_key_that_is_text_makes_an_id_that_is_safe_in_every_file_system(tmp_
         assert q.lease(key).id == batch.id
 
 
+def test_no_two_names_have_the_same_ids(tmp_path):
+    """What writes by id into one table would take the second batch for the first one, and leave it out."""
+    names = ["a-b", "a.b", "a b", "-a-b", "ä-b", "ö-b", "x" * 80, "x" * 81, "x" * 82, "-", "_", "batch"]
+    ids = set()
+    for name in names:
+        with Queue(tmp_path / name) as q:
+            q.put(b"0")
+            ids.add(q.lease("2026-11-26").id)
+    assert len(ids) == len(names)
+
+
 @pytest.mark.parametrize("name", ["päck chen.qew", "-x", "_", "a:b", "ü" * 90, "...x"])
 def test_a_queue_with_a_strange_name_makes_safe_ids_too(tmp_path, name):
     with Queue(tmp_path / name) as q:
