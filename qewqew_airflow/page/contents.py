@@ -31,6 +31,7 @@ from qewqew_core.disk.files import DISK
 from qewqew_core.limits import now_ms
 from qewqew_core.queue import inspection
 from qewqew_core.tools import listing
+from qewqew_core.tools.printing import visible
 from qewqew_core.topic import topic_inspection
 
 FRESH = 2.0  # seconds: a directory is read at most once in this time, however many people look
@@ -258,8 +259,3 @@ def explained(error: Exception) -> str:
 
 def iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds")
-
-
-def visible(text: str) -> str:
-    """The text with control characters (except line ends and tabs) and what UTF-8 cannot have as escapes."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)

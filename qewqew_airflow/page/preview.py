@@ -15,7 +15,7 @@ from contextlib import closing
 from itertools import chain, islice, pairwise
 from typing import Any
 
-from qewqew_airflow.page.contents import iso, visible
+from qewqew_airflow.page.contents import iso
 from qewqew_core import BadArgument, Message, arguments
 from qewqew_core.batch import manifest, segments
 from qewqew_core.batch.store import Local
@@ -25,6 +25,7 @@ from qewqew_core.formats import zbus
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.formats.tags import Filter
 from qewqew_core.queue import inspection
+from qewqew_core.tools.printing import visible
 from qewqew_core.topic.reader_inspection import effective_state, waiting
 from qewqew_core.topic.view import WINDOW, View
 
@@ -128,9 +129,9 @@ def described(body: bytes, size: int | None = None) -> dict[str, Any]:
     if text is None:
         kind, shown, text = "hex", SHOWN_HEX, _hex(body[:SHOWN_HEX])
     elif size <= SHOWN and (indented := _indented(text)) is not None:
-        kind, text = "json", visible(indented)
+        kind, text = "json", visible(indented, besides="\n\t")
     else:
-        kind, text = "text", visible(text)
+        kind, text = "text", visible(text, besides="\n\t")
     return {"bytes": size, "kind": kind, "text": text, "cut": size > shown}
 
 

@@ -33,7 +33,7 @@ from qewqew_core.cli.targets import (
     existing_queue,
     only_for,
 )
-from qewqew_core.cli.texts import counted, iso, sized, visible
+from qewqew_core.cli.texts import counted, iso, sized
 from qewqew_core.disk.files import Descriptors, Files
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, Corrupt, Empty
 from qewqew_core.queue.orphans import Orphan
@@ -41,6 +41,7 @@ from qewqew_core.queue.queue import Queue
 from qewqew_core.queue.repairing import repair as repair_queue
 from qewqew_core.tools import dump as dumping
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.printing import json_text, visible
 from qewqew_core.topic.topic import Topic
 from qewqew_core.topic.topic_repairing import repair_topic
 
@@ -236,7 +237,7 @@ def dump(
         for line in dumping.lines(file, what):
             if offset <= line.offset <= end:
                 damaged += line.damage is not None
-                shown += [json.dumps(_line_json(line), ensure_ascii=False)] if as_json else map(visible, _line_text(line))
+                shown += [json_text(_line_json(line))] if as_json else map(visible, _line_text(line))
                 if len(shown) >= _LINES:
                     _print_lines(shown)
         _print_lines(shown)
@@ -246,7 +247,7 @@ def dump(
 
 
 def _print_lines(lines: list[str]) -> None:
-    terminal.write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+    terminal.write("".join(f"{line}\n" for line in lines).encode())
     lines.clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from datetime import timedelta
 from typing import Annotated
@@ -128,7 +129,7 @@ def metrics(
         began = time.monotonic()
         text = exposition(watch(paths or ["."]))
         if output is None:
-            terminal.print_line(text.rstrip("\n"))
+            terminal.write(text.encode())
         else:
             _replace(output, text.encode())
         if every is None:
@@ -141,8 +142,13 @@ def metrics(
 
 def _replace(path: str, data: bytes) -> None:
     """The collector reads it at any time, and is another user."""
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "wb") as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(data)
-    os.replace(temporary, path)
+    directory, name = os.path.split(path)
+    descriptor, temporary = tempfile.mkstemp(".tmp", f"{name}.", directory or ".")  # a name that nobody can have taken
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import stat as modes
@@ -19,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from qewqew_core import errors
-from qewqew_core.cli.texts import visible
 from qewqew_core.disk.files import DISK
 from qewqew_core.formats.zbus import Message
 from qewqew_core.tools.exchange import few, json_line
+from qewqew_core.tools.printing import json_text, visible
 
 T = TypeVar("T")
 FAILED, USAGE, NOTHING, LOCKED, DAMAGED, FULL, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 4, 5, 6, 130, 141
@@ -57,13 +56,13 @@ class Commands(typer.core.TyperGroup):
             say("interrupted; what was not committed has no effect")
             raise typer.Exit(INTERRUPTED) from None
         except errors.QewQewError as error:
-            say(visible(f"{type(error).__name__}: {error}"))
+            say(f"{type(error).__name__}: {error}")
             if isinstance(error, (errors.Corrupt, errors.BadManifest)) and "qewqew repair" not in str(error):
                 say("`qewqew verify` lists all damage, `qewqew repair` rescues what can be read")
             raise typer.Exit(exit_code(error)) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            say(visible(f"{type(error).__name__}: {where}{error.strerror or error}"))
+            say(f"{type(error).__name__}: {where}{error.strerror or error}")
             drop_output()
             raise typer.Exit(FAILED) from None
 
@@ -141,7 +140,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def say(message: str) -> None:
     """Print a message for people, which is not part of the output."""
-    print(f"qewqew: {message}", file=sys.stderr)
+    print(f"qewqew: {visible(message)}", file=sys.stderr)
 
 
 def write(data: bytes) -> None:
@@ -171,12 +170,13 @@ def sync_output() -> None:
 
 
 def print_line(text: str) -> None:
-    write(f"{text}\n".encode(errors="backslashreplace"))
+    """Print a line; what is not printable in it is shown as an escape."""
+    write(f"{visible(text)}\n".encode())
 
 
 def print_json(value: object) -> None:
-    # Invalid text (in a path) becomes \udcXX, which is JSON.
-    write(json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+    """Print a line of JSON. Invalid text (in a path) becomes \\udcXX."""
+    write(f"{json_text(value)}\n".encode())
 
 
 def answer_list(
@@ -228,4 +228,4 @@ def print_table(columns: list[str], rows: list[list[str]], numbers: tuple[str, .
     console = Console(width=None if sys.stdout.isatty() else 1 << 16)
     with console.capture() as capture:
         console.print(table_of(columns, rows, numbers))
-    print_line("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()).encode())  # with the terminal's own escapes

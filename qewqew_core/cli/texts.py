@@ -1,13 +1,8 @@
-"""Numbers, times and foreign text as people read them."""
+"""Numbers and times as people read them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-
-
-def visible(text: str) -> str:
-    """The text without control characters, which a reason or a path may contain."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def counted(number: int, what: str, plural: str | None = None) -> str:

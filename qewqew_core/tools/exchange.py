@@ -22,6 +22,7 @@ from qewqew_core.errors import BadArgument, MessagesLost
 from qewqew_core.formats.zbus import HEAD, Message
 from qewqew_core.queue import inspection
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.printing import json_text
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.view import SCAN, View
 
@@ -113,7 +114,7 @@ def json_line(message: Message, topic: bool, **more: object) -> bytes:
         head = {"number": message.number, "tag": message.tag, "id": message.id, "timestamp": _time_text(message.timestamp or 0)}
         if message.corr_offset:
             head["corr_offset"] = message.corr_offset
-    return json.dumps(head | more | as_text(message.body), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return f"{json_text(head | more | as_text(message.body))}\n".encode()
 
 
 def write_json_lines(file: IO[bytes], rows: Iterable[Message], topic: bool) -> int:

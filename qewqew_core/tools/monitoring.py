@@ -17,6 +17,7 @@ from qewqew_core.limits import now_ms
 from qewqew_core.queue.inspection import inspect
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
+from qewqew_core.tools.printing import visible
 from qewqew_core.topic.topic_inspection import inspect_reader, inspect_topic
 
 if TYPE_CHECKING:
@@ -119,6 +120,6 @@ def _seconds(moment: pendulum.DateTime | None) -> float:
 
 def _labels(watched: Watched) -> str:
     def quoted(text: str) -> str:
-        return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        return visible(text).replace("\\", r"\\").replace('"', r"\"")
 
     return f'path="{quoted(watched.path)}",kind="{watched.kind}",reader="{quoted(watched.reader or "")}"'
