@@ -11,7 +11,8 @@ KEYS_KEPT_MS = 30 * 86_400_000
 
 
 def key_hash(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+    """``key``: also a name of a file, which may have bytes that are not UTF-8."""
+    return hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=16).digest()
 
 
 def prune(keys: dict[bytes, tuple[int, int]], now: int) -> list[int]:
