@@ -83,7 +83,7 @@ class History:
 
     def _find(self, batch_id: str) -> tuple[Block, int, bytes] | None:
         """The block, where in it the line of the batch begins, and that line."""
-        begin = f'\n["{batch_id}",'.encode()
+        begin = f'\n["{batch_id}",'.encode(errors="surrogateescape")  # an argument may be anything
         for block in self.blocks:  # the oldest go first
             if (at := block.lines.find(begin)) >= 0:
                 return block, at, _line(block.lines, at)

@@ -42,7 +42,7 @@ COMMANDS = [
     "export {}/q", "export {}/t", "batches {}/q!", "batches {}/q! --json", "dead list {}/q!", "dead list {}/q! --json",
     "topic stat {}/t", "topic readers {}/t", "verify {}/q!", "verify {}/bad!", "verify {}/bad! --json", "repair {}/bad! --yes",
     "dump {}/q!.wal", "dump {}/q!.wal --json", "dump {}/q!.30000 --json", "dump {}/bad!.wal", "get {}/none!", "nack {}/q none!",
-    "orphans list {}/q!", "key-status {}/q! key", "put {}/q!/under x", "nosuch! {}", "get {}/q --nosuch!",
+    "orphans list {}/q!", "key-status {}/q! key", "put {}/q!/under x", "nosuch! {}",
 ]  # fmt: skip
 
 
