@@ -125,7 +125,7 @@ class QueueBatches(Source):
         self, batch: BatchState, making: str, max_records: int, max_bytes: int, most_copied: int
     ) -> tuple[list[tuple[int, Cut | None]], list[str]]:
         """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``, if they are the
-        first; a later one only if ``most_copied`` bytes are no bound: else the batch ends before it.
+        first; a later one only if ``most_copied`` does not bound it: else the batch ends before it.
 
         Returns them as `Lease` has them, and where the file of each is now.
         """
