@@ -38,8 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile({"rest": "full"}.get(LEVEL, LEVEL))
         if config.getoption("--hypothesis-seed") is None:
             config.option.hypothesis_seed = OFFSET + (LEVEL == "rest")  # what was quick has been tried
-    # It logs when the process ends, to a stream that pytest has closed: an error after pytest's summary.
+    # It logs whenever Python collects garbage, with tracebacks, and partly under no name of its own: when the process ends, to
+    # a stream that pytest has closed; and while Python 3.11 parses a test's source, which fails then (python/cpython#106905).
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    logging.getLogger().addFilter(lambda record: record.levelno >= logging.WARNING or "/py4j/" not in record.pathname)
     # A shell starts what runs in its background with SIGINT ignored, and that is inherited: what the tests start, and
     # interrupt, would not notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -97,10 +97,26 @@ def roll_forward_place(files: Files, path: str, batch: BatchState) -> None:
     source, target = (alive, dead) if batch.state == "dead" else (dead, alive)
     if files.is_directory(source):
         make_home(files, path, DEAD)
-        files.rename(source, target)
+        if files.is_directory(target):
+            _take_over(files, source, target)
+        else:
+            files.rename(source, target)
     for home in (os.path.dirname(target), os.path.dirname(source)):
         if files.is_directory(home):  # also when a kill came after that rename: it may not be on disk yet
             files.sync_directory(home)
+
+
+def _take_over(files: Files, source: str, target: str) -> None:
+    """Let a batch that is at both places be at the second one alone: it was moved there, and somebody has brought files back, as
+    a second backup into one directory does. The files of a batch never change, so a longer one is the whole one.
+    """
+    for name in files.list(source):
+        there, here = os.path.join(source, name), os.path.join(target, name)
+        is_longer = not files.is_regular(here) or files.status(there, follow=False).st_size > files.status(here).st_size
+        if files.is_regular(there) and is_longer and (name != manifest.MANIFEST or not files.is_regular(here)):
+            files.rename(there, here)
+    files.sync_directory(target)
+    remove_tree(files, source)
 
 
 def roll_forward_forget(files: Files, path: str, batch_ids: list[str], keep_manifest: bool) -> None:

@@ -50,8 +50,15 @@ class Reserve:
 
     def __init__(self, files: Files, log: str) -> None:
         self._files = files
-        self._path = os.path.splitext(log)[0] + RESERVE
-        self._paths = [os.path.join(self._path, str(number)) for number in range(FILES)]
+        self._log = log
+
+    @cached_property
+    def _path(self) -> str:
+        return os.path.splitext(self._log)[0] + RESERVE
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        return [os.path.join(self._path, str(number)) for number in range(FILES)]
 
     @cached_property
     def _bytes(self) -> int:

@@ -21,6 +21,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -33,7 +34,7 @@ from qewqew_core.disk import journal, lock
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Closes, Files, files_of, is_at
 from qewqew_core.disk.opening import opening
-from qewqew_core.disk.reserve import Reserve
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Closed, Corrupt, Empty, Locked
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk import Record
@@ -135,7 +136,8 @@ class Queue(HasBatches, Closes):
     def _recovered(self, lock_timeout: float, deadline: float, unless: Callable[[], bool] | None) -> Recovered:
         """Lock the queue, and recover it."""
         for attempt in count():
-            header, created = lock.acquire(self._files, self.path, lock_timeout, until=deadline, unless=unless)
+            acquire = partial(lock.acquire, self._files, self.path, lock_timeout, until=deadline, unless=unless)
+            header, created = with_room(Reserve(self._files, self.path + paths.LOG), acquire)  # an empty queue has no header
             self._chain.header = header
             try:
                 found = recovery.recover(self._files, self.path, header.fd, self._chain.descriptors)
@@ -143,7 +145,7 @@ class Queue(HasBatches, Closes):
                 self._chain.taken, self._chain.begin, self._chain.unsynced = found.taken, found.begin, found.unsynced
                 self._is_handed_over = found.handed_over
                 self._chain.close_others()
-                self._chain.store_header()
+                self._engine.with_room(self._chain.store_header)
                 if header.is_still_at(self.path) and is_at(self._files, found.log.fd, found.log.path):
                     return found  # else a Java program had removed the header, and another process has made the queue again
                 self._release()

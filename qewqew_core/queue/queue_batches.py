@@ -7,6 +7,7 @@ copied only if a part of it stays: the batch ends in it, or open sessions hold s
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -28,7 +29,7 @@ from qewqew_core.queue.operations import JsonOperation, Lease, PutBack
 from qewqew_core.queue.state import State
 
 NAME_BYTES = 256  # what a directory, and the frame of a commit, may need for each name
-LEAST_BYTES = 16 << 10  # what a batch has, or one record, if there is no room for a larger one
+LEAST_BYTES = 16 << 10  # what a batch copies of a chunk, or one record, if there is no room for more
 
 T = TypeVar("T")
 
@@ -77,12 +78,26 @@ class QueueBatches(Source):
         if self.engine.state.records <= self._holds.records:
             return None
         try:
-            lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout))
-        except DiskFull:  # a copy of the first records takes little
-            lease, made = self.prepare(partial(self._prepare_batch, key, max_records, min(max_bytes, LEAST_BYTES), lease_timeout))
-        return self._commit_batch(lease, made)
+            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, sys.maxsize)
+        except DiskFull:  # whole chunks need no copy, and one of the first records takes little
+            lease, position = self._commit_batch(key, max_records, max_bytes, lease_timeout, LEAST_BYTES)
+        return self._move_chunks(lease, position)
 
-    def _prepare_batch(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> tuple[Lease, int]:
+    def _commit_batch(
+        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, most_copied: int
+    ) -> tuple[Lease, int]:
+        """Prepare a batch and commit it; returns the operation and its position. Raises `DiskFull`: nothing has changed."""
+        lease, made = self.prepare(partial(self._prepare_batch, key, max_records, max_bytes, lease_timeout, most_copied))
+        try:
+            self.keep_room(sum(cut is None for _, cut in lease.parts) + 1, len(logs.pack(lease)))
+            return lease, self.commit(lease, made)
+        except DiskFull:
+            places.remove_tree(self.files, self.stem + paths.LEASE)
+            raise
+
+    def _prepare_batch(
+        self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None, most_copied: int
+    ) -> tuple[Lease, int]:
         """Make NAME.lease: the new batch without the chunks that it will take whole. Returns the operation that takes them, and
         its time. Nothing has changed yet.
         """
@@ -94,7 +109,7 @@ class QueueBatches(Source):
             places.remove_tree(self.files, places.directory_of(self.stem, batch))  # a manifest, kept for people
             self.files.make_directory(making)
             places.make_home(self.files, self.stem, places.BATCHES)
-            parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes)
+            parts, segment_paths = self._take_chunks(batch, making, max_records, max_bytes, most_copied)
             batch.records = sum(part.records for part in batch.chunks)
             batch.bytes = sum(part.bytes for part in batch.chunks)
             places.write_manifest(self.files, making, batch_files.manifest_of(self.files, self.stem, batch, segment_paths))
@@ -107,9 +122,10 @@ class QueueBatches(Source):
             raise self.engine.refused(error) or self.engine.poison(error) from error
 
     def _take_chunks(
-        self, batch: BatchState, making: str, max_records: int, max_bytes: int
+        self, batch: BatchState, making: str, max_records: int, max_bytes: int, most_copied: int
     ) -> tuple[list[tuple[int, Cut | None]], list[str]]:
-        """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``.
+        """Give the batch its chunks. Those that it does not take whole are copied into the directory ``making``, if they are the
+        first; a later one only if ``most_copied`` does not bound it: else the batch ends before it.
 
         Returns them as `Lease` has them, and where the file of each is now.
         """
@@ -122,8 +138,11 @@ class QueueBatches(Source):
             if source.unavailable or source.records > max_records or source.bytes > max_bytes:
                 if source.free(source.head) is None:
                     continue
+                if parts and most_copied < max_bytes:
+                    break
                 path = os.path.join(making, batch_files.segment_file(self.stem, source.id))
-                cut, _ = self._chain.copy(source, path, max_records, max_bytes, at_least=int(not parts), finished=True)
+                most = min(max_bytes, most_copied)
+                cut, _ = self._chain.copy(source, path, max_records, most, at_least=int(not parts), finished=True)
                 if not cut.spans:
                     self.files.unlink(path)
                     break
@@ -142,17 +161,12 @@ class QueueBatches(Source):
                 break
         return parts, segment_paths
 
-    def _commit_batch(self, lease: Lease, made: int) -> BatchState:
-        whole = [chunk_id for chunk_id, cut in lease.parts if cut is None]
-        try:
-            self.keep_room(len(whole) + 1, len(logs.pack(lease)))
-            position = self.commit(lease, made)
-        except DiskFull:
-            places.remove_tree(self.files, self.stem + paths.LEASE)
-            raise
+    def _move_chunks(self, lease: Lease, position: int) -> BatchState:
+        """Let the files of a batch follow its commit."""
         self._holds.disturbed += 1
-        for chunk_id in whole:
-            self._chain.forget(chunk_id)
+        for chunk_id, cut in lease.parts:
+            if cut is None:
+                self._chain.forget(chunk_id)
         self._chain.store_header()
         state = self.engine.state.batches[lease.id]
         self.move(partial(batch_files.roll_forward_lease, self.files, self.stem, lease, state))

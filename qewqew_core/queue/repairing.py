@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from qewqew_core import arguments
@@ -26,6 +27,7 @@ from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.disk import journal, lock
 from qewqew_core.disk.files import Files, files_of, read_whole, write_new
 from qewqew_core.disk.opening import opening
+from qewqew_core.disk.reserve import Reserve, with_room
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
@@ -44,8 +46,8 @@ from qewqew_core.queue.state import State
 def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: Files | None = None) -> RepairReport:
     """Make a damaged queue open again, with every record that can be read and no wrong one.
 
-    If nothing is wrong, it changes nothing (a queue that crashed is recovered, as opening would do it). Damaged files are moved
-    to NAME.damaged/N, never deleted. If it is killed, the next repair finishes it; opening in between works as before, or
+    If nothing is wrong, it changes nothing (a queue that crashed is recovered, as opening would do it; but the torn end of its
+    log, which may have been a commit, is kept and reported). Damaged files are moved to NAME.damaged/N, never deleted. If it is killed, the next repair finishes it; opening in between works as before, or
     raises `Corrupt`. Durable when it returns.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
@@ -58,7 +60,7 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
         if not any(map(files.exists, parts)) and not paths.chunk_ids(full, files.list(os.path.dirname(full))):
             return RepairReport()
         files.check_writable(os.path.dirname(full))
-        header, created = lock.acquire(files, full, lock_timeout)
+        header, created = with_room(Reserve(files, full + paths.LOG), partial(lock.acquire, files, full, lock_timeout))
         try:
             return _Repair(files, full, header.fd).run()
         finally:

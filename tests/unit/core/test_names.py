@@ -41,16 +41,17 @@ def use_queue(path: Path) -> None:
             assert not queue.orphans()
 
 
-def use_topic(path: Path, reader: str = "r") -> None:
+def use_topic(path: Path, reader: str = "r", verify: bool = True) -> None:
     for _ in range(2):
         with Topic(path, block_size=500, max_attempts=1) as topic, topic.reader(reader) as there:
-            topic.append_many([b"x" * 100] * 30)
+            number = topic.append(b"x" * 100)
+            topic.append_many([b"x" * 100] * 29)
             for nack in (False, True):
-                batch = there.lease(f"{topic.stats().next}-{nack}", max_records=2)
+                batch = there.lease(f"{number}-{nack}", max_records=2)
                 assert batch is not None
                 batch.nack() if nack else batch.ack()
             there.commit(there.read())
-            assert topic.verify().ok
+            assert not verify or topic.verify().ok
 
 
 CALLS: dict[str, Callable[[Path], object]] = {
@@ -118,7 +119,7 @@ READERS += ["topic", "topic.damaged", "data", "reader", "state", "t"]
 def test_readers_of_any_name_are_beside_each_other(tmp_path: Path, backwards: bool) -> None:
     wanted = READERS[::-1] if backwards else READERS
     for name in (*wanted, *wanted):
-        use_topic(tmp_path / "t", name)
+        use_topic(tmp_path / "t", name, verify=name == wanted[-1])
     for number, name in enumerate(wanted):
         with Topic(tmp_path / "t") as topic:
             assert set(topic.readers()) == set(wanted[number:])

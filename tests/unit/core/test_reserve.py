@@ -16,7 +16,7 @@ from test_room import SmallDisk
 from qewqew_core import BadPath, Broken, Corrupt, DiskFull, Queue, Reader, Topic, repair, repair_topic
 from qewqew_core.disk.files import Descriptors
 from qewqew_core.disk.journal import SPARE
-from qewqew_core.disk.reserve import BYTES, FILES, Reserve, means_full, with_room
+from qewqew_core.disk.reserve import BYTES, FILES, SHARE, Reserve, means_full, with_room
 from qewqew_core.limits import LIMITS
 from qewqew_core.queue.chain import Chain
 
@@ -88,6 +88,43 @@ def test_with_no_byte_left_an_opened_store_leases_acknowledges_and_returns(tmp_p
     with opened(tmp_path, disk) as source:
         (dead,) = source.dead()
         assert sorted([*done, *dead]) == sorted(RECORDS)
+
+
+@each
+@pytest.mark.parametrize("how", ["opened", "repaired"])
+def test_what_has_no_records_left_but_in_batches_is_opened_too(tmp_path: Path, opened: Opened, how: str) -> None:
+    """Such a queue has no header file."""
+    fill(tmp_path, opened)
+    with opened(tmp_path, NoSync()) as source:
+        source.lease("all")
+    disk = SmallDisk()
+    disk.room = 0
+    if how == "repaired":
+        assert (repair if opened is a_queue else repair_topic)(tmp_path / "s", _files=disk).ok
+    with opened(tmp_path, disk) as source:
+        batch = source.find_batch("all")
+        assert list(batch) == RECORDS
+        batch.ack()
+
+
+@pytest.mark.parametrize("chunks", [0, 2])
+def test_a_lease_whose_copy_leaves_no_room_for_its_commit_has_whole_chunks_or_a_few_records(tmp_path: Path, chunks: int) -> None:
+    """Whatever room there is, with the same limit. Whole chunks take none."""
+    in_chunk, got = 9, set[int]()
+    for room in range(0, 50_000, 2_000):
+        disk = SmallDisk()
+        disk.capacity = lambda path: SHARE * FILES * 5_376  # type: ignore[method-assign]
+        with Queue(tmp_path / f"{room}", chunk_size=40_000, _files=disk) as queue:
+            queue.put_many([b"x" * 4_000] * in_chunk * 4)
+        disk.room = room
+        with Queue(tmp_path / f"{room}", chunk_size=40_000, _files=disk) as queue:
+            batch = queue.lease("key", max_records=chunks * in_chunk + 7)
+            assert batch is not None
+            assert len([*batch]) == batch.records
+            got.add(batch.records)
+            batch.ack()
+        disk.room = None
+    assert got == {chunks * in_chunk or 4, chunks * in_chunk + 7}
 
 
 @each

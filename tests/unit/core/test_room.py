@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ class SmallDisk(NoSync):
         if new:
             self._spend(NAME)
         return super().open(path, new=new)
+
+    def open_into(
+        self, descriptors: MutableSequence[int], path: str, *, make: bool = False, new: bool = False, follow: bool = False
+    ) -> None:
+        if (make or new) and not self.exists(path):
+            self._spend(NAME)
+        super().open_into(descriptors, path, make=make, new=new, follow=follow)
 
     def write(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         growth = max(0, offset + len(data) - self.size(fd))
