@@ -56,7 +56,9 @@ def test_no_command_prints_what_acts_on_a_terminal(place: Path, command: str) ->
 
 
 def test_json_says_the_same(place: Path) -> None:
-    (row,) = (row for row in json.loads(run("ls", place, "--json").stdout) if row["path"].endswith(ACTING) and row["kind"] == "queue")
+    (row,) = (
+        row for row in json.loads(run("ls", place, "--json").stdout) if row["path"].endswith(ACTING) and row["kind"] == "queue"
+    )
     assert Path(row["path"]) == place / f"q{ACTING}"
     lines = run("peek", place / "q", "--json", "-n", "2").stdout.splitlines()
     assert json.loads(lines[1])["record"] == ACTING[:-1]
