@@ -207,7 +207,7 @@ def test_neither_opening_nor_repair_makes_less_readable_than_it_found(
     root, folder, checked = tmp_path / "work", tmp_path / "image", 0
     work = chosen.done(root, "commit", seed)
     calls = work.disk.calls
-    for stop in every(range(work.disk.begin, len(calls) + 1), quick=20, full=2):
+    for stop in every(range(work.disk.begin, len(calls) + 1), quick=20, full=5):
         luck = random.Random(f"{seed}.{stop}")
         image(calls[:stop], str(root), folder, None)
         files = {name: data for name, data in sorted(tree(folder).items()) if isinstance(data, bytes) and data}

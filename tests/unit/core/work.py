@@ -272,7 +272,7 @@ class QueueWork(Work):
         **{"put": 15, "put_many": 10, "get": 10, "get_many": 5, "clear": 2, "lease": 12, "end": 13, "reopen": 5},
         **{"session_get": 8, "session_put": 6, "session_commit": 8, "session_rollback": 6},
     }
-    stride = 24, 3
+    stride = 24, 6
     empty = of_queue([], {}, {})
     log_bytes: ClassVar = 3000  # so few that a short workload has its log cut back
 
