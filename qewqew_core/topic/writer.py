@@ -96,7 +96,13 @@ class Writer(NotCopied):
     # Appending
 
     def durable(self, position: int, always: bool = False) -> None:
-        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync."""
+        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync.
+
+        With ``sync="never"`` and ``always``, blocks come before the log: what it says of earlier commits is then there, too.
+        """
+        if always and not self.engine.sync and self._blocks.unsynced:
+            with self.engine.exclusive():
+                self._blocks.sync()
         self.engine.durable(position, always)
         if self._publications or self._patch:
             with self.engine.exclusive():
