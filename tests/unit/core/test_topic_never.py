@@ -113,3 +113,26 @@ def test_a_session_of_several_readers_alone_is_durable_too(root: Path, tmp_path:
     for reader in both:
         reader.close()
     topic.close()
+
+
+MOVED: dict[str, Callable[[Topic, Reader, Reader], object]] = {
+    "move_to": lambda topic, reader, other: reader.move_to(other.position()),
+    "move_to, forced": lambda topic, reader, other: reader.move_to(other.position(), force=True),
+    "copy_reader onto one": lambda topic, reader, other: topic.copy_reader("other", "r"),
+    "set_filter": lambda topic, reader, other: reader.set_filter("new"),
+}
+
+
+@pytest.mark.parametrize("call", MOVED)
+def test_what_says_that_it_is_durable_is(root: Path, tmp_path: Path, call: str) -> None:
+    with opened(root) as (topic, reader):
+        topic.append(b"new", tag="new")
+        topic.reader("other", start=4).close()
+    disk = JournalDisk(str(root))
+    with Topic(root / "t", sync="never", _files=disk) as topic, topic.reader("r") as reader, topic.reader("other") as other:
+        MOVED[call](topic, reader, other)
+        stop = len(disk.calls)
+    for _, folder in power_cuts(disk, [stop], tmp_path):
+        with Topic(folder / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
+            expected = [b"new"] if call == "set_filter" else RAWS[4:]
+            assert [message.body for message in reader.read_many(100)] == expected
