@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import cast
 
@@ -304,7 +305,7 @@ class Writer(NotCopied):
         self._publish()
         if not self.engine.sync:
             self._blocks.remove_mark()
-        self._blocks.store(self.engine.state)
+        self.engine.with_room(partial(self._blocks.store, self.engine.state))
 
     def _forget(self) -> None:
         """Forget what a new log need not know."""
