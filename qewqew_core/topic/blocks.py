@@ -117,6 +117,7 @@ class Blocks(NotCopied):
     def open_index(self) -> Index:
         self._index.append(self.files.open(self.index_path))
         check_regular(self.files.status(self.index_fd), self.index_path)
+        zbus.check_index_size(self.files.size(self.index_fd), self.index_path)
         return zbus.unpack_index(self.files.read(self.index_fd, zbus.INDEX_HEAD, 0), self.index_path)
 
     @property
