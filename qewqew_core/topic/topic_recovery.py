@@ -86,7 +86,6 @@ def _recover(
     _remove_strays(blocks, state, ours)
     if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
-        blocks.remove_mark()
     resolve(set(state.sessions), state.dialect, closed)
     if found is None or not closed:
         return _new_log(blocks, state), state

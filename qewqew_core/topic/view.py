@@ -125,8 +125,6 @@ class View(NotCopied):
         if getattr(self, "_blocks", None):  # `_owned` closes the index
             close_each(self._blocks)
 
-    # The index
-
     def index(self) -> Index:
         """The present state. A new state is read twice, because the writer may be in the middle of writing it."""
         data = self._files.read(self._fd, zbus.INDEX_HEAD, 0)
@@ -144,6 +142,10 @@ class View(NotCopied):
         if data[:_BLOCKS] != known[:_BLOCKS]:
             index = self.index()
         return range(index.start, index.start + index.blocks)
+
+    def is_unsynced(self) -> bool:
+        """Whether messages that were seen before may not be on disk (``sync="never"``)."""
+        return any(self._files.read(self._fd, topic_log.MARK, zbus.INDEX_HEAD))
 
     def entry(self, block: int) -> Entry:
         data = self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block))

@@ -61,7 +61,7 @@ class Writer(NotCopied):
         self._sync = sync
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
         self._patch: dict[int, bytes] = {}  # what could not be written of it
-        self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
+        self._said_unsynced = False  # whether log and index say that they may not agree on disk
         self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
         self._lock_file: lock.HeaderLock | None = None
         self._process = os.getpid()
@@ -193,6 +193,7 @@ class Writer(NotCopied):
         engine, state = self.engine, self.engine.state
         if not engine.sync and not self._said_unsynced:
             engine.log.sync(engine.log.append(topic_log.UNSYNCED, self._blocks.files.boot()), refuse=False)
+            self._blocks.write_index(self._blocks.index_patch(state, mark=True))
             self._said_unsynced = True
         full = len(state.full)
         position = engine.commit(operations, time, reserve=reserve)
@@ -291,8 +292,7 @@ class Writer(NotCopied):
 
     def rotate(self) -> None:
         """Replace the log by a snapshot. If there is no room for it, the old log goes on."""
-        if self.engine.rotate(self._checkpoint):
-            self._said_unsynced = False
+        self.engine.rotate(self._checkpoint)
 
     def _checkpoint(self) -> None:
         self._store()
@@ -303,9 +303,8 @@ class Writer(NotCopied):
         self.check_place()
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
-        if not self.engine.sync:
-            self._blocks.remove_mark()
         self.engine.with_room(partial(self._blocks.store, self.engine.state))
+        self._said_unsynced = False
 
     def _forget(self) -> None:
         """Forget what a new log need not know."""

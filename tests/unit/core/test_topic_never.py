@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from disk import JournalDisk, NoSync, image
 from stride import Every
 
 from qewqew_core import Message, Reader, Topic
+from qewqew_core.topic.view import View
 
 RAWS = [b"raw %d" % number for number in range(10)]
 
@@ -136,3 +139,82 @@ def test_what_says_that_it_is_durable_is(root: Path, tmp_path: Path, call: str) 
         with Topic(folder / "t", _files=NoSync()) as topic, topic.reader("r") as reader:
             expected = [b"new"] if call == "set_filter" else RAWS[4:]
             assert [message.body for message in reader.read_many(100)] == expected
+
+
+# What another process, with its own ``sync``, leases from it
+
+
+@pytest.mark.parametrize("more", [b"", b"x" * 5000], ids=["carried by the log", "large"])
+@pytest.mark.parametrize("block_size", [1000, 1 << 20])
+@pytest.mark.parametrize("sync", ["commit", "never"])
+@pytest.mark.parametrize("end", ["leased", "returned"])
+def test_what_was_leased_is_there_whatever_the_sync_of_who_has_appended_it(
+    root: Path, tmp_path: Path, every: Every, more: bytes, block_size: int, sync: Literal["commit", "never"], end: str
+) -> None:
+    """Also what lies before it: where a block lacks something, the log is not believed any more."""
+    disk = JournalDisk(str(root))
+    writer = Topic(root / "t", sync="never", block_size=block_size, _files=disk)
+    for number in range(10):
+        writer.append(b"new %d" % number + more, tag="raw" if number > 3 else "other")
+    with Topic(root / "t", sync=sync, _files=disk) as topic, topic.reader("r") as reader:
+        begin = len(disk.calls)
+        batch = reader.lease("key", max_records=13)
+        assert batch is not None
+        expected = [*batch]
+        assert len(expected) == 13
+        leased = len(disk.calls)
+        if end == "returned":
+            batch.nack()
+        stop = len(disk.calls)
+    for at, folder in power_cuts(disk, [*every(range(begin, stop), quick=8), stop], tmp_path):
+        with opened(folder) as (found, again):
+            found.append_many([Message(b"later", "raw")] * 20)
+            assert found.verify().ok
+            if at < leased and not again.batches():
+                continue
+            held = again.lease("another" if end == "returned" and at == stop else "key")
+            assert held is not None
+            assert [*held] == expected
+            if at >= leased:
+                assert [one.body for one in found][10 : 10 + 7 + 3][:4] == [b"new %d" % number + more for number in range(4)]
+    writer.close()
+
+
+def test_the_mark_of_an_unsynced_topic_is_there_until_all_is_on_disk(tmp_path: Path) -> None:
+    """Before, it went before the blocks were synced, and a new block could be seen before it came."""
+    unsynced: list[str] = []
+
+    class Watched(NoSync):
+        """Looks before each call that writes."""
+
+        def sync(self, fd: int) -> None:
+            self.look(f"before the sync of {os.path.basename(os.readlink(f'/proc/self/fd/{fd}'))}")
+
+        def write(self, fd: int, data: bytes, offset: int) -> None:
+            super().write(fd, data, offset)
+            self.look("after a write")
+
+        def look(self, when: str) -> None:
+            if view is not None and not view.is_unsynced() and blocks.unsynced and view.latest().number > durable:
+                unsynced.append(when)
+
+    view: View | None = None
+    durable = 0
+    files = Watched()
+    with Topic(tmp_path / "t", sync="never", block_size=1000, _files=files) as topic:
+        topic.append(b"first")
+        blocks = topic.writer()._blocks
+        durable = 1
+        view = View(NoSync(), str(tmp_path / "t"), "B")
+        assert view.is_unsynced()
+        topic.append_many([b"x" * 900] * 3)
+        topic.append(b"x" * 6000)
+        with topic.writer().engine.exclusive():
+            topic.writer().rotate()
+        assert not view.is_unsynced()
+        durable = view.latest().number
+        topic.append(b"y" * 6000)
+        assert view.is_unsynced()
+    assert not view.is_unsynced()
+    view.close()
+    assert unsynced == []
