@@ -220,14 +220,14 @@ class ReaderBatches(Source):
                 "is leased again",
                 path=self.engine.path,
             )
-        pending = self._without_flight(_merged([*ranges, *self.engine.state.pending]))
+        pending = self._without_flight(merged([*ranges, *self.engine.state.pending]))
         self._shared.durable(self._shared.commit(PutBack(batch.id, pending)), always=True)
         places.roll_forward_forget(self.files, self.stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
         found = self._view.messages(*whole, chosen)
-        return _merged([Range(message.at, message.after) for message in found])
+        return merged([Range(message.at, message.after) for message in found])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""
@@ -242,7 +242,7 @@ class ReaderBatches(Source):
         return ranges
 
 
-def _merged(ranges: list[Range]) -> list[Range]:
+def merged(ranges: list[Range]) -> list[Range]:
     """In order. They overlap where the reader was moved back since."""
     merged: list[Range] = []
     for part in sorted(ranges, key=lambda part: part.start):

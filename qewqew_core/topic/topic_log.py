@@ -52,7 +52,7 @@ KIND_NAMES = {
     CLOCK: "clock",
 }
 
-MARK = 4  # bytes of the mark, behind the head of the index: see `Blocks.index_patch`; zeros are none
+MARK = 4  # bytes of the mark, behind the head of the index: see `Blocks.index_patch` (zeros: no mark)
 
 _TIME = struct.Struct(">Q")
 _KEY = struct.Struct(">16sQQ")
