@@ -25,7 +25,7 @@ from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import Journal
 from qewqew_core.disk.opening import refused
-from qewqew_core.disk.reserve import with_room
+from qewqew_core.disk.reserve import means_full, with_room
 from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
@@ -217,14 +217,15 @@ class Engine(NotCopied, Generic[S]):
                 self.notify()
                 if was_open:
                     checkpoint()
-            except (DiskFull, Full) as error:
-                _logger.warning("closed without a checkpoint; the next opening makes one: %s", error)
-            except OSError as error:
-                if isinstance(error, QewQewError):
+            except (OSError, Full) as error:
+                if isinstance(error, (DiskFull, Full)) or means_full(error):
+                    _logger.warning("%s: closed without a checkpoint; the next opening makes one: %s", self.path, error)
+                elif isinstance(error, QewQewError):
                     raise
-                raise Broken(
-                    f"closing failed: {error.strerror}; opening the {self.what} again recovers it", path=self.path
-                ) from error
+                else:
+                    raise Broken(
+                        f"closing failed: {error.strerror}; opening the {self.what} again recovers it", path=self.path
+                    ) from error
             finally:
                 release()
 

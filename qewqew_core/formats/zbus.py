@@ -176,15 +176,29 @@ def pack_index(index: Index) -> bytes:
     return _INDEX.pack(*index)
 
 
+def damaged_index(what: str, path: str, offset: int) -> Corrupt:
+    return Corrupt(
+        f"{what}. Nothing was changed; restore the index, or let `qewqew repair` (repair_topic) rebuild it",
+        path=path,
+        offset=offset,
+    )
+
+
+def check_index_size(size: int, path: str) -> None:
+    """Raise `Corrupt` if an index has lost its end: it has all its entries from the beginning, used or not."""
+    if size < INDEX_SIZE:
+        raise damaged_index(f"the index was cut short: it has {size:,} bytes, not {INDEX_SIZE:,}", path, size)
+
+
 def unpack_index(data: bytes, path: str) -> Index:
-    """Raises `Corrupt`."""
+    """The head of an index. Raises `Corrupt`."""
     if len(data) < _INDEX.size:
-        raise Corrupt("the index is cut short", path=path, offset=len(data))
+        check_index_size(len(data), path)
     index = Index(*_INDEX.unpack_from(data))
     if index.version != VERSION:
-        raise Corrupt(f"this is not the index of a topic: version {index.version}, not {VERSION}", path=path, offset=0)
+        raise damaged_index(f"this is not the index of a topic: version {index.version}, not {VERSION}", path, 0)
     if not (0 <= index.blocks <= RING and index.start >= 0 and index.number >= 0):
-        raise Corrupt(f"the index contradicts itself: {index}", path=path, offset=0)
+        raise damaged_index(f"the index contradicts itself: {index}", path, 0)
     return index
 
 

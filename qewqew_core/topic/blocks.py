@@ -16,8 +16,6 @@ from qewqew_core.topic.outgoing import joined
 from qewqew_core.topic.topic_paths import block_of, data_of, index_of, log_of
 from qewqew_core.topic.topic_state import Block, TopicState
 
-_MARK = 4  # bytes of the mark, behind the head of the index
-
 
 class Blocks(NotCopied):
     """The blocks of the topic in ``directory``. Call it with the writer's lock."""
@@ -117,6 +115,7 @@ class Blocks(NotCopied):
     def open_index(self) -> Index:
         self._index.append(self.files.open(self.index_path))
         check_regular(self.files.status(self.index_fd), self.index_path)
+        zbus.check_index_size(self.files.size(self.index_fd), self.index_path)
         return zbus.unpack_index(self.files.read(self.index_fd, zbus.INDEX_HEAD, 0), self.index_path)
 
     @property
@@ -129,26 +128,23 @@ class Blocks(NotCopied):
 
     def is_marked(self) -> bool:
         """Whether nobody has changed the head of the index since it was written with the mark."""
-        data = self.files.read(self.index_fd, zbus.INDEX_HEAD + _MARK, 0)
-        return data[zbus.INDEX_HEAD :] == crc32(data[: zbus.INDEX_HEAD]).to_bytes(_MARK)
+        data = self.files.read(self.index_fd, zbus.INDEX_HEAD + topic_log.MARK, 0)
+        return data[zbus.INDEX_HEAD :] == (crc32(data[: zbus.INDEX_HEAD]) or 1).to_bytes(topic_log.MARK)
 
     def index_patch(self, state: TopicState, *blocks: Block, mark: bool = False) -> dict[int, bytes]:
         """The bytes that the index must have for these blocks, by offset; its head comes last.
 
-        ``mark``: the log may be on disk later than the index. The mark, in bytes that a zbus server neither reads nor writes,
-        tells then that it was not such a server who wrote what the log does not say.
+        ``mark``: log and blocks may be on disk later than the index. The mark, in bytes that a zbus server neither reads nor
+        writes, tells then that it was not such a server who wrote what the log does not say. And it tells readers: it is there
+        before they see such messages, and until all are on disk.
         """
         patch = {
             zbus.entry_at(block.block): zbus.pack_entry(Entry(block.created, block.base, block.end, block.updated))
             for block in blocks
         }
         head = zbus.pack_index(Index(zbus.VERSION, state.count, state.start, state.number))
-        patch[0] = head + crc32(head).to_bytes(_MARK) if mark else head
+        patch[0] = head + (crc32(head) or 1).to_bytes(topic_log.MARK) if mark else head
         return patch
-
-    def remove_mark(self) -> None:
-        """From here on the log is on disk as far as the index says."""
-        self.write_index({zbus.INDEX_HEAD: bytes(_MARK)})
 
     def write_index(self, patch: dict[int, bytes]) -> None:
         for at in sorted(patch, reverse=True):  # the head comes last
@@ -157,8 +153,9 @@ class Blocks(NotCopied):
     # Durably
 
     def store(self, state: TopicState) -> None:
-        """Bring blocks, their checksums and the index up to the log, durably. The index has been written."""
+        """Bring blocks, their checksums and the index up to the log, durably. The log is on disk, the index has been written."""
         self.sync()
+        self.write_index({zbus.INDEX_HEAD: bytes(topic_log.MARK)})
         full = [block for block in state.full if block.pieces]
         for block in full:
             path = os.path.join(self.data, topic_log.sums_name(block.base))

@@ -57,6 +57,7 @@ class IndexRepair:
         """Raises `Corrupt` if it does not agree with the log and the block files."""
         if self.image is None:
             raise Corrupt("the index is missing", path=self.path)
+        zbus.check_index_size(len(self.image), self.path)
         index = zbus.unpack_index(self.image, self.path)
         start = self.log.state.start if self.log else 0
         if self.log is not None and (index.start > start or (self.log.clean and index.start < start)):

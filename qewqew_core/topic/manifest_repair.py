@@ -1,57 +1,145 @@
-"""A repair rewrites a missing or damaged manifest of a topic's batch, from the reader's log and the blocks."""
+"""A repair makes the batches of a reader whole: manifests from the reader's log and the blocks, damaged files from the blocks.
+
+A batch that stays unreadable is set aside, and the reader goes on: with its messages, unless it was acknowledged or dead.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 
 from qewqew_core.batch import places
+from qewqew_core.batch.batch_operations import Forget
 from qewqew_core.batch.batch_state import BatchState
-from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment, describing
+from qewqew_core.batch.manifest import BLOCK, MANIFEST, Manifest, Segment, describing, parse
 from qewqew_core.batch.reports import Damage, RepairReport
 from qewqew_core.batch.segments import read_batch, read_records
-from qewqew_core.disk.files import Files
-from qewqew_core.errors import Corrupt, QewQewError
+from qewqew_core.disk.files import Files, read_whole
+from qewqew_core.errors import BadManifest, Corrupt, QewQewError
 from qewqew_core.formats.tags import Filter
+from qewqew_core.limits import now_ms
 from qewqew_core.topic import topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
-from qewqew_core.topic.reader_state import Range, ReaderState
+from qewqew_core.topic.reader_batches import merged
+from qewqew_core.topic.reader_state import Change, PutBack, Range, ReaderState
 from qewqew_core.topic.view import View
 
 
-def repair_manifests(files: Files, view: View, reader: str, state: ReaderState, report: RepairReport) -> None:
-    """Rewrite the manifests, durably, so that their batches can be read again. A batch that stays unreadable is noted."""
-    stem = topic_paths.stem_of(view.directory, reader)
-    for batch in state.with_history():
-        directory = places.directory_of(stem, batch)
-        try:
-            places.roll_forward_place(files, stem, batch)
-            for _ in read_batch(directory, batch):
-                pass
-            continue
-        except (QewQewError, OSError) as error:
-            problem = error
-        try:
-            body = _made_anew(files, view, reader, state, batch)
-            home = places.make_home(files, stem, places.DEAD if batch.state == "dead" else places.BATCHES)
-            if not files.is_directory(directory):
-                files.make_directory(directory)
-                files.sync_directory(home)
-            for name in body.files():
-                if not files.exists(os.path.join(directory, name)):
-                    files.link(os.path.join(topic_paths.data_of(view.directory), name), os.path.join(directory, name))
-            for segment in body.segments:
-                for _ in read_records(directory, body, segment):
+class BatchRepair:
+    """Repairs the batches of one reader, whose log says this state. ``set_aside`` moves a path away, under a name."""
+
+    def __init__(
+        self,
+        view: View,
+        reader: str,
+        state: ReaderState,
+        files: Files,
+        report: RepairReport,
+        set_aside: Callable[[str, str], None],
+    ) -> None:
+        self._view, self._reader, self._state = view, reader, state
+        self._files, self._report, self._set_aside = files, report, set_aside
+        self._stem = topic_paths.stem_of(view.directory, reader)
+        self._data = topic_paths.data_of(view.directory)
+
+    def repair(self) -> bool:
+        """Repair all, durably; returns whether the state says less now, and must be stored."""
+        forgotten = False
+        for batch in self._state.with_history():
+            directory = places.directory_of(self._stem, batch)
+            try:
+                places.roll_forward_place(self._files, self._stem, batch)
+                for _ in read_batch(directory, batch):
                     pass
-            places.write_manifest(files, directory, body)
-        except (QewQewError, OSError) as error:
-            report.notes.append(
-                f"batch {batch.id} cannot be read, and is left as it is: {problem}. Its manifest cannot be rebuilt: {error}"
-            )
-        else:
+                continue
+            except (QewQewError, OSError) as error:
+                problem = error
+            if not self._is_mended(batch, directory):
+                self._forget(batch, directory, problem)
+                forgotten = True
+        return forgotten
+
+    def _is_mended(self, batch: BatchState, directory: str) -> bool:
+        """Whether the blocks, with the manifest or with another one, have its messages."""
+        for find in (self._manifest, self._made_anew):
+            try:
+                self._mend(batch, directory, find(batch, directory))
+            except (QewQewError, OSError):
+                continue
+            return True
+        return False
+
+    def _mend(self, batch: BatchState, directory: str, body: Manifest) -> None:
+        damaged = [name for name in body.files() if not _has(directory, body, name)]
+        for name in damaged:
+            _read(self._data, body, name)
+        home = places.make_home(self._files, self._stem, places.DEAD if batch.state == "dead" else places.BATCHES)
+        if not self._files.is_directory(directory):
+            self._files.make_directory(directory)
+            self._files.sync_directory(home)
+        for name in damaged:
+            path = os.path.join(directory, name)
+            if self._files.exists(path):
+                self._set_aside(path, f"{batch.id}.{name}")
+            self._files.link(os.path.join(self._data, name), path)
+            what = "the file is missing or damaged; it was replaced by the block of the topic, which is whole"
+            self._report.damage.append(Damage(path, None, None, 0, what))
+        self._files.sync_directory(directory)
+        try:
+            whole = self._manifest(batch, directory) == body
+        except QewQewError:
+            whole = False
+        if not whole:
+            places.write_manifest(self._files, directory, body)
             what = "the manifest is missing or not that of the batch; it was written again"
-            report.damage.append(Damage(os.path.join(directory, MANIFEST), 0, None, 0, what))
+            self._report.damage.append(Damage(os.path.join(directory, MANIFEST), 0, None, 0, what))
+
+    def _manifest(self, batch: BatchState, directory: str) -> Manifest:
+        """The manifest as it is, whatever the files are like."""
+        path = os.path.join(directory, MANIFEST)
+        try:
+            body = parse(json.loads(read_whole(self._files, path)), path)
+        except (ValueError, RecursionError, OSError) as error:
+            raise BadManifest(f"it cannot be read: {error}", path=path) from error
+        if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
+            raise BadManifest("it is not that of the batch", path=path)
+        return body
+
+    def _made_anew(self, batch: BatchState, directory: str) -> Manifest:
+        return _made_anew(self._files, self._view, self._reader, self._state, batch)
+
+    def _forget(self, batch: BatchState, directory: str, problem: Exception) -> None:
+        """Nobody can read it: it must not be in the way of all that follows."""
+        living = batch.state in ("leased", "returned")
+        if living:
+            pending = merged([*self._state.ranges[batch.id], *self._state.pending])
+            self._state.apply(PutBack(batch.id, pending))
+        else:
+            self._state.apply(Change(Forget([batch.id], False), now_ms()))
+        if self._files.is_directory(directory):
+            self._set_aside(directory, batch.id)
+        what = f"batch {batch.id} ({batch.state}, key {batch.keys[-1]!r:.80}) cannot be read: {problem}. It was set aside, and "
+        what += "what the topic still has of its messages comes again" if living else "the reader has forgotten it"
+        self._report.damage.append(Damage(directory, None, None, None if living else batch.records, what))
+
+
+def _read(directory: str, body: Manifest, name: str) -> None:
+    """Raise what is wrong with a file of the batch that is in this directory."""
+    for segment in body.segments:
+        if segment.file == name:
+            for _ in read_records(directory, body, segment):
+                pass
+
+
+def _has(directory: str, body: Manifest, name: str) -> bool:
+    try:
+        _read(directory, body, name)
+    except (QewQewError, OSError):
+        return False
+    return True
 
 
 def _made_anew(files: Files, view: View, reader: str, state: ReaderState, batch: BatchState) -> Manifest:

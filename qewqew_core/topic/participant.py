@@ -24,13 +24,13 @@ class Participant:
         self._deliveries = deliveries
 
     def prepare(self, session: str, messages: list[Message]) -> None:
-        """Note that the topic's log will decide about these messages. Raises `CommitConflict`."""
+        """Note durably, whatever ``sync`` is, that the topic's log will decide about these messages. Raises `CommitConflict`."""
         with self.engine.exclusive():
             offsets = self._deliveries.check_mine(tuple(messages)) if messages else []
             if len(offsets) + len(self._consumer.has_passed(messages)) < len(messages):
                 raise CommitConflict("a message of the session was committed already. Nothing was changed", path=self.engine.path)
             position = self._shared.commit(Prepare(session, offsets)) if offsets else self.engine.log.position
-        self._shared.durable(position)
+        self._shared.durable(position, always=True)
 
     def unprepare(self, session: str) -> None:
         """The session was not committed, and goes on."""

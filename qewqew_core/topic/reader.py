@@ -270,7 +270,7 @@ class Reader(HasBatches, HasHeader, Closes):
     # Moving
 
     def seek(self, *, number: int | None = None, offset: int | None = None, time: datetime | None = None) -> None:
-        """Go on at the message with this number or offset, or at the first since a time. Durable.
+        """Go on at the message with this number or offset, or at the first since a time. Durable as `commit`.
 
         Deliveries that are not committed are forgotten; these messages come again if they are after the new position. Raises
         `BadArgument` if there is no such message; the number of the next message to come is valid.
@@ -285,7 +285,7 @@ class Reader(HasBatches, HasHeader, Closes):
         return position
 
     def move_to(self, place: Position, expected: Position | None = None, *, force: bool = False) -> None:
-        """Go on at a position from `position` or a `View`; everything before it counts as committed. Durable.
+        """Go on at a position from `position` or a `View`; what is before it counts as committed. Always durable.
 
         For programs that track positions elsewhere, and use the reader to keep messages from being removed. Raises
         `CommitConflict` and changes nothing if messages are in flight or leased, or if the reader is not at ``expected``
@@ -295,7 +295,7 @@ class Reader(HasBatches, HasHeader, Closes):
             if not force:
                 self._check_unused(expected)
             position = self._go_to(place)
-        self._shared.durable(position)
+        self._shared.durable(position, always=True)
 
     def _check_unused(self, expected: Position | None) -> None:
         state, found = self._engine.state, self._engine.state.committed_position()

@@ -5,6 +5,7 @@ A batch links the blocks of its messages, and its manifest says where they are: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +17,12 @@ from qewqew_core.batch.leases import Source
 from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Descriptors
+from qewqew_core.disk.looking import replay_live
 from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
-from qewqew_core.topic import reader_files, topic_paths
+from qewqew_core.topic import reader_files, topic_log, topic_paths
 from qewqew_core.topic.block_segments import first_segment
 from qewqew_core.topic.block_sums import pieces_of
 from qewqew_core.topic.deliveries import Deliveries
@@ -122,21 +124,27 @@ class ReaderBatches(Source):
             files.link(block, link)
             if not self._view.is_block_at(base, link):
                 raise moved(block, "reader")
-        if not self.engine.sync:  # the batch is durable, so its messages must be
-            self._sync_topic([os.path.join(directory, name) for name in bases])
+        if self._view.is_unsynced():  # the batch is durable, so its messages must be
+            self._sync_topic()
         body = manifest.describing(
             batch, self._topic.name, segments, manifest.BLOCK, self._reader, self._topic.dialect, self.engine.state.filter
         )
         places.write_manifest(files, directory, body)
         files.sync_directory(os.path.dirname(directory))
 
-    def _sync_topic(self, blocks: list[str]) -> None:
-        """Make durable what the topic has committed into these blocks."""
-        for path in (*blocks, topic_paths.log_of(self._directory)):
-            with Descriptors([self.files.open_to_read(path)]) as (fd,):
-                self.files.sync(fd)
+    def _sync_topic(self) -> None:
+        """Make all durable that the topic has committed: where a block lacks something, the log is not believed any more."""
+        log = topic_paths.log_of(self._directory)
+        for base in sorted({redo.block.base for _, redo in replay_live(self.files, log, topic_log.replay).redo}):
+            with contextlib.suppress(FileNotFoundError):  # it was removed, and that was durable
+                self._sync_file(topic_paths.block_of(self._directory, base))
         self.files.sync_directory(topic_paths.data_of(self._directory))
+        self._sync_file(log)
         self.files.sync_directory(self._directory)
+
+    def _sync_file(self, path: str) -> None:
+        with Descriptors([self.files.open_to_read(path)]) as (fd,):
+            self.files.sync(fd)
 
     def _cut(self, max_records: int, max_bytes: int) -> Cut:
         """The next messages as segments with their payload bytes, the ranges they come from, which of them were in flight, and
@@ -212,14 +220,14 @@ class ReaderBatches(Source):
                 "is leased again",
                 path=self.engine.path,
             )
-        pending = self._without_flight(_merged([*ranges, *self.engine.state.pending]))
+        pending = self._without_flight(merged([*ranges, *self.engine.state.pending]))
         self._shared.durable(self._shared.commit(PutBack(batch.id, pending)), always=True)
         places.roll_forward_forget(self.files, self.stem, [batch.id], keep_manifest=False)
 
     def _matching(self, whole: Range, chosen: Filter) -> list[Range]:
         """The parts of a range that match: what that filter has passed over must not come because there is another one since."""
         found = self._view.messages(*whole, chosen)
-        return _merged([Range(message.at, message.after) for message in found])
+        return merged([Range(message.at, message.after) for message in found])
 
     def _without_flight(self, ranges: list[Range]) -> list[Range]:
         """The reader was moved back, and has delivered messages of the batch again: they must not come once more."""
@@ -234,7 +242,7 @@ class ReaderBatches(Source):
         return ranges
 
 
-def _merged(ranges: list[Range]) -> list[Range]:
+def merged(ranges: list[Range]) -> list[Range]:
     """In order. They overlap where the reader was moved back since."""
     merged: list[Range] = []
     for part in sorted(ranges, key=lambda part: part.start):

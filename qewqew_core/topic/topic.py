@@ -326,7 +326,7 @@ class Topic(HasHeader, Closes):
             return all_readers(self.files, self.path)
 
     def copy_reader(self, source: str, target: str) -> None:
-        """Make a reader at the position of another one, or move an existing one there. Filter and batches are not copied."""
+        """Make a reader at the position of another one, or move one there, durably. Filter and batches are not copied."""
         self._check_exists(source)
         with self.reader(source) as reader:
             place = reader.position()

@@ -52,6 +52,8 @@ KIND_NAMES = {
     CLOCK: "clock",
 }
 
+MARK = 4  # bytes of the mark, behind the head of the index: see `Blocks.index_patch` (zeros: no mark)
+
 _TIME = struct.Struct(">Q")
 _KEY = struct.Struct(">16sQQ")
 _PIECE = struct.Struct(">IIIQQ")

@@ -23,7 +23,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from typing import NoReturn
 
 from qewqew_core.crc import crc32
 from qewqew_core.disk import journal, lock
@@ -87,7 +86,6 @@ def _recover(
     _remove_strays(blocks, state, ours)
     if not closed:
         blocks.write_index(blocks.index_patch(state, *state.full, state.last))
-        blocks.remove_mark()
     resolve(set(state.sessions), state.dialect, closed)
     if found is None or not closed:
         return _new_log(blocks, state), state
@@ -123,7 +121,7 @@ def _look(blocks: Blocks, log_fd: list[int]) -> tuple[Replayed | None, Index]:
     index = blocks.open_index()
     if found is not None and found.clean:
         _check_index(blocks, index, found.state)
-    # Extended, as the original does it; and really there: what follows a commit must not meet a full disk.
+    # Really there, as the original's may not be: what follows a commit must not meet a full disk.
     blocks.files.allocate(blocks.index_fd, zbus.INDEX_SIZE)
     return found, index
 
@@ -183,26 +181,18 @@ def _refuse_blocks(blocks: Blocks, what: str, always: bool = False) -> None:
 
 def _check_index(blocks: Blocks, index: Index, state: TopicState) -> None:
     """What a zbus server may have done to a topic that was closed leaves all of it there: it only appends."""
-    size, last = blocks.files.size(blocks.index_fd), state.last
-    if size < zbus.INDEX_SIZE:
-        _refuse_index(blocks, f"the index was cut: it has {size:,} bytes, not {zbus.INDEX_SIZE:,}", size)
+    last = state.last
     if index.start != state.start:
         what = f"the index begins with block {index.start:,}, the log says {state.start:,}"
-        _refuse_index(blocks, what, zbus.START_AT)
+        raise zbus.damaged_index(what, blocks.index_path, zbus.START_AT)
     if index.start + index.blocks <= last.block:
-        _refuse_index(blocks, f"the index has {index.blocks:,} blocks, the log says {state.count:,}", zbus.BLOCKS_AT)
+        what = f"the index has {index.blocks:,} blocks, the log says {state.count:,}"
+        raise zbus.damaged_index(what, blocks.index_path, zbus.BLOCKS_AT)
     entry = blocks.entry(last.block)
     if entry.base != last.base or entry.end < last.end:
         what = f"block {last.block:,} begins at {entry.base:,} and has {entry.end:,} bytes"
-        _refuse_index(blocks, f"{what}, the log says {last.base:,} and {last.end:,}", zbus.entry_at(last.block))
-
-
-def _refuse_index(blocks: Blocks, what: str, offset: int) -> NoReturn:
-    raise Corrupt(
-        f"{what}. Nothing was changed; restore the index, or let `qewqew repair` rebuild it",
-        path=blocks.index_path,
-        offset=offset,
-    )
+        what += f", the log says {last.base:,} and {last.end:,}"
+        raise zbus.damaged_index(what, blocks.index_path, zbus.entry_at(last.block))
 
 
 # Step 2

@@ -9,8 +9,8 @@
 4. The index is written by that, and a new log with the keys and the sessions, which the next opening completes.
 5. Where the numbers of blocks could not be kept, readers are placed by the numbers of messages that their logs say; one without
    a log goes back to the first block whose number is a guess.
-6. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks. Checksums of a block
-   that are damaged themselves are set aside.
+6. The manifest of a batch that is missing or damaged is made again from the reader's log and the blocks, and a file of it is
+   replaced by the block. If neither helps, it is set aside. Checksums of a block that are damaged themselves are set aside.
 
 Messages in the middle of a topic that cannot be read stay where they are and are reported: a reader gets `Corrupt` there,
 and may `seek` behind them.
@@ -35,7 +35,7 @@ from qewqew_core.formats.zbus import Entry, Index
 from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_log, topic_log, topic_paths, witness
 from qewqew_core.topic.index_repair import IndexRepair, whole_messages
-from qewqew_core.topic.manifest_repair import repair_manifests
+from qewqew_core.topic.manifest_repair import BatchRepair
 from qewqew_core.topic.reader_files import make_rdx, withdraw_witness
 from qewqew_core.topic.reader_inspection import missing_rdx, place_of_rdx, seal_of, short_rdx
 from qewqew_core.topic.reader_placing import Places, store
@@ -100,8 +100,8 @@ class _Repair:
             self.files.sync_directory(home)
         return self.report.set_aside
 
-    def set_aside(self, path: str) -> None:
-        self.files.rename(path, os.path.join(self.aside(), os.path.basename(path)))
+    def set_aside(self, path: str, name: str | None = None) -> None:
+        self.files.rename(path, os.path.join(self.aside(), name or os.path.basename(path)))
         self.files.sync_directory(self.aside())
         self.files.sync_directory(os.path.dirname(path))
 
@@ -230,7 +230,7 @@ class _Repair:
             for name in all_readers(self.files, self.path):
                 state, path = self._known_state(name), topic_paths.rdx_of(self.path, name)
                 if state is not None and found.correct(state):
-                    store(self.files, topic_paths.stem_of(self.path, name), path, state, Reserve(self.files, self.log_path))
+                    self._store(name, state)
                     block, offset, number = state.committed_position()
                     what = f"blocks have other numbers now; the reader goes on at message {number}, at {offset} of block {block}"
                     self.report.damage.append(Damage(path, 0, None, 0, what))
@@ -303,7 +303,14 @@ class _Repair:
         """Step 6, for the batches that the reader's log knows."""
         log_path = topic_paths.stem_of(self.path, name) + topic_paths.LOG
         if (log := self.read(log_path)) is not None:
-            repair_manifests(self.files, view, name, reader_log.replay(log, log_path).state, self.report)
+            state = reader_log.replay(log, log_path).state
+            if BatchRepair(view, name, state, self.files, self.report, self.set_aside).repair():
+                Places(view).correct(state)
+                self._store(name, state)
+
+    def _store(self, name: str, state: ReaderState) -> None:
+        rdx = topic_paths.rdx_of(self.path, name)
+        store(self.files, topic_paths.stem_of(self.path, name), rdx, state, Reserve(self.files, self.log_path))
 
     def sums(self) -> None:
         """Checksums that are damaged themselves are set aside: the block is as one of a server then."""

@@ -1,8 +1,9 @@
 """`TopicSession`: a transaction on a topic: its appends, and what its readers read, happen together or not at all.
 
 What a session has read is in flight (`reader`) until it commits. To commit appends and reads together, the readers first note
-durably which messages they are. Then the topic's log gets the appends and the session's id: that is the commit. Then the
-readers note that it has happened. If a process dies after the first note, the next one looks into the topic's log.
+durably which messages they are. Then the topic's log gets the appends and the session's id, durably: that is the commit. Then
+the readers note that it has happened. If a process dies after the first note, the next one looks into the topic's log. Both are
+durable with ``sync="never"``, too: nothing else would order two logs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from qewqew_core import arguments
 from qewqew_core.disk.engine import Transaction
@@ -87,7 +88,8 @@ class TopicSession(Transaction):
     def commit(self, key: str | None = None) -> int:
         """Make all appends and reads since the last commit happen together; returns how many messages were appended.
 
-        Durable when it returns, as `Topic.append_many` is. With a ``key`` that was used before, what was read is given back.
+        Durable when it returns, as `Topic.append_many` is; whatever ``sync`` is, if it commits reads with appends, with a key, or
+        of several readers. With a ``key`` that was used before, what was read is given back.
         Raises `CommitConflict` if a message that was read was delivered to somebody else in the meantime, `DiskFull`, `BadKey`,
         `Locked`: nothing has happened, and the session may commit again or roll back.
         """
@@ -115,7 +117,7 @@ class TopicSession(Transaction):
                 else:
                     self._commit(writer, session, read, operations)
             if self._position is None:
-                writer.durable(before)  # another thread may still be waiting for that commit
+                writer.durable(before, always=bool(read))  # another thread may still be waiting for that commit
                 return known
             count = self._finish(writer, session, read)
         except BaseException as error:
@@ -126,10 +128,10 @@ class TopicSession(Transaction):
             topic.trim_quietly()
         return count
 
-    def _finish(self, writer: Writer, session: str, read: Iterable[Reader]) -> int:
+    def _finish(self, writer: Writer, session: str, read: Collection[Reader]) -> int:
         """Let everybody see what was committed, and forget it; returns how many messages were appended. A second call goes on."""
         assert self._position is not None
-        writer.durable(self._position)
+        writer.durable(self._position, always=bool(read))
         noted = True
         for reader in read:
             noted &= _note(reader, session)
@@ -139,7 +141,7 @@ class TopicSession(Transaction):
         self._forget()
         return count
 
-    def _settle(self, writer: Writer, session: str, read: Iterable[Reader], error: BaseException) -> None:
+    def _settle(self, writer: Writer, session: str, read: Collection[Reader], error: BaseException) -> None:
         """It was interrupted after its commit, or the disk has failed."""
         try:
             writer.settle(error)

@@ -113,6 +113,7 @@ class View(NotCopied):
                 (self._fd,) = self._owned = Descriptors([files.open_to_read(self.path)])
             except FileNotFoundError as error:
                 raise BadPath("there is no topic here: its index is missing", path=self.path) from error
+            zbus.check_index_size(files.size(self._fd), self.path)
 
     def close(self) -> None:
         """You may call it twice; a second call finishes an interrupted first one."""
@@ -123,8 +124,6 @@ class View(NotCopied):
     def __del__(self) -> None:
         if getattr(self, "_blocks", None):  # `_owned` closes the index
             close_each(self._blocks)
-
-    # The index
 
     def index(self) -> Index:
         """The present state. A new state is read twice, because the writer may be in the middle of writing it."""
@@ -144,8 +143,15 @@ class View(NotCopied):
             index = self.index()
         return range(index.start, index.start + index.blocks)
 
+    def is_unsynced(self) -> bool:
+        """Whether messages that were seen before may not be on disk (``sync="never"``)."""
+        return any(self._files.read(self._fd, topic_log.MARK, zbus.INDEX_HEAD))
+
     def entry(self, block: int) -> Entry:
-        entry = zbus.unpack_entry(self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block)))
+        data = self._files.read(self._fd, zbus.ENTRY, zbus.entry_at(block))
+        if len(data) < zbus.ENTRY:  # somebody has cut it since
+            zbus.check_index_size(self._files.size(self._fd), self.path)
+        entry = zbus.unpack_entry(data)
         self.check_entry(block, entry)
         self._entry = block, entry
         return entry
@@ -157,11 +163,13 @@ class View(NotCopied):
 
     def entries(self, index: Index) -> list[Entry]:
         """The entries as they are, unchecked."""
+        zbus.check_index_size(self._files.size(self._fd), self.path)
         ring = self._files.read(self._fd, zbus.INDEX_SIZE - zbus.HEADER, zbus.HEADER)
         places = range(index.start, index.start + index.blocks)
         return [zbus.unpack_entry(ring, zbus.entry_at(block) - zbus.HEADER) for block in places]
 
     def common(self) -> zbus.Common:
+        zbus.check_index_size(self._files.size(self._fd), self.path)
         return zbus.unpack_common(self._files.read(self._fd, zbus.HEADER, 0))
 
     # Places

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import cast
 
@@ -60,7 +61,7 @@ class Writer(NotCopied):
         self._sync = sync
         self._publications: deque[tuple[int, dict[int, bytes]]] = deque()  # (position of the commit, what the index will say)
         self._patch: dict[int, bytes] = {}  # what could not be written of it
-        self._said_unsynced = False  # whether the log says that the index may be ahead of it on disk
+        self._said_unsynced = False  # whether log and index say that they may not agree on disk
         self._noted: set[str] = set()  # sessions that their readers have noted, though not durably
         self._lock_file: lock.HeaderLock | None = None
         self._process = os.getpid()
@@ -96,7 +97,13 @@ class Writer(NotCopied):
     # Appending
 
     def durable(self, position: int, always: bool = False) -> None:
-        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync."""
+        """Wait until the log is on disk up to ``position``, and tell readers. Threads that wait together share one fsync.
+
+        With ``sync="never"`` and ``always``, blocks come before the log: what it says of earlier commits is then there, too.
+        """
+        if always and not self.engine.sync and self._blocks.unsynced:
+            with self.engine.exclusive():
+                self._blocks.sync()
         self.engine.durable(position, always)
         if self._publications or self._patch:
             with self.engine.exclusive():
@@ -186,6 +193,7 @@ class Writer(NotCopied):
         engine, state = self.engine, self.engine.state
         if not engine.sync and not self._said_unsynced:
             engine.log.sync(engine.log.append(topic_log.UNSYNCED, self._blocks.files.boot()), refuse=False)
+            self._blocks.write_index(self._blocks.index_patch(state, mark=True))
             self._said_unsynced = True
         full = len(state.full)
         position = engine.commit(operations, time, reserve=reserve)
@@ -284,8 +292,7 @@ class Writer(NotCopied):
 
     def rotate(self) -> None:
         """Replace the log by a snapshot. If there is no room for it, the old log goes on."""
-        if self.engine.rotate(self._checkpoint):
-            self._said_unsynced = False
+        self.engine.rotate(self._checkpoint)
 
     def _checkpoint(self) -> None:
         self._store()
@@ -296,9 +303,8 @@ class Writer(NotCopied):
         self.check_place()
         self.engine.log.sync(self.engine.log.position, refuse=self.engine.sync)
         self._publish()
-        if not self.engine.sync:
-            self._blocks.remove_mark()
-        self._blocks.store(self.engine.state)
+        self.engine.with_room(partial(self._blocks.store, self.engine.state))
+        self._said_unsynced = False
 
     def _forget(self) -> None:
         """Forget what a new log need not know."""

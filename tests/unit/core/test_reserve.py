@@ -162,6 +162,41 @@ def test_a_lease_that_finds_no_room_drops_the_oldest_acknowledged_batches_and_no
         disk.room = None
 
 
+@pytest.mark.parametrize("free", [0, -(1 << 30)], ids=["its reserve is left", "nothing can be written"])
+@pytest.mark.parametrize("kind", ["queue", "topic", "reader"])
+def test_a_full_disk_does_not_keep_a_store_from_being_closed(
+    tmp_path: Path, kind: str, free: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic writes the checksums of full blocks then."""
+    disk, records = SmallDisk(), [b"%d" % number * 300 for number in range(40)]
+    stores: list[Queue | Topic | Reader] = []
+    if kind == "queue":
+        queue = Queue(tmp_path / "s", chunk_size=4096, _files=disk)
+        queue.put_many(records)
+        stores.append(queue)
+    else:
+        topic = Topic(tmp_path / "s", block_size=4096, _files=disk)
+        topic.append_many(records)
+        stores.append(topic)
+        if kind == "reader":
+            stores.insert(0, topic.reader("r"))
+        topic.append_many(records)
+    disk.room = free
+    for store in stores:
+        store.close()
+    disk.room = None
+    if free == 0:
+        assert "closed without a checkpoint" not in caplog.text
+    if kind == "queue":
+        with Queue(tmp_path / "s") as queue:
+            assert [*queue] == records
+    else:
+        with Topic(tmp_path / "s") as topic, topic.reader("r") as reader:
+            assert [message.body for message in reader.read_many(100)] == records * 2
+            assert [message.body for message in topic] == records * 2
+            assert topic.verify().ok
+
+
 @each
 def test_a_file_of_somebody_in_its_place_is_refused_by_name_and_left(tmp_path: Path, opened: Opened) -> None:
     where = reserve_of(tmp_path, opened)

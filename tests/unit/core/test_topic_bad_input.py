@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import commands
 import pytest
 from damage import tree
 from refusal import refused
 from zbus_cases import forget_log
 
-from qewqew_core import BadArgument, BadPath, Corrupt, Message, QewQewError, Queue, Topic, inspect_reader
+from qewqew_core import (
+    BadArgument,
+    BadPath,
+    Corrupt,
+    Message,
+    QewQewError,
+    Queue,
+    Topic,
+    inspect_reader,
+    repair_topic,
+)
 from qewqew_core.formats import zbus
+from qewqew_core.topic.topic_inspection import inspect_topic
 
 NAN = float("nan")
 
@@ -111,6 +124,40 @@ def test_an_index_that_is_none_is_refused_and_left_alone(tmp_path, data):
         Topic(tmp_path / "t")
     assert caught.value.path == str(tmp_path / "t" / "t.idx")
     assert (tmp_path / "t" / "t.idx").read_bytes()[: len(before)] == before
+
+
+LOOKS: dict[str, Callable[[Path], object]] = {
+    "open": Topic,
+    "inspect_topic": inspect_topic,
+    "inspect_reader": lambda path: inspect_reader(path, "r"),
+}
+COMMANDS = {"ls": 5, "stat": 5, "check": 2, "metrics": 0, "topic readers list": 5, "peek": 5, "export": 5, "verify": 5}
+
+
+@pytest.mark.parametrize("look", [*LOOKS, *COMMANDS])
+@pytest.mark.parametrize("size", [0, 23, 27, 500, 1023, 2000, zbus.INDEX_SIZE - 1])
+def test_an_index_that_was_cut_short_is_damage_for_all_who_look_and_repair_builds_it(tmp_path, look, size):
+    """Before, those who only look got a bare struct.error, and an index of more than its first entries passed for whole."""
+    path = tmp_path / "t"
+    with Topic(path) as topic:
+        topic.append(b"1")
+        topic.reader("r").close()
+    os.truncate(path / "t.idx", size)
+    wrong = rf"t\.idx.*the index was cut short: it has {size:,} bytes, not 287,744.*restore the index, or let `qewqew repair`"
+    if look in LOOKS:
+        with pytest.raises(Corrupt, match=wrong):
+            LOOKS[look](path)
+    else:
+        result = commands.run(*look.split(), tmp_path if look in ("ls", "check", "metrics") else path)
+        assert result.exit_code == COMMANDS[look], (result.stdout, result.stderr)
+        if look == "metrics":
+            assert f'qewqew_readable{{path="{path}",kind="topic",reader=""}} 0' in result.stdout
+        else:
+            assert re.search(wrong, result.stdout + result.stderr)
+    assert (path / "t.idx").stat().st_size == size
+    assert repair_topic(path).damage
+    with Topic(path) as topic:
+        assert [message.body for message in topic] == [b"1"]
 
 
 def test_a_topic_whose_index_is_missing_is_not_begun_anew(topic, tmp_path):

@@ -13,7 +13,7 @@ from disk import NoSync
 from stride import Every
 from zbus_cases import forget_log
 
-from qewqew_core import Corrupt, Message, QewQewError, Topic, repair_topic
+from qewqew_core import Batch, Corrupt, Message, QewQewError, Topic, repair_topic
 from qewqew_core.formats import zbus
 
 
@@ -270,7 +270,7 @@ def test_a_manifest_is_made_anew_by_the_readers_log_wherever_it_is_damaged(tmp_p
         shutil.rmtree(copy)
 
 
-def test_a_manifest_whose_messages_are_gone_is_noted_and_left(tmp_path: Path) -> None:
+def test_a_manifest_whose_messages_are_gone_is_set_aside_with_its_batch(tmp_path: Path) -> None:
     path = tmp_path / "t"
     with Topic(path, block_size=400, max_records=5, slow_readers="move") as topic, topic.reader("r") as reader:
         topic.append_many([b"x"] * 3)
@@ -285,7 +285,78 @@ def test_a_manifest_whose_messages_are_gone_is_noted_and_left(tmp_path: Path) ->
     flip(manifest, 5)
     damaged = manifest.read_bytes()
     report = repair_topic(path)
-    assert report.ok
-    (note,) = report.notes
-    assert f"batch {batch.id} cannot be read, and is left as it is" in note
-    assert manifest.read_bytes() == damaged
+    (found,) = report.damage
+    assert f"batch {batch.id} (dead, key 'key') cannot be read" in found.what
+    assert found.records == 3
+    assert report.set_aside is not None
+    assert (Path(report.set_aside) / batch.id / "manifest.json").read_bytes() == damaged
+    with Topic(path) as topic, topic.reader("r") as reader:
+        assert topic.verify().ok
+        assert reader.dead() == []
+
+
+ENDS: dict[str, Callable[[Batch], object]] = {
+    "leased": lambda batch: None,
+    "returned": lambda batch: batch.nack(),
+    "dead": lambda batch: batch.to_dead_letters("bad"),
+    "acked": lambda batch: batch.ack(),
+}
+WOUNDS: dict[str, Callable[[Path], object]] = {
+    "cut to nothing": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 3),
+    "flipped": lambda path: flip(path, 100),
+    "missing": lambda path: path.unlink(),
+}
+BODIES = [b"%03d" % number + b"x" * 50 for number in range(20)]  # in two blocks; 15 of them are in the batch
+
+
+def with_a_batch(folder: Path, state: str) -> tuple[Path, Path]:
+    """A topic with such a batch, whose files are copies, as after a restore; and the second file of the batch."""
+    (folder / "made").mkdir()
+    with Topic(folder / "made" / "t", block_size=1000) as topic, topic.reader("r") as reader:
+        topic.append_many(BODIES[:10])
+        topic.append_many(BODIES[10:])
+        batch = reader.lease("key", max_records=15)
+        assert batch is not None
+        ENDS[state](batch)
+    shutil.copytree(folder / "made", folder / "copy")
+    file = sorted((folder / "copy" / "t").glob(f"state/r.*/{batch.id}/*.zbus"))[-1]
+    return folder / "copy" / "t", file
+
+
+@pytest.mark.parametrize("wound", WOUNDS)
+@pytest.mark.parametrize("state", ENDS)
+def test_a_damaged_file_of_a_batch_is_replaced_by_the_block(tmp_path: Path, state: str, wound: str) -> None:
+    path, file = with_a_batch(tmp_path, state)
+    WOUNDS[wound](file)
+    report = repair_topic(path)
+    assert [(damage.path, damage.records) for damage in report.damage] == [(str(file), 0)]
+    assert (report.set_aside is None) == (wound == "missing")
+    assert repair_topic(path).ok
+    with Topic(path) as topic, topic.reader("r") as reader:
+        assert topic.verify().problems == []
+        (batch,) = [*reader.batches(), *reader.dead(), *reader.acknowledged()]
+        assert (batch.state, [message.body for message in batch.messages()]) == (state, BODIES[:15])
+
+
+@pytest.mark.parametrize("state", ENDS)
+def test_a_batch_that_nobody_can_read_is_set_aside_and_the_reader_goes_on(tmp_path: Path, state: str) -> None:
+    """Before, each of its leases raised, for ever, and a repair changed nothing."""
+    path, file = with_a_batch(tmp_path, state)
+    os.truncate(file, 0)
+    flip(path / "data" / file.name, 257 * 2 + 200)  # the length of the third message
+    report = repair_topic(path)
+    (damage,) = [one for one in report.damage if "batch" in one.what]
+    assert f"batch {file.parent.name} ({state}, key 'key') cannot be read" in damage.what
+    assert report.set_aside is not None
+    assert (Path(report.set_aside) / file.parent.name / "manifest.json").exists()
+    with Topic(path, block_size=1000) as topic, topic.reader("r") as reader:
+        assert (reader.batches(), reader.dead(), reader.acknowledged()) == ([], [], [])
+        assert all(file.name in problem and "batches" not in problem for problem in topic.verify().problems)
+        if state in ("leased", "returned"):
+            assert [message.body for message in reader.read_many(10)] == BODIES[:10]
+        topic.append(b"new")
+        reader.seek(number=20)
+        batch = reader.lease("next")
+        assert batch is not None
+        assert [message.body for message in batch.messages()] == [b"new"]
