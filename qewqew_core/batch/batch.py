@@ -38,6 +38,8 @@ class Endings(Protocol):
 
     def is_kept(self, batch: Batch) -> bool | None: ...
 
+    def files_missing(self, batch: Batch, path: str) -> Corrupt: ...
+
 
 class Batch(NotCopied):
     """A batch as it was when it was looked up. Its records are read from its own files, also while others have the queue.
@@ -112,11 +114,9 @@ class Batch(NotCopied):
                 gone = f"the files of batch {self.id} are gone: somebody ended the batch"
                 raise BatchExpired(gone if is_kept is False else f"{gone}, or removed them", path=directory) from error
             if self._is_gone(directory):
-                raise Corrupt(
-                    f"the files of batch {self.id} are missing, though nobody has ended it: somebody else removed them. Restore "
-                    "them, or end the batch; its records are lost then",
-                    path=directory,
-                ) from error
+                raise self._leases.files_missing(self, directory) from error
+            if isinstance(system, FileNotFoundError) and system.filename and not DISK.exists(system.filename):
+                raise self._leases.files_missing(self, system.filename) from error
             raise
 
     def _is_gone(self, directory: str) -> bool:
