@@ -38,7 +38,8 @@ class Closed(QewQewError, ValueError):
 
 
 class Broken(QewQewError, OSError):
-    """The disk failed, or the open files were moved away, so this process does not know the state on disk.
+    """The disk failed, the open files were moved away, or descriptors ran out in the middle of a change, so this process does not
+    know the state on disk.
 
     The object refuses every further call; opening the queue or topic again recovers what was committed. A failed fsync is never
     repeated: the kernel may have dropped the data and would report success.
@@ -59,6 +60,12 @@ class Full(QewQewError):
 
 class DiskFull(QewQewError, OSError):
     """The file system has no room. The call stored nothing; it works again once there is room."""
+
+
+class OutOfResources(QewQewError, OSError):
+    """No file descriptor, or no memory, is left to this process or machine. Nothing was changed; the call works again once there
+    is one.
+    """
 
 
 class RecordTooLarge(QewQewError, ValueError):

@@ -18,6 +18,7 @@ from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.publishing import publish
 from qewqew_core.clock import Clock
 from qewqew_core.disk.files import DISK, NotCopied
+from qewqew_core.disk.opening import refused
 from qewqew_core.errors import BadArgument, BadManifest, BadPath, BatchExpired, Corrupt, QewQewError
 from qewqew_core.formats.zbus import Message
 
@@ -36,6 +37,8 @@ class Endings(Protocol):
     def drop(self, batch: Batch) -> None: ...
 
     def is_kept(self, batch: Batch) -> bool | None: ...
+
+    def files_missing(self, batch: Batch, path: str) -> Corrupt: ...
 
 
 class Batch(NotCopied):
@@ -70,7 +73,8 @@ class Batch(NotCopied):
         """The records in order (for a topic: bodies), about 1 MiB at a time, each verified before it is given out.
 
         Raises `BatchExpired` if somebody has ended the batch and its files are gone, also while they are read; `Corrupt` or
-        `BadManifest` if they are damaged, or gone although nobody has ended it; `BadPath` if they may not be read.
+        `BadManifest` if they are damaged, or gone although nobody has ended it; `BadPath` if they may not be read;
+        `OutOfResources`.
         """
         for record in self._records():
             yield record.body if isinstance(record, Message) else record
@@ -103,16 +107,16 @@ class Batch(NotCopied):
             if isinstance(system, PermissionError):
                 who = f"no permission to read the files of batch {self.id}; ask their owner for it, or read them as that user"
                 raise BadPath(who, path=system.filename or directory) from error
+            if isinstance(system, OSError) and (refusal := refused(system, directory, "batch")) is not None:
+                raise refusal from error
             is_kept = self._leases.is_kept(self)
             if is_kept is False or (is_kept is None and self._is_gone(directory)):
                 gone = f"the files of batch {self.id} are gone: somebody ended the batch"
                 raise BatchExpired(gone if is_kept is False else f"{gone}, or removed them", path=directory) from error
             if self._is_gone(directory):
-                raise Corrupt(
-                    f"the files of batch {self.id} are missing, though nobody has ended it: somebody else removed them. Restore "
-                    "them, or end the batch; its records are lost then",
-                    path=directory,
-                ) from error
+                raise self._leases.files_missing(self, directory) from error
+            if isinstance(system, FileNotFoundError) and system.filename and not DISK.exists(system.filename):
+                raise self._leases.files_missing(self, system.filename) from error
             raise
 
     def _is_gone(self, directory: str) -> bool:

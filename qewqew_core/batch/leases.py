@@ -28,11 +28,16 @@ from qewqew_core.clock import STEP
 from qewqew_core.disk.engine import Engine
 from qewqew_core.disk.files import Files
 from qewqew_core.disk.opening import refusing
-from qewqew_core.errors import BadArgument, BatchConflict, BatchExpired, BatchNotFound, DiskFull
+from qewqew_core.errors import BadArgument, BadManifest, BatchConflict, BatchExpired, BatchNotFound, Corrupt, DiskFull
 from qewqew_core.keys import key_hash
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
+# What else can be done with a batch whose files are missing, by its state
+_WAYS_OUT = {
+    "leased": "; or end it with ack(): what is missing is lost then",
+    "dead": "; or drop() it: what is missing is lost then",
+}
 
 
 class Source(ABC):
@@ -73,7 +78,22 @@ class Source(ABC):
 
     @abstractmethod
     def manifest_of(self, batch: BatchState) -> Manifest:
-        """The manifest that a batch with this owner and attempt has in its directory."""
+        """The manifest that a batch with this owner and attempt has in its directory. Raises `Corrupt` or `BadManifest` if files
+        of the batch are missing or damaged.
+        """
+
+    @property
+    @abstractmethod
+    def rescue(self) -> str:
+        """What brings back the records of a batch whose files somebody has removed, as far as that is possible."""
+
+    def files_missing(self, batch: Batch | BatchState, path: str) -> Corrupt:
+        """What to raise if somebody has removed files of a batch that nobody has ended. ``path``: of what is missing."""
+        return Corrupt(
+            f"the files of batch {batch.id} are missing, though nobody has ended it: somebody else removed them. Restore them, "
+            f"or {self.rescue}{_WAYS_OUT.get(batch.state, '')}",
+            path=path,
+        )
 
     @abstractmethod
     def occupied(self, records: int, size: int) -> int:
@@ -159,27 +179,40 @@ class Leases:
         most_bytes = arguments.check_bound("max_bytes", max_bytes) or sys.maxsize
         lasts = _lease_time(lease_timeout)
         self.return_expired(except_for=key)
-        state = self.of_key(key)
-        if state is None:
-            state = next((batch for batch in self._state.batches.values() if batch.state == "returned"), None)
-        if state is None:
-            return self._source.cut(key, most_records, most_bytes, lasts)
-        if state.state == "returned":
-            self._lease_again(state, key, lasts)
-        elif state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
+        while True:
+            state = self.of_key(key)
+            if state is None:
+                state = next((batch for batch in self._state.batches.values() if batch.state == "returned"), None)
+            if state is None:
+                return self._source.cut(key, most_records, most_bytes, lasts)
+            if state.state != "returned" or self._lease_again(state, key, lasts):
+                break
+        if state.state == "leased" and (lasts, state.lease_timeout) != (None, None):
             self._source.commit(Extend(state.id, lasts))
         return state
 
-    def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> None:
+    def _lease_again(self, state: BatchState, key: str, lease_timeout: int | None) -> bool:
+        """Lease a returned batch. False: its files are missing or damaged, so it is a dead letter now, and the next one comes."""
         directory, attempt = self.directory_of(state), state.attempt + 1
-        coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
-        self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
+        try:
+            coming = self._source.manifest_of(replace(state, keys=[*state.keys, key], attempt=attempt))
+            self._source.prepare(partial(places.prepare_manifest, self._files, directory, coming))
+        except (Corrupt, BadManifest, FileNotFoundError) as error:
+            if self._files.is_directory(places.directory_of(self._stem, replace(state, state="dead"))):
+                raise  # it could not be moved here yet, on a full disk
+            _logger.error("batch %s cannot be leased again, and is a dead letter now: %s", state.id, error)
+            self._end(state, "dead", f"it could not be leased again: {error}")
+            return False
         try:
             self._source.commit(LeaseAgain(state.id, key, attempt, lease_timeout))
         except DiskFull:
             places.discard_manifest(self._files, directory)
             raise
         places.place_manifest(self._files, directory)
+        return True
+
+    def files_missing(self, batch: Batch, path: str) -> Corrupt:
+        return self._source.files_missing(batch, path)
 
     def return_expired(self, except_for: str | None = None) -> list[BatchState]:
         """Return the batches whose lease time is over."""
@@ -264,6 +297,7 @@ class Leases:
     def revive(self, batch: Batch) -> None:
         with self.engine.exclusive():
             state = self._current(batch, "dead")
+            self._source.manifest_of(state)  # it raises if its files are missing: the next lease would only set it aside again
             self._source.keep_room(1)
             self._source.commit(EndLease(state.id, "returned", state.reason, 0))
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
@@ -364,7 +398,8 @@ class HasBatches:
         """Take a batch for the owner of ``key``; None if there is nothing to lease. Durable when it returns.
 
         The same key gives the same batch again, also after it was acknowledged: its ``state`` says so, and it may be processed
-        and acknowledged once more. Otherwise a returned batch comes first, whole, without regard to the limits. Otherwise a new
+        and acknowledged once more. Otherwise a returned batch comes first, whole, without regard to the limits (one whose files
+        are missing or damaged becomes a dead letter instead, which is logged). Otherwise a new
         one is cut off the front of what waits: up to ``max_records`` records with up to ``max_bytes`` of payload in all, but at
         least one record. In a queue the cost depends on the number of chunk files and not of records (a chunk is copied if
         open sessions hold some of its records).

@@ -215,7 +215,13 @@ def read_batch(directory: str, batch: BatchState) -> Iterator[list[bytes] | list
 
     Raises `Corrupt` and `BadManifest`.
     """
-    body = manifest.load(directory)
+    try:
+        body = manifest.load(directory)
+    except BadManifest as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        what = f"the files of batch {batch.id} are missing: somebody removed them. `qewqew repair` restores what can be had"
+        raise BadManifest(what, path=error.__cause__.filename or directory) from error
     if (body.id, body.records, body.bytes) != (batch.id, batch.records, batch.bytes):
         raise Corrupt(f"the manifest is not that of batch {batch.id} with {batch.records} records", path=directory)
     for segment in body.segments:

@@ -24,9 +24,9 @@ from qewqew_core.clock import STEP, Clock
 from qewqew_core.disk import lock
 from qewqew_core.disk.files import NotCopied
 from qewqew_core.disk.journal import Journal
-from qewqew_core.disk.opening import refused
+from qewqew_core.disk.opening import place_of, refused, remedy
 from qewqew_core.disk.reserve import means_full, with_room
-from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, QewQewError
+from qewqew_core.errors import BadPath, Broken, Closed, DiskFull, Full, OutOfResources, QewQewError
 from qewqew_core.limits import LIMITS, now_ms
 
 _logger = logging.getLogger(__name__)
@@ -224,7 +224,8 @@ class Engine(NotCopied, Generic[S]):
                     raise
                 else:
                     raise Broken(
-                        f"closing failed: {error.strerror}; opening the {self.what} again recovers it", path=self.path
+                        f"closing failed: {error.strerror}; {remedy(error)}, then open the {self.what} again: that recovers it",
+                        path=self.path,
                     ) from error
             finally:
                 release()
@@ -290,14 +291,14 @@ class Engine(NotCopied, Generic[S]):
 
     def poison_after(self, error: BaseException) -> None:
         """Poison the store after a call that has raised, if it is not known any more what is on disk."""
-        refusal: DiskFull | BadPath | None = None
+        refusal: DiskFull | BadPath | OutOfResources | None = None
         if isinstance(error, Broken):
             self.poison(error)
         elif not isinstance(error, QewQewError):
             self._gate.failed()
             if isinstance(error, OSError):
                 refusal = None if self.committed else self.refused(error)
-                if not isinstance(refusal, BadPath):
+                if not isinstance(refusal, (BadPath, OutOfResources)):
                     raise self.poison(error) from error
             elif self.committed:
                 # Most of all KeyboardInterrupt: between a commit and what follows it, state and files do not agree.
@@ -314,8 +315,8 @@ class Engine(NotCopied, Generic[S]):
             if isinstance(error, Broken)
             else Broken(
                 f"a file-system call failed: {error.strerror or error}. This {self.what} object refuses every further call; "
-                f"check the disk, then open the {self.what} again: that recovers all that was committed",
-                path=error.filename or self.path,
+                f"{remedy(error)}, then open the {self.what} again: that recovers all that was committed",
+                path=place_of(error, self.path),
             )
         )
         with self.lock:  # also for a thread that waited for the disk
@@ -324,7 +325,7 @@ class Engine(NotCopied, Generic[S]):
             self._changed.notify_all()
         return broken
 
-    def refused(self, error: OSError) -> DiskFull | BadPath | None:
+    def refused(self, error: OSError) -> DiskFull | BadPath | OutOfResources | None:
         """The error to raise for one of the system before a commit, if the store may go on; see `opening`."""
         return refused(error, self.path, self.what)
 

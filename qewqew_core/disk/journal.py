@@ -35,7 +35,7 @@ from qewqew_core.crc import crc32
 from qewqew_core.disk import lock
 from qewqew_core.disk.checksum import Parts, crc_of_front
 from qewqew_core.disk.files import Descriptors, Files, NotCopied, close_all, close_first, write_new
-from qewqew_core.disk.opening import opening
+from qewqew_core.disk.opening import opening, remedy
 from qewqew_core.disk.reserve import FULL, Reserve, with_room
 from qewqew_core.errors import BadPath, Broken, Corrupt, DiskFull
 from qewqew_core.limits import LIMITS
@@ -478,7 +478,7 @@ class Journal(NotCopied):
 
     def broken(self, error: OSError) -> NoReturn:
         raise Broken(
-            f"writing failed: {error.strerror}. This {self._owner} object refuses every further call; check the disk, then open "
+            f"writing failed: {error.strerror}. This {self._owner} object refuses every further call; {remedy(error)}, then open "
             f"the {self._owner} again: that recovers all that was committed",
             path=self.path,
         ) from error

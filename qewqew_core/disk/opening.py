@@ -1,7 +1,8 @@
 """What the system says while a store is opened or looked at becomes, here and nowhere else, an error with a name.
 
-Each says what is wrong, where, and what to do: `BadPath` if somebody must change something at the path, `DiskFull`, or `Broken`
-if the disk fails. A ``what`` is what the message calls the store: a queue, a topic, a reader, a stage.
+Each says what is wrong, where, and what to do: `BadPath` if somebody must change something at the path, `DiskFull`,
+`OutOfResources`, or `Broken` if the disk fails. A ``what`` is what the message calls the store: a queue, a topic, a reader, a
+stage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 from qewqew_core.disk.files import DISK
 from qewqew_core.disk.reserve import FULL
-from qewqew_core.errors import BadPath, Broken, DiskFull, QewQewError
+from qewqew_core.errors import BadPath, Broken, DiskFull, OutOfResources, QewQewError
 
 _DENIED = (errno.EACCES, errno.EPERM)
 # Something else than what belongs there: the paths tell what. EINVAL and ENXIO are what opening a pipe or a socket says.
@@ -47,11 +48,16 @@ def opening(path: str, what: str, again: str = "open it again") -> Iterator[None
         raise _named(error, path, what, again) from error
 
 
-def refused(error: OSError, path: str, what: str) -> DiskFull | BadPath | None:
-    """The error to raise for what the system said before anything was changed: no room, or no permission, and the store may go
-    on. None: the disk may have failed.
+def refused(error: OSError, path: str, what: str, again: str = "try again") -> DiskFull | BadPath | OutOfResources | None:
+    """The error to raise for what the system said before anything was changed: no room, no permission, or no descriptor, and the
+    store may go on. None: the disk may have failed. ``again``: what to do then.
     """
-    where = error.filename or path
+    where = place_of(error, path)
+    if (step := _OF_THE_PROCESS.get(error.errno or 0)) is not None:
+        said = f"the {what} cannot be used just now: {error.strerror}. Nothing was changed; {step}, then {again}"
+        scarce = OutOfResources(said, path=where)
+        scarce.errno = error.errno
+        return scarce
     if error.errno in FULL:
         return DiskFull(f"no room on the file system: {error.strerror}. Nothing was stored", path=where)
     if error.errno in _DENIED:
@@ -59,6 +65,17 @@ def refused(error: OSError, path: str, what: str) -> DiskFull | BadPath | None:
         denied.errno = error.errno
         return denied
     return None
+
+
+def place_of(error: OSError, path: str) -> str:
+    """The file that an error of the system is about; ``path`` if it does not name one, or only a descriptor of ours."""
+    name = error.filename
+    return name if isinstance(name, str) and name and not name.startswith("/proc/self/") else path
+
+
+def remedy(error: OSError) -> str:
+    """What to do about what the system said in the middle of a change: it may not be the disk."""
+    return _OF_THE_PROCESS.get(error.errno or 0, "check the disk")
 
 
 @contextlib.contextmanager
@@ -84,24 +101,24 @@ def adding(path: str, what: str) -> Iterator[None]:
         if isinstance(error, (QewQewError, FileNotFoundError)):
             raise
         said = f"cannot be written: {error.strerror}. Nothing was added; check the disk, then try again"
-        named = BadPath(said, path=error.filename or path)
+        named = BadPath(said, path=place_of(error, path))
         named.errno = error.errno
         raise named from error
 
 
 def _named(error: OSError, path: str, what: str, again: str) -> QewQewError:
-    where, said = error.filename or path, error.strerror or str(error)
+    where, said = place_of(error, path), error.strerror or str(error)
     if error.errno in FULL:
         return DiskFull(f"no room on the file system: {said}. Nothing was stored; make room, then {again}", path=where)
-    if (refusal := refused(error, path, what)) is not None:
+    if (refusal := refused(error, path, what, again)) is not None:
         return refusal
     if error.errno in _IN_THE_WAY and error.filename:
         found = _in_the_way(where)
         return BadPath(f"{found} is in the way of a file of the {what} ({said}). Nothing was changed; move it away", path=where)
     if error.errno in _OF_THE_PATH:
         return BadPath(f"the {what} cannot be used: {said}. {_OF_THE_PATH[error.errno]}", path=where)
-    step = _OF_THE_PROCESS.get(error.errno or 0, "check the disk and the system's log")
-    return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {step}, then {again}", path=where)
+    advice = f"check the disk and the system's log, then {again}"
+    return Broken(f"the {what} cannot be used: {said}. Nothing was stored; {advice}", path=where)
 
 
 def _in_the_way(path: str) -> str:

@@ -110,6 +110,14 @@ def segment_paths(path: str, batch: BatchState) -> list[str]:
     return [os.path.join(directory, segment_file(path, chunk_state.id)) for chunk_state in batch.chunks]
 
 
+def missing_segment(files: Files, path: str, batch: BatchState) -> str | None:
+    """The first file of a batch that is not in its directory, or too short: somebody else removed it, or cut it."""
+    for chunk_state, where in zip(batch.chunks, segment_paths(path, batch), strict=True):
+        if not files.is_regular(where) or files.status(where).st_size < chunk_state.tail:
+            return where
+    return None
+
+
 def manifest_in_place(files: Files, path: str, batch: BatchState) -> Manifest:
     """The manifest of a batch whose files are in its directory."""
     return manifest_of(files, path, batch, segment_paths(path, batch))

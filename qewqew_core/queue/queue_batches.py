@@ -58,7 +58,16 @@ class QueueBatches(Source):
         return places.on_disk(self.files, places.directory_of(self.stem, batch))
 
     def manifest_of(self, batch: BatchState) -> Manifest:
+        self._check_files(batch)
         return batch_files.manifest_in_place(self.files, self.stem, batch)
+
+    @property
+    def rescue(self) -> str:
+        return f"let `qewqew repair {self.stem}` restore what the log still has"
+
+    def _check_files(self, batch: BatchState) -> None:
+        if (missing := batch_files.missing_segment(self.files, self.stem, batch)) is not None:
+            raise self.files_missing(batch, missing)
 
     # Room on the disk: the log keeps a reserve, which can be given back
 
@@ -177,6 +186,7 @@ class QueueBatches(Source):
         return state
 
     def put_back(self, batch: BatchState) -> None:
+        self._check_files(batch)
         # Counted back from the first chunk: the original takes the id after the last one for its next chunk, and does
         # not look whether it is free.
         ids = self._chain.free_ids(len(batch.chunks), self.engine.state.first, chunk.predecessor)[::-1]

@@ -18,7 +18,7 @@ from qewqew_core.batch.manifest import Manifest, Segment
 from qewqew_core.disk.engine import Engine, moved
 from qewqew_core.disk.files import Descriptors
 from qewqew_core.disk.looking import replay_live
-from qewqew_core.errors import BatchConflict, Corrupt, QewQewError
+from qewqew_core.errors import BadManifest, BatchConflict, Corrupt, QewQewError
 from qewqew_core.formats.sparse_index import IndexEntry
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import HEAD, Entry
@@ -65,7 +65,16 @@ class ReaderBatches(Source):
         return 0  # they are links to the topic's blocks
 
     def manifest_of(self, batch: BatchState) -> Manifest:
-        return reader_files.manifest_of(self.stem, batch)
+        try:
+            return reader_files.manifest_of(self.stem, batch)
+        except BadManifest as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            raise self.files_missing(batch, error.__cause__.filename) from error
+
+    @property
+    def rescue(self) -> str:
+        return f"put_back() it and its messages come again, or let `qewqew repair {self._directory}` link them again"
 
     # Room on the disk: where the files are is found out again by every call after one that could not move them
 
@@ -211,7 +220,7 @@ class ReaderBatches(Source):
     def put_back(self, batch: BatchState) -> None:
         whole = ranges = self.engine.state.ranges[batch.id]
         if sum(stop.number - start.number for start, stop in whole if stop is not None) != batch.records:
-            leased_with = Filter(manifest.load(places.directory_of(self.stem, batch)).filter)
+            leased_with = Filter(self.manifest_of(batch).filter)
             if leased_with.text != self._consumer.filter.text:
                 ranges = [part for full in whole for part in self._matching(full, leased_with)]
         if min(whole).start.block < self._view.index().start:  # asked last: messages may be removed while they are looked at

@@ -12,7 +12,7 @@ import pytest
 from interrupting import interrupts
 from stride import Every
 
-from qewqew_core import BadPath, Broken, DiskFull, QewQewError, Queue, Stage, Topic
+from qewqew_core import BadPath, Broken, DiskFull, OutOfResources, QewQewError, Queue, Stage, Topic
 from qewqew_core.disk.files import Files
 from qewqew_core.limits import LIMITS
 
@@ -114,11 +114,12 @@ def test_an_error_of_the_disk_has_a_name_and_a_path(
     files.error = error
     with pytest.raises(QewQewError) as caught:
         add()
-    assert isinstance(caught.value, DiskFull if error in (errno.ENOSPC, errno.EDQUOT) else (BadPath, Broken))
+    named = {errno.ENOSPC: DiskFull, errno.EDQUOT: DiskFull, errno.EMFILE: OutOfResources}.get(error, (BadPath, Broken))
+    assert isinstance(caught.value, named)
     assert caught.value.path is not None
     assert caught.value.path.startswith(str(tmp_path / "it"))
     assert os.strerror(error) in str(caught.value)
-    if isinstance(caught.value, BadPath):
+    if isinstance(caught.value, (BadPath, OutOfResources)):
         assert caught.value.errno == error
     files.error = 0
     if not isinstance(caught.value, Broken):  # it goes on

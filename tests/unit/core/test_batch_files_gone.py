@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from stores import STORES
 
-from qewqew_core import BadPath, Batch, BatchExpired, Corrupt, QewQewError
+from qewqew_core import (
+    BadPath,
+    Batch,
+    BatchConflict,
+    BatchExpired,
+    Corrupt,
+    QewQewError,
+    repair,
+    repair_topic,
+)
 from qewqew_core.batch import manifest, segments
 
 RECORDS = [b"%02d" % number * 20 for number in range(40)]
@@ -146,3 +155,126 @@ def test_the_target_is_not_taken_for_the_batch(leased: tuple[Any, Batch, Path], 
         with pytest.raises((OSError, QewQewError), match="published"):
             READS[read](batch, tmp_path)
     assert directory.is_dir()
+
+
+# Following what the errors say
+
+
+def remove_home(directory: Path) -> None:
+    shutil.rmtree(directory.parent)
+
+
+def remove_a_segment(directory: Path) -> None:
+    next(file for file in directory.iterdir() if file.name != manifest.MANIFEST).unlink()
+
+
+REMOVALS = [remove, remove_all_but_the_manifest, remove_a_segment, remove_home]
+
+
+@pytest.fixture(params=STORES)
+def half(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Callable[[], Any], Path]]:
+    """Opens a store, of whose records a batch has the first half. Each test closes and opens it as it wants."""
+    made, (_, size) = STORES[request.param]
+    opened: list[Any] = []
+
+    def reopened() -> Any:
+        while opened:
+            opened.pop().close()
+        opened.append(made(tmp_path / "it", size, "commit"))
+        return opened[-1]
+
+    store = reopened()
+    store.put_many(RECORDS)
+    batch = store.leasing.lease("old", max_records=20)
+    yield reopened, Path(batch.manifest_path).parent
+    opened.pop().close()
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+def test_a_returned_batch_without_files_becomes_a_dead_letter_and_the_rest_is_leased(
+    half: tuple[Callable[[], Any], Path], how: Callable[[Path], None]
+) -> None:
+    opened, directory = half
+    opened().leasing.batches()[0].nack()
+    how(directory)
+    store = opened()
+    batch = store.leasing.lease("new")
+    assert list(batch) == RECORDS[20:]
+    (dead,) = store.leasing.dead()
+    assert dead.id == directory.name
+    assert "could not be leased again" in dead.reason
+    assert "qewqew repair" in dead.reason
+    assert str(directory) in dead.reason
+    assert store.stats().dead == 1
+    with pytest.raises(BatchConflict, match="could not be leased again"):
+        store.leasing.lease("old")
+    with pytest.raises(Corrupt, match="missing, though nobody has ended it"):
+        dead.return_to_queue()
+    dead.drop()
+    batch.ack()
+    store = opened()
+    assert (store.leasing.lease("next"), store.verify().problems) == (None, [])
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+@pytest.mark.parametrize("end", ["nack", "to_dead_letters", ""])
+def test_put_back_without_files_is_refused_or_brings_the_records_from_the_topic(
+    half: tuple[Callable[[], Any], Path], how: Callable[[Path], None], end: str
+) -> None:
+    opened, _ = half
+    store = opened()
+    batch = store.leasing.find_batch("old")
+    if end:
+        getattr(batch, end)()
+    how(Path(batch.manifest_path).parent)
+    if hasattr(store, "topic"):
+        batch.put_back()
+        assert list(opened().leasing.lease("new")) == RECORDS
+        return
+    with pytest.raises(Corrupt, match=r"missing, though nobody has ended it.*qewqew repair"):
+        batch.put_back()
+    store = opened()
+    assert store.leasing.batch(batch.id).state == batch.state
+    assert list(store.leasing.lease("new")) == RECORDS[20:]
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+@pytest.mark.parametrize("end", ["", "nack", "to_dead_letters"])
+def test_repair_restores_what_the_error_says(
+    half: tuple[Callable[[], Any], Path], how: Callable[[Path], None], end: str, tmp_path: Path
+) -> None:
+    """The log of a queue still has these records, and the topic its messages."""
+    opened, _ = half
+    store = opened()
+    batch = store.leasing.find_batch("old")
+    if end:
+        getattr(batch, end)()
+    how(Path(batch.manifest_path).parent)
+    (problem, *_) = store.verify().problems
+    assert "are missing: somebody removed them. `qewqew repair`" in problem
+    with pytest.raises(Corrupt, match="qewqew repair"):
+        list(batch)
+    store.close()
+    (repair_topic if hasattr(store, "topic") else repair)(tmp_path / "it")
+    assert list(opened().leasing.batch(batch.id)) == RECORDS[:20]
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+@pytest.mark.parametrize("end", ["ack", "nack", "to_dead_letters"])
+def test_a_leased_batch_without_files_can_be_ended(
+    half: tuple[Callable[[], Any], Path], how: Callable[[Path], None], end: str
+) -> None:
+    opened, directory = half
+    store = opened()
+    how(directory)
+    getattr(store.leasing.find_batch("old"), end)()
+    assert list(opened().leasing.lease("new")) == RECORDS[20:]
+
+
+def test_a_missing_manifest_is_told_with_what_restores_it(half: tuple[Callable[[], Any], Path]) -> None:
+    opened, directory = half
+    (directory / manifest.MANIFEST).unlink()
+    store = opened()
+    with pytest.raises(Corrupt, match=r"manifest.json: the files of batch .* are missing.*qewqew repair"):
+        list(store.leasing.find_batch("old"))
+    assert any("qewqew repair" in problem for problem in store.verify().problems)

@@ -369,7 +369,10 @@ def test_a_batch_with_a_damaged_segment_that_is_put_back_or_leased_again_gives_n
     for name, damage in every([(one, damage) for one in names for damage in changes(copy.files[one])], quick=10, full=5):
         with copy.damaged(name, damage), copy.opened() as q:
             if state == "returned":
-                assert records(lambda: list(q.lease("again"))) in (None, right)
+                leased = q.lease("again")
+                assert records(lambda leased=leased: list(leased)) in ((None, right) if leased.id == batch_id else (waiting,))
+                if leased.id != batch_id:  # the damaged one is a dead letter now
+                    leased.put_back()
             q.batch(batch_id).put_back()
             found = records(lambda: list(q))
             assert found in (None, right + waiting)

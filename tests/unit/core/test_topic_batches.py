@@ -555,7 +555,7 @@ def test_a_manifest_that_does_not_fit_its_batch_is_found_by_verify(tmp_path):
         path.write_bytes(json.dumps({**body, "id": "another"}).encode())
         assert any(batch.id in problem for problem in topic.verify().problems)
         path.unlink()
-        assert any("there is no manifest" in problem for problem in topic.verify().problems)
+        assert any(f"the files of batch {batch.id} are missing" in problem for problem in topic.verify().problems)
 
 
 # Several at once
