@@ -415,6 +415,17 @@ def new_reader(created: int, block: int, offset: int) -> bytes:
     return head + _COMMON.pack(0, created, created).ljust(READER_SIZE - _COMMON_AT, b"\0")
 
 
+def is_whole_reader(data: bytes) -> bool:
+    """Whether it has its size and says when it was made, as a server always does: else it was cut short, or is zeros."""
+    return len(data) >= READER_SIZE and unpack_common(data).created != 0
+
+
+def whole_reader(data: bytes, created: int) -> bytes:
+    """The file with its whole size, made at this time."""
+    at, image = _COMMON_AT + _COMMON.size - 8, data.ljust(READER_SIZE, b"\0")
+    return image[:at] + created.to_bytes(8, signed=True) + image[at + 8 :]
+
+
 def pack_position(block: int, offset: int) -> bytes:
     """For the start of the reader's file."""
     return _READER.pack(block, offset)

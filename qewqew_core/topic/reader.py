@@ -28,6 +28,7 @@ from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
+from qewqew_core.limits import now_ms
 from qewqew_core.topic import reader_files, reader_log, topic_paths
 from qewqew_core.topic.deliveries import Deliveries
 from qewqew_core.topic.header import HasHeader
@@ -119,7 +120,7 @@ class Reader(HasBatches, HasHeader, Closes):
         data = self._shared.open_rdx()
         if new:
             self._shared.tell_all()
-        whole, data = len(data) == zbus.READER_SIZE, data.ljust(zbus.READER_SIZE, b"\0")
+        whole, data = zbus.is_whole_reader(data), data.ljust(zbus.READER_SIZE, b"\0")
         block, offset = zbus.unpack_position(data)
         has_log = files.exists(log_path)
         if has_log:
@@ -128,9 +129,8 @@ class Reader(HasBatches, HasHeader, Closes):
             check_rdx(self._engine.state, whole, self.path)
         elif self._shared.has_witness:
             raise reader_log.missing(log_path)
-        if not whole:  # as the original does. Durably: cut short beside a log it is damaged
-            files.truncate(self._shared.rdx_fd, zbus.READER_SIZE)
-            files.sync(self._shared.rdx_fd)
+        if not whole:  # the original extends it. Durably: beside a log that was closed it is damaged
+            self._shared.patch_rdx(0, zbus.whole_reader(data, now_ms()))
         if has_log:
             state = self._engine.state
             committed = state.committed_position()

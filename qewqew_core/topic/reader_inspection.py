@@ -85,7 +85,7 @@ def effective_state(files: Files, view: View, name: str) -> ReaderState | None:
             if found == read_whole(files, path):
                 break
     if state is not None:
-        check_rdx(state, len(found) >= zbus.READER_SIZE, path)
+        check_rdx(state, zbus.is_whole_reader(found), path)
     text = zbus.unpack_filter(data)
     if state is None or (state.clean and (block, offset, text) != (*state.committed_position()[:2], state.filter)):
         place = Range(place_of_rdx(view, block, offset, path), None)
@@ -110,8 +110,8 @@ def missing_rdx(path: str) -> Corrupt:
 
 def short_rdx(path: str) -> Corrupt:
     return Corrupt(
-        f"the file is shorter than {zbus.READER_SIZE:,} bytes; no zbus server leaves that. Restore it, or let `qewqew "
-        "repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
+        f"the file is shorter than {zbus.READER_SIZE:,} bytes, or zeros; no zbus server leaves that. Restore it, or let "
+        "`qewqew repair` (repair_topic) write it again from the reader's log, without mask, creator and extensions",
         path=path,
         offset=0,
     )
@@ -129,7 +129,7 @@ def without_rdx(files: Files, directory: str) -> list[str]:
 
 
 def check_rdx(state: ReaderState, whole: bool, path: str) -> None:
-    """Raise `Corrupt` if the .rdx has lost its end, and so cannot say where a server moved the reader."""
+    """Raise `Corrupt` if the .rdx has lost its end or all it said, and so cannot say where a server moved the reader."""
     if state.clean and not whole:
         raise short_rdx(path)
 

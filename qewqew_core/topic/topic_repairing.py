@@ -245,7 +245,7 @@ class _Repair:
     def _reader(self, view: View, name: str) -> None:
         stem, path = topic_paths.stem_of(self.path, name), topic_paths.rdx_of(self.path, name)
         rdx = self.read(path)
-        whole = rdx is not None and len(rdx) >= zbus.READER_SIZE
+        whole = rdx is not None and zbus.is_whole_reader(rdx)
         state = self._reader_log(stem, rdx if whole else None)
         if state is None:
             self._check_position(view, path, rdx, None)

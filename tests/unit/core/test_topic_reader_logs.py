@@ -192,9 +192,19 @@ def test_a_damaged_seal_is_none(path: Path) -> None:
         assert delivered(path, "r") == expected("r")
 
 
-def test_an_rdx_that_is_missing_or_short_is_noticed_and_made_anew_by_the_log(path: Path) -> None:
-    rdx = path / "reader" / "f.rdx"
-    rdx.unlink()
+NO_SERVERS: dict[str, Callable[[Path], object]] = {  # what none leaves of an .rdx
+    "missing": lambda rdx: rdx.unlink(),
+    "short": lambda rdx: os.truncate(rdx, 7),
+    "empty": lambda rdx: os.truncate(rdx, 0),
+    "zeros": lambda rdx: rdx.write_bytes(bytes(zbus.READER_SIZE)),
+}
+
+
+@pytest.mark.parametrize("wound", NO_SERVERS)
+def test_an_rdx_that_no_server_leaves_is_noticed_and_made_anew_by_the_log(path: Path, wound: str) -> None:
+    """Before, zeros moved a closed reader back to its beginning, without its filter."""
+    assert delivered(path, "f") == expected("f")  # and it is closed now
+    NO_SERVERS[wound](path / "reader" / "f.rdx")
     refused(path, "f")
     report = repair_topic(path)
     assert not report.ok
@@ -202,10 +212,20 @@ def test_an_rdx_that_is_missing_or_short_is_noticed_and_made_anew_by_the_log(pat
     assert delivered(path, "f") == expected("f")
     with Topic(path, _files=NoSync()) as topic, topic.reader("f") as reader:
         assert reader.filter == "even"
-    os.truncate(rdx, 7)  # no server leaves it so
-    refused(path, "f")
-    assert not repair_topic(path).ok
-    assert delivered(path, "f") == expected("f")
+
+
+@pytest.mark.parametrize("wound", [wound for wound in NO_SERVERS if wound != "missing"])
+def test_a_log_that_was_not_closed_says_all_and_the_rdx_follows(tmp_path: Path, wound: str) -> None:
+    with Topic(tmp_path / "t", _files=NoSync()) as topic, topic.reader("f", "even") as reader:
+        topic.append_many([Message(b"%d" % number, "odd" if number % 2 else "even") for number in range(END)])
+        reader.commit(*reader.read_many(3))
+        shutil.copytree(tmp_path / "t", tmp_path / "killed" / "t")
+    path = tmp_path / "killed" / "t"
+    NO_SERVERS[wound](path / "reader" / "f.rdx")
+    for _ in range(2):
+        with Topic(path, _files=NoSync()) as topic, topic.reader("f") as reader:
+            assert reader.filter == "even"
+            assert [message.number for message in reader.read_many(2)] == [6, 8]
 
 
 def test_a_reader_whose_rdx_is_missing_holds_blocks_back_and_can_be_deleted(path: Path) -> None:
