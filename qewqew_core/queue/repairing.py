@@ -47,8 +47,8 @@ def repair(path: str | os.PathLike[str], *, lock_timeout: float = 10.0, _files: 
     """Make a damaged queue open again, with every record that can be read and no wrong one.
 
     If nothing is wrong, it changes nothing (a queue that crashed is recovered, as opening would do it; but the torn end of its
-    log, which may have been a commit, is kept and reported). Damaged files are moved to NAME.damaged/N, never deleted. If it is killed, the next repair finishes it; opening in between works as before, or
-    raises `Corrupt`. Durable when it returns.
+    log, which may have been a commit, is kept and reported). Damaged files are moved to NAME.damaged/N, never deleted. If it is
+    killed, the next repair finishes it; opening in between works as before, or raises `Corrupt`. Durable when it returns.
 
     Raises `BadPath`, `Locked`, `DiskFull` or `Broken` (a file-system call failed): then repair it again.
     """
