@@ -121,6 +121,10 @@ class Source(ABC):
     def move(self, act: Callable[[], None]) -> None:
         """Move files after a commit, also on a full disk."""
 
+    @abstractmethod
+    def make_room_elsewhere(self) -> bool:
+        """As `Leases.make_room`, of others that share a reserve with this one. Waits for nobody."""
+
 
 class Leases:
     """The batches of a source. Callers have the engine's lock, except in calls that end or extend a `Batch`.
@@ -157,10 +161,10 @@ class Leases:
             try:
                 return self._lease(key, max_records, max_bytes, lease_timeout)
             except DiskFull:
-                if not self._make_room():
+                if not self.make_room() and not self._source.make_room_elsewhere():
                     raise
 
-    def _make_room(self) -> bool:
+    def make_room(self) -> bool:
         """Forget the oldest acknowledged batches, half of them; whether there are any. Their time is not over, but on a full disk
         they would keep those from being leased that nobody has processed. Manifests of older ones, kept for people, go first.
         """

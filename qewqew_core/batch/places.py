@@ -75,6 +75,16 @@ def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -
     return bool(left)
 
 
+def remove_empty_homes(files: Files, path: str) -> bool:
+    """Remove the directories that hold batches and dead letters, if they hold none; whether there were any."""
+    removed = False
+    for home in (path + BATCHES, path + DEAD):
+        with contextlib.suppress(OSError):  # it is not there, or not empty
+            files.remove_directory(home)
+            removed = True
+    return removed
+
+
 def make_home(files: Files, path: str, suffix: str) -> str:
     """The directory that holds batches, made durably if it is not there, and ready for new ones."""
     home = path + suffix

@@ -81,6 +81,9 @@ class QueueBatches(Source):
     def move(self, act: Callable[[], None]) -> None:
         self.engine.with_room(act)
 
+    def make_room_elsewhere(self) -> bool:
+        return False
+
     # Cutting
 
     def cut(self, key: str, max_records: int, max_bytes: int, lease_timeout: int | None) -> BatchState | None:

@@ -19,12 +19,13 @@ from datetime import datetime
 from functools import partial
 
 from qewqew_core import arguments
+from qewqew_core.batch import places
 from qewqew_core.batch.leases import HasBatches, Leases
 from qewqew_core.batch.stats import QueueStats
 from qewqew_core.disk.files import Closes, Descriptors, Files, remove_if_there
 from qewqew_core.disk.opening import opening
 from qewqew_core.disk.reserve import with_room
-from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty
+from qewqew_core.errors import Closed, CommitConflict, DiskFull, Empty, QewQewError
 from qewqew_core.formats import zbus
 from qewqew_core.formats.tags import Filter
 from qewqew_core.formats.zbus import Common, Message
@@ -39,6 +40,7 @@ from qewqew_core.topic.reader_inspection import add_naks, check_rdx, missing_rdx
 from qewqew_core.topic.reader_state import Lose, Move, Range, ReaderState
 from qewqew_core.topic.seeking import check_start, first_place, place_of
 from qewqew_core.topic.shared_log import Consumer, SharedLog
+from qewqew_core.topic.topic_inspection import names_of_readers
 from qewqew_core.topic.view import Position, View
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +70,9 @@ class Reader(HasBatches, HasHeader, Closes):
         redeliver_after: float | None,
         auto_commit: bool,
         temporary: bool,
+        lock_timeout: float | None = None,
     ) -> None:
+        """``lock_timeout``: in seconds; None: that of the topic."""
         self.name = topic_paths.check_reader_name(name)
         self.window = arguments.check_whole("window", window, 1, 1 << 20)
         self.redeliver_after = None if redeliver_after is None else arguments.check_timeout("redeliver_after", redeliver_after)
@@ -81,11 +85,12 @@ class Reader(HasBatches, HasHeader, Closes):
         self._stem = topic_paths.stem_of(topic.path, name)
         self._consumer = Consumer()
         self._view = View(self._files, topic.path, topic.dialect)
-        self._shared = SharedLog(topic, name, self._consumer)
+        self._shared = SharedLog(topic, name, self._consumer, topic.lock_timeout if lock_timeout is None else lock_timeout)
         self._engine = self._shared.engine
         self._deliveries = Deliveries(name, self._shared, self._consumer, self._view, window, redeliver_after, auto_commit)
         self.participant = Participant(self._shared, self._consumer, self._deliveries)
-        source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view)
+        room = self._make_room_elsewhere
+        source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view, room)
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
         try:
@@ -348,6 +353,31 @@ class Reader(HasBatches, HasHeader, Closes):
     def _patch(self, at: int, data: bytes) -> None:
         with self._engine.exclusive():
             self._shared.patch_rdx(at, data)
+
+    def _make_room_elsewhere(self) -> bool:
+        """Remove acknowledged batches of another reader before their time, for they keep room that all share; whether there were
+        any. Readers that somebody is using just now are passed over.
+        """
+        for name in names_of_readers(self._files, self.topic.path):
+            with contextlib.suppress(QewQewError, OSError):  # it is in use, or damaged: who opens it is told
+                if name != self.name and self._makes_room(name):
+                    return True
+        return False
+
+    def _makes_room(self, name: str) -> bool:
+        reader = Reader(
+            self.topic,
+            name,
+            filter=None,
+            start="oldest",
+            window=1,
+            redeliver_after=None,
+            auto_commit=False,
+            temporary=False,
+            lock_timeout=0,
+        )
+        with reader, reader._engine.exclusive():
+            return reader._leases.make_room() or places.remove_empty_homes(self._files, reader._stem)
 
     # Looking
 

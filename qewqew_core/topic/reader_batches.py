@@ -40,7 +40,14 @@ class ReaderBatches(Source):
     engine: Engine[ReaderState]
 
     def __init__(
-        self, topic: OpenTopic, name: str, shared: SharedLog, consumer: Consumer, deliveries: Deliveries, view: View
+        self,
+        topic: OpenTopic,
+        name: str,
+        shared: SharedLog,
+        consumer: Consumer,
+        deliveries: Deliveries,
+        view: View,
+        make_room_elsewhere: Callable[[], bool],
     ) -> None:
         stem = topic_paths.stem_of(topic.path, name)
         super().__init__(topic.files, stem, topic_paths.batch_name(topic.path, name), shared.engine)
@@ -51,6 +58,7 @@ class ReaderBatches(Source):
         self._consumer = consumer
         self._deliveries = deliveries
         self._view = view
+        self._make_room_elsewhere = make_room_elsewhere
         self._pieces_of: dict[int, list[IndexEntry]] = {}  # base offset: checksums of a full block, once read
 
     def commit(self, operation: BatchOperation) -> int:
@@ -88,6 +96,9 @@ class ReaderBatches(Source):
             if self.engine.refused(error) is None:
                 raise
             self._shared.files_are_behind = True
+
+    def make_room_elsewhere(self) -> bool:
+        return self._make_room_elsewhere()
 
     # Cutting
 

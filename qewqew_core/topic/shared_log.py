@@ -71,12 +71,12 @@ class Consumer:
 class SharedLog(Gate):
     """The log of the reader ``name``. Call it with the engine's lock, except `durable`."""
 
-    def __init__(self, topic: OpenTopic, name: str, consumer: Consumer) -> None:
+    def __init__(self, topic: OpenTopic, name: str, consumer: Consumer, lock_timeout: float) -> None:
         self._files = topic.files
         self._rdx, self._stem = rdx_of(topic.path, name), stem_of(topic.path, name)
         self._name = batch_name(topic.path, name)
         self._consumer = consumer
-        self._lock_timeout = topic.lock_timeout
+        self._lock_timeout = lock_timeout
         self.engine: Engine[ReaderState] = Engine(
             self._rdx,
             "reader",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,39 @@ def test_a_lease_that_finds_no_room_drops_the_oldest_acknowledged_batches_and_no
         assert [batch.key for batch in source.batches()] == ["in flight", "next"]
         assert [batch.key for batch in source.dead()] == ["bad"]
         disk.room = None
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["idle", "in use"])
+def test_a_lease_that_finds_no_room_drops_acknowledged_batches_of_other_readers(tmp_path: Path, in_use: bool) -> None:
+    """They kept the room that all share, for ever. A reader that somebody is using just now is passed over."""
+    disk = SmallDisk()
+    with Topic(tmp_path / "s", _files=disk, lock_timeout=30) as topic:
+        topic.append_many(RECORDS)
+        topic.reader("b").close()
+        with topic.reader("a") as first, topic.reader("c") as second:
+            for name in ("one", "two", "three", "four"):
+                batch = first.lease(name, max_records=1)
+                assert batch is not None
+                batch.ack()
+            assert first.lease("in flight", max_records=1)
+            assert Reserve(disk, str(tmp_path / "s" / "s.wal")).release()
+            disk.room = 900
+            with first._engine.exclusive() if in_use else contextlib.nullcontext():
+                began = time.monotonic()
+                if in_use:
+                    with pytest.raises(DiskFull):
+                        second.lease("next", max_records=1)
+                    assert time.monotonic() - began < 10
+                else:
+                    leased = second.lease("next", max_records=1)
+                    assert leased is not None
+                    assert [message.body for message in leased.messages()] == RECORDS[:1]
+            left = [batch.key for batch in first.acknowledged()]
+            assert left == ["one", "two", "three", "four"][4 - len(left) :]
+            assert (len(left) == 4) == in_use
+            assert [batch.key for batch in first.batches()] == ["in flight"]
+            disk.room = None
+        assert topic.verify().ok
 
 
 @pytest.mark.parametrize("free", [0, -(1 << 30)], ids=["its reserve is left", "nothing can be written"])

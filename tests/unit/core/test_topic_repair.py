@@ -360,3 +360,41 @@ def test_a_batch_that_nobody_can_read_is_set_aside_and_the_reader_goes_on(tmp_pa
         batch = reader.lease("next")
         assert batch is not None
         assert [message.body for message in batch.messages()] == [b"new"]
+
+
+@pytest.mark.parametrize("more", [0, 3, 40], ids=["nothing since", "fewer since", "more since"])
+@pytest.mark.parametrize("state", ENDS)
+def test_a_batch_whose_messages_a_disk_has_lost_is_set_aside_and_the_reader_goes_on(
+    tmp_path: Path, state: str, more: int
+) -> None:
+    """The topic is as before they were appended; others may have their numbers since."""
+    path = tmp_path / "t"
+    with Topic(path) as topic, topic.reader("r") as reader:
+        topic.append_many(BODIES[:5])
+        reader.commit(*reader.read_many(5))
+    shutil.copytree(path, tmp_path / "before")
+    with Topic(path) as topic, topic.reader("r") as reader:
+        topic.append_many(BODIES[5:])
+        batch = reader.lease("key")
+        assert batch is not None
+        ENDS[state](batch)
+    for name in ("data", "t.idx", "t.wal"):
+        shutil.rmtree(path / name) if name == "data" else (path / name).unlink()
+        (shutil.copytree if name == "data" else shutil.copy)(tmp_path / "before" / name, path / name)
+    (file,) = path.glob("state/r.*/*/*.zbus")
+    os.truncate(file, 257 * 5)
+    with Topic(path) as topic:
+        topic.append_many([b"since %d" % number for number in range(more)])
+    report = repair_topic(path)
+    (damage,) = [one for one in report.damage if "batch" in one.what]
+    assert batch.id in damage.what
+    with Topic(path) as topic, topic.reader("r") as reader:
+        assert topic.verify().problems == []
+        assert (reader.batches(), reader.dead(), reader.acknowledged()) == ([], [], [])
+        topic.append(b"new")
+        again = reader.lease("next")
+        assert again is not None
+        found = [message.body for message in again.messages()]
+        assert found[-1] == b"new"
+        if state in ("leased", "returned"):
+            assert found == [*(b"since %d" % number for number in range(more)), b"new"]
