@@ -284,10 +284,7 @@ class Leases:
                 self._end(state, to, reason)
             self._show(batch, state)
             if to == "acked":
-                try:
-                    self._expire()
-                except DiskFull as error:
-                    _logger.warning("the batch is acknowledged, but expired batches could not be removed: %s", error)
+                self.remove_old()
 
     def extend(self, batch: Batch, lease_timeout: float | None) -> None:
         with self.engine.exclusive():
@@ -353,8 +350,10 @@ class Leases:
             self._source.move(partial(places.roll_forward_place, self._files, self._stem, state))
         self.engine.notify()
 
-    def _expire(self) -> None:
-        """Drop the records of acknowledged batches that are too old, and of the oldest ones while all take too many bytes."""
+    def remove_old(self) -> None:
+        """Drop the records of acknowledged batches that are too old, and of the oldest ones while all take too many bytes. If the
+        disk is too full for that, this only logs it.
+        """
         history, occupied = self._state.history, self._source.occupied
         kept = occupied(history.records, history.size)
         oldest = self.engine.clock().elapsed - self.retention // timedelta(milliseconds=1)
@@ -365,7 +364,10 @@ class Leases:
             expired.append(batch.id)
             kept -= occupied(batch.records, batch.bytes)
         if expired:
-            self._forget(expired, keep_manifest=True)
+            try:
+                self._forget(expired, keep_manifest=True)
+            except DiskFull as error:
+                _logger.warning("expired batches could not be removed: %s", error)
 
     def _forget(self, batch_ids: list[str], keep_manifest: bool) -> None:
         self._source.commit(Forget(batch_ids, keep_manifest))
@@ -416,14 +418,22 @@ class HasBatches:
         """
         with self._leases.engine.exclusive():
             state = self._leases.lease(key, max_records, max_bytes, lease_timeout)
-            return self._present(state) if state else None
+            if state is None:
+                self._leases.remove_old()
+                return None
+            return self._present(state)
 
     def return_expired(self) -> list[Batch]:
         """Return the batches whose lease time is over, or send them to the dead letters after ``max_attempts``. Anyone may call
         this. A lease without ``lease_timeout`` never ends in this way.
+
+        It also removes acknowledged batches that are kept no longer (`retention`), as each `Batch.ack` does, and each `lease`
+        that finds nothing.
         """
         with self._leases.engine.exclusive():
-            return [self._present(state) for state in self._leases.return_expired()]
+            returned = [self._present(state) for state in self._leases.return_expired()]
+            self._leases.remove_old()
+            return returned
 
     def batches(self) -> list[Batch]:
         """The batches that are leased or returned, oldest first."""

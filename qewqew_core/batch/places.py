@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from qewqew_core.batch import manifest
 from qewqew_core.batch.batch_state import BatchState
@@ -64,6 +64,24 @@ def on_disk(files: Files, directory: str) -> int:
         for name in files.list(directory):
             total += files.status(os.path.join(directory, name)).st_blocks * 512
     return total
+
+
+def without_files(
+    files: Files, path: str, batches: Iterable[BatchState], is_whole: Callable[[BatchState, set[str]], bool]
+) -> set[str]:
+    """The ids of those of these batches whose files somebody has removed. ``is_whole``: by the names in the batch's directory."""
+
+    def lacks_files(batch: BatchState) -> bool:
+        here, others = directory_of(path, batch), [os.path.join(path + home, batch.id) for home in (BATCHES, DEAD)]
+        return not any(is_whole(batch, _names_in(files, place)) for place in (here, *others))  # a move may be under way
+
+    return {batch.id for batch in batches if lacks_files(batch)}
+
+
+def _names_in(files: Files, directory: str) -> set[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return set(files.list(directory))
+    return set()
 
 
 def remove_expired(files: Files, stem: str, name: str, numbers: Iterable[int]) -> bool:

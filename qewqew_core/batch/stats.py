@@ -29,6 +29,7 @@ class QueueStats:
     last_lease: pendulum.DateTime | None = None  # when a batch was leased last
     oldest_lease: pendulum.DateTime | None = None  # when the batch was leased that has been leased for longest
     clock_step: float = 0.0  # seconds by which the wall clock was set, when that was last noticed; < 0: back
+    missing: int = 0  # leased, returned and dead batches whose files somebody has removed
 
 
 STATES = ("leased", "returned", "dead")

@@ -27,7 +27,7 @@ from qewqew_core.queue.inspection import inspect, key_status
 from qewqew_core.tools import listing
 from qewqew_core.tools.listing import Kind
 from qewqew_core.tools.monitoring import MOST
-from qewqew_core.topic import topic_paths
+from qewqew_core.topic import reader_files, topic_paths
 from qewqew_core.topic.reader_state import ReaderState
 from qewqew_core.topic.topic_inspection import TopicStats, inspect_topic
 
@@ -42,7 +42,9 @@ def _look(path: str, kind: Kind) -> dict[str, Any]:
     else:
         stats, readers = inspect_topic(path)
         sizes = stats.messages, stats.bytes, stats.blocks, stats.oldest
-        held = QueueStats(*sizes, on_disk=stats.on_disk, **of_batches(readers.values(), DISK.boot()))
+        gone = [reader_files.without_files(DISK, topic_paths.stem_of(path, name), state) for name, state in readers.items()]
+        batches = of_batches(readers.values(), DISK.boot())
+        held = QueueStats(*sizes, on_disk=stats.on_disk, missing=sum(map(len, gone)), **batches)
         lag = max(stats.readers.values(), default=None)
         more = {"newest": stats.newest, "first": stats.first, "next": stats.next, "lag": lag}
         more["readers"] = readers_json(stats, readers)

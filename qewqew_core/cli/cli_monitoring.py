@@ -83,6 +83,9 @@ def check(
         bound(watched, "{} records wait", stats.records, {CRITICAL: max_records, WARNING: warn_records})
         bound(watched, "a batch has been leased for {}", age(stats.oldest_lease), {CRITICAL: max_lease_age})
         bound(watched, "{} dead", stats.dead, {CRITICAL: max_dead})
+        if stats.missing:
+            lack = counted(stats.missing, "batch lacks its files", "batches lack their files")
+            problems.append((CRITICAL, f"{watched.name}: {lack}: somebody has removed them. `qewqew verify` names them"))
     problems.sort(key=lambda problem: -_WORST.index(problem[0]))
     worst = problems[0][0] if problems else OK
     numbers = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from qewqew_core import arguments
 from qewqew_core.batch import places
+from qewqew_core.batch.batch_state import BatchState
 from qewqew_core.batch.stats import QueueStats, of_batches
 from qewqew_core.disk.files import DISK, Descriptors, Files, read_whole
 from qewqew_core.disk.journal import Body
@@ -18,7 +20,7 @@ from qewqew_core.errors import Corrupt, RecordsTaken
 from qewqew_core.formats import chunk
 from qewqew_core.formats.chunk_state import Chunk
 from qewqew_core.keys import KeyStatus, key_hash
-from qewqew_core.queue import group_commit, paths
+from qewqew_core.queue import batch_files, group_commit, paths
 from qewqew_core.queue import log as logs
 from qewqew_core.queue.found import chain_of, look
 from qewqew_core.queue.reading import unread
@@ -44,7 +46,11 @@ def inspect_state(path: str | os.PathLike[str]) -> tuple[QueueStats, State]:
 
     def with_stats() -> tuple[QueueStats, State]:
         state, _ = _look(full)
-        return stats_of(DISK, full, state), state
+        stats = stats_of(DISK, full, state)
+        if stats.missing:  # or the batch was just ended
+            gone = without_files(DISK, full, state) & without_files(DISK, full, _look(full)[0])
+            stats = replace(stats, missing=len(gone))
+        return stats, state
 
     return steady(full, with_stats)
 
@@ -219,8 +225,21 @@ def stats_of(files: Files, path: str, state: State) -> QueueStats:
         chunks=len(chunks),
         oldest=arguments.moment(clock.shown(oldest.time, oldest.elapsed)) if oldest else None,
         on_disk=_on_disk(files, path, state),
+        missing=len(without_files(files, path, state)),
         **of_batches([state], files.boot()),
     )
+
+
+def without_files(files: Files, path: str, state: State) -> set[str]:
+    """The ids of batches whose files somebody has removed."""
+
+    def is_whole(batch: BatchState, names: set[str]) -> bool:
+        return names.issuperset(batch_files.segment_file(path, chunk_state.id) for chunk_state in batch.chunks)
+
+    found = places.without_files(files, path, state.batches.values(), is_whole)
+    if found and files.is_directory(path + paths.LEASE):
+        found.discard(next(reversed(state.batches)))  # its files may be there: the next opening moves them
+    return found
 
 
 def _on_disk(files: Files, path: str, state: State) -> int:

@@ -93,6 +93,7 @@ _GAUGES: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
     "oldest_lease_age_seconds": ("How long the oldest lease has lasted.", lambda stats: _seconds(stats.oldest_lease)),
     "returned": ("Batches that wait for another lease.", lambda stats: stats.returned),
     "dead": ("Batches in the dead letters.", lambda stats: stats.dead),
+    "missing": ("Batches whose files somebody has removed.", lambda stats: stats.missing),
     "on_disk_bytes": ("Bytes of disk.", lambda stats: stats.on_disk),
 }
 

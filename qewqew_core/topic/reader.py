@@ -404,7 +404,7 @@ class Reader(HasBatches, HasHeader, Closes):
         """Counts and sizes of what is not leased or committed yet. With a filter, it must read the messages to count them."""
         with self._engine.exclusive():
             self._deliveries.drop_lost()
-            return stats_of(self._files, self._engine.state, self._view)
+            return stats_of(self._files, self._engine.state, self._view, self._stem)
 
     # The end
 

@@ -120,6 +120,15 @@ def manifest_of(stem: str, batch: BatchState) -> Manifest:
     return Manifest(**{**vars(body), "key": batch.keys[-1], "attempt": batch.attempt})
 
 
+def without_files(files: Files, stem: str, state: ReaderState) -> set[str]:
+    """The ids of batches whose files somebody has removed."""
+
+    def is_whole(batch: BatchState, names: set[str]) -> bool:
+        return manifest.MANIFEST in names and (len(names) > 1 or not batch.records)
+
+    return places.without_files(files, stem, state.batches.values(), is_whole)
+
+
 def roll_forward_batches(files: Files, stem: str, state: ReaderState) -> None:
     """Make the files of batches agree with what is committed, wherever a process was killed."""
     for batch in state.batches.values():

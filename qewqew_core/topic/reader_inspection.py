@@ -18,6 +18,7 @@ from qewqew_core.formats.zbus import HEAD
 from qewqew_core.topic import reader_log, witness
 from qewqew_core.topic.block_sums import waits_since
 from qewqew_core.topic.in_flight import Delivered
+from qewqew_core.topic.reader_files import without_files
 from qewqew_core.topic.reader_log import Seal
 from qewqew_core.topic.reader_state import Deliver, Lose, Move, Range, ReaderState
 from qewqew_core.topic.topic_paths import LOCK, LOG, rdx_of, stem_of
@@ -222,7 +223,7 @@ def waiting(state: ReaderState, view: View, most: int, cut: int) -> Iterator[Str
         yield from view.stretches(start, stop, Filter(state.filter), most=most, cut=cut)
 
 
-def stats_of(files: Files, state: ReaderState, view: View) -> QueueStats:
+def stats_of(files: Files, state: ReaderState, view: View, stem: str) -> QueueStats:
     """Counts of what waits in a reader."""
     chosen = Filter(state.filter)
     latest = view.latest()
@@ -255,5 +256,6 @@ def stats_of(files: Files, state: ReaderState, view: View) -> QueueStats:
         chunks=len(blocks) if records else 0,
         oldest=None if oldest is None or not records else arguments.moment(oldest),
         on_disk=sum(view.entry(block).end for block in blocks) if records else 0,
+        missing=len(without_files(files, stem, state)),
         **of_batches([state], files.boot()),
     )

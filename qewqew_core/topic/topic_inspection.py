@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qewqew_core import arguments
@@ -14,7 +14,7 @@ from qewqew_core.disk.looking import look_again
 from qewqew_core.disk.opening import opening
 from qewqew_core.errors import Corrupt
 from qewqew_core.formats.zbus import HEAD
-from qewqew_core.topic import reader_inspection, topic_paths
+from qewqew_core.topic import reader_files, reader_inspection, topic_paths
 from qewqew_core.topic.block_sums import waits_since
 from qewqew_core.topic.reader_state import Range, ReaderState
 from qewqew_core.topic.view import View
@@ -128,4 +128,10 @@ def _inspect_reader(directory: str, name: str) -> QueueStats:
             if name in reader_inspection.without_rdx(files, directory):
                 raise reader_inspection.missing_rdx(topic_paths.rdx_of(directory, name))
             state = ReaderState(pending=[Range(view.oldest(), None)])
-        return reader_inspection.stats_of(files, state, view)
+        stem = topic_paths.stem_of(directory, name)
+        stats = reader_inspection.stats_of(files, state, view, stem)
+        if stats.missing:  # or the batch was just ended
+            now = reader_inspection.effective_state(files, view, name) or ReaderState()
+            gone = reader_files.without_files(files, stem, state) & reader_files.without_files(files, stem, now)
+            stats = replace(stats, missing=len(gone))
+        return stats

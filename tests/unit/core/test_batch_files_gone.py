@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from stores import STORES
+from typer.testing import CliRunner
 
 from qewqew_core import (
     BadPath,
@@ -23,6 +25,7 @@ from qewqew_core import (
     repair_topic,
 )
 from qewqew_core.batch import manifest, segments
+from qewqew_core.cli.main import app
 
 RECORDS = [b"%02d" % number * 20 for number in range(40)]
 
@@ -269,6 +272,59 @@ def test_a_leased_batch_without_files_can_be_ended(
     how(directory)
     getattr(store.leasing.find_batch("old"), end)()
     assert list(opened().leasing.lease("new")) == RECORDS[20:]
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+@pytest.mark.parametrize("end", ["", "nack", "to_dead_letters"])
+def test_monitors_see_that_files_are_gone(
+    half: tuple[Callable[[], Any], Path], how: Callable[[Path], None], end: str, tmp_path: Path
+) -> None:
+    opened, _ = half
+    store = opened()
+    batch = store.leasing.find_batch("old")
+    if end:
+        getattr(batch, end)()
+    assert (store.stats().missing, store.inspect().missing) == (0, 0)
+    before = CliRunner().invoke(app, ["check", str(tmp_path), "--max-dead", "1"])
+    assert before.exit_code == 0, before.output
+    how(Path(batch.manifest_path).parent)
+    assert (store.stats().missing, store.inspect().missing) == (1, 1)
+    after = CliRunner().invoke(app, ["check", str(tmp_path), "--max-dead", "1"])
+    assert after.exit_code == 2, after.output
+    assert "1 batch lacks its files: somebody has removed them. `qewqew verify` names them" in after.output
+    assert "qewqew_missing{" in CliRunner().invoke(app, ["metrics", str(tmp_path)]).output
+    found = json.loads(CliRunner().invoke(app, ["stat", str(tmp_path / "it"), "--json"]).output)
+    assert found["missing"] == 1
+
+
+@pytest.mark.parametrize("end", ["to_dead_letters", "return_to_queue", "put_back", "drop", "ack"])
+def test_a_batch_whose_files_are_just_moved_lacks_none(half: tuple[Callable[[], Any], Path], end: str) -> None:
+    """Looked at before and after each call of the file system that its end makes."""
+    opened, _ = half
+    store = opened()
+    batch = store.leasing.find_batch("old")
+    if end in ("return_to_queue", "drop"):
+        batch.to_dead_letters()
+    seen = []
+    files = store.leasing._files
+
+    def looking(name: str) -> Callable[..., Any]:
+        real = getattr(files, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            seen.append(store.inspect().missing)
+            result = real(*arguments, **named)
+            seen.append(store.inspect().missing)
+            return result
+
+        return call
+
+    for name in ("rename", "unlink", "remove_directory", "sync_directory"):
+        setattr(files, name, looking(name))
+    getattr(batch, end)()
+    store.leasing.lease("new")
+    assert len(seen) > 4
+    assert set(seen) == {0}
 
 
 def test_a_missing_manifest_is_told_with_what_restores_it(half: tuple[Callable[[], Any], Path]) -> None:

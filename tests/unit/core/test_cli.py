@@ -260,6 +260,7 @@ def test_stat_has_stable_keys(path):
         "last_lease",
         "oldest_lease",
         "clock_step",
+        "missing",
         "files",
     ]
     assert list(found) == ["path", "kind", *counts, "owner"]

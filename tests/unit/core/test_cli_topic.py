@@ -267,6 +267,7 @@ def test_stat_shows_the_topic_and_its_readers(path):
     assert list(found) == [
         *("path", "kind", "records", "bytes", "oldest", "leased", "returned", "dead", "on_disk", "last_lease", "oldest_lease"),
         "clock_step",
+        "missing",
         *("files", "newest", "first", "next", "lag", "readers", "owner"),
     ]
     assert [found[key] for key in ("records", "bytes", "files", "first", "next", "lag", "owner")] == [3, 8, 2, 0, 3, 3, None]
