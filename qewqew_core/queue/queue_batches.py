@@ -67,6 +67,7 @@ class QueueBatches(Source):
 
     def _check_files(self, batch: BatchState) -> None:
         if (missing := batch_files.missing_segment(self.files, self.stem, batch)) is not None:
+            self._chain.check_place()  # if the whole queue was moved away, no batch lacks anything
             raise self.files_missing(batch, missing)
 
     # Room on the disk: the log keeps a reserve, which can be given back

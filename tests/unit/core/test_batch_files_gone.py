@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from qewqew_core import (
     Batch,
     BatchConflict,
     BatchExpired,
+    Broken,
     Corrupt,
     QewQewError,
     repair,
@@ -334,3 +336,27 @@ def test_a_missing_manifest_is_told_with_what_restores_it(half: tuple[Callable[[
     with pytest.raises(Corrupt, match=r"manifest.json: the files of batch .* are missing.*qewqew repair"):
         list(store.leasing.find_batch("old"))
     assert any("qewqew repair" in problem for problem in store.verify().problems)
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_that_was_moved_away_makes_no_dead_letters_of_its_batches(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They lack nothing: what its owner cannot find is somewhere else."""
+    made, (size, _) = STORES[name]
+    (home := tmp_path / "home").mkdir()
+    store = made(home / "it", size, "commit")
+    store.put_many(RECORDS)
+    batch = store.leasing.lease("key")
+    batch.nack("again")
+    home.rename(tmp_path / "moved")
+    home.mkdir()
+    with pytest.raises(Broken):
+        store.leasing.lease("next")
+    with contextlib.suppress(Broken):
+        store.close()
+    assert "dead letter" not in caplog.text
+    store = made(tmp_path / "moved" / "it", size, "commit")
+    assert store.leasing.dead() == []
+    assert list(store.leasing.lease("next")) == RECORDS
+    store.close()
