@@ -135,6 +135,8 @@ class Reader(HasBatches, HasHeader, Closes):
         elif self._shared.has_witness:
             raise reader_log.missing(log_path)
         if not whole:  # the original extends it. Durably: beside a log that was closed it is damaged
+            if not has_log:
+                place_of_rdx(self._view, block, offset, self.path)  # it raises before anything is changed
             self._shared.patch_rdx(0, zbus.whole_reader(data, now_ms()))
         if has_log:
             state = self._engine.state
