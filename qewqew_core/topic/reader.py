@@ -89,7 +89,7 @@ class Reader(HasBatches, HasHeader, Closes):
         self._engine = self._shared.engine
         self._deliveries = Deliveries(name, self._shared, self._consumer, self._view, window, redeliver_after, auto_commit)
         self.participant = Participant(self._shared, self._consumer, self._deliveries)
-        room = self._make_room_elsewhere
+        room = partial(_make_room_elsewhere, topic, name)  # not of this object, which would then refer to itself
         source = ReaderBatches(topic, name, self._shared, self._consumer, self._deliveries, self._view, room)
         self._leases = Leases(source, topic.max_attempts, topic.retention, topic.retention_bytes)
         self._released = False
@@ -356,31 +356,6 @@ class Reader(HasBatches, HasHeader, Closes):
         with self._engine.exclusive():
             self._shared.patch_rdx(at, data)
 
-    def _make_room_elsewhere(self) -> bool:
-        """Remove acknowledged batches of another reader before their time, for they keep room that all share; whether there were
-        any. Readers that somebody is using just now are passed over.
-        """
-        for name in names_of_readers(self._files, self.topic.path):
-            with contextlib.suppress(QewQewError, OSError):  # it is in use, or damaged: who opens it is told
-                if name != self.name and self._makes_room(name):
-                    return True
-        return False
-
-    def _makes_room(self, name: str) -> bool:
-        reader = Reader(
-            self.topic,
-            name,
-            filter=None,
-            start="oldest",
-            window=1,
-            redeliver_after=None,
-            auto_commit=False,
-            temporary=False,
-            lock_timeout=0,
-        )
-        with reader, reader._engine.exclusive():
-            return reader._leases.make_room() or places.remove_empty_homes(self._files, reader._stem)
-
     # Looking
 
     def lag(self) -> int:
@@ -468,3 +443,30 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _make_room_elsewhere(topic: OpenTopic, name: str) -> bool:
+    """Remove acknowledged batches of another reader of the topic before their time, for they keep room that all share; whether
+    there were any. Readers that somebody is using just now are passed over.
+    """
+    for other in names_of_readers(topic.files, topic.path):
+        with contextlib.suppress(QewQewError, OSError):  # it is in use, or damaged: who opens it is told
+            if other != name and _makes_room(topic, other):
+                return True
+    return False
+
+
+def _makes_room(topic: OpenTopic, name: str) -> bool:
+    reader = Reader(
+        topic,
+        name,
+        filter=None,
+        start="oldest",
+        window=1,
+        redeliver_after=None,
+        auto_commit=False,
+        temporary=False,
+        lock_timeout=0,
+    )
+    with reader, reader._engine.exclusive():
+        return reader._leases.make_room() or places.remove_empty_homes(topic.files, reader._stem)

@@ -10,6 +10,7 @@ import inspect
 import os
 import pickle
 import pkgutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import qewqew_core
-from qewqew_core import Queue, Stage, Topic
+from qewqew_core import Queue, Reader, Stage, Topic
 from qewqew_core.disk.files import NotCopied
 
 COPIES: list[Callable[[Any], object]] = [copy.copy, copy.deepcopy, pickle.dumps]
@@ -88,3 +89,17 @@ def test_after_a_refused_copy_the_original_goes_on_and_keeps_its_files(tmp_path:
         assert [message.body for message in topic] == [b"1", b"2"]
     with Queue(tmp_path / "other") as other:
         assert list(other) == [b"1"]
+
+
+@pytest.mark.parametrize("kind", [Queue, Topic, Reader])
+def test_an_object_that_nobody_has_any_more_is_gone_at_once(tmp_path: Path, kind: type[Any]) -> None:
+    """It refers to itself nowhere: Python's garbage collector would close it some time later, in the middle of something else."""
+    gc.collect()
+    gc.disable()
+    try:
+        with Queue(tmp_path / "q") as queue, Topic(tmp_path / "t") as topic, topic.reader("r") as reader:
+            made = weakref.ref({Queue: queue, Topic: topic, Reader: reader}[kind])
+        del queue, reader, topic
+        assert made() is None
+    finally:
+        gc.enable()

@@ -187,7 +187,7 @@ def test_a_segment_that_is_missing_or_short_is_never_published(batch, url):
     with pytest.raises(BadManifest, match=r"'q\.30002' has"):
         batch.publish(url)
     file.unlink()
-    with pytest.raises(BadManifest, match=r"'q\.30002' cannot be read"):
+    with pytest.raises(Corrupt, match=r"q\.30002: the files of batch .* are missing"):
         batch.publish(url)
 
 
