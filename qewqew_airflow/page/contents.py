@@ -211,7 +211,7 @@ def batch_row(kind: str, batch: BatchState, clock: Clock) -> dict[str, Any]:
         "leased": iso(arguments.moment(batch.created)),  # for the first time
         "since": iso(arguments.moment(clock.shown(batch.changed, batch.since))),
         "expires": iso(arguments.moment(clock.wall_at(batch.expires))) if batch.expires is not None else None,
-        "reason": visible(batch.reason),
+        "reason": visible(batch.reason, besides="\n\t"),
         "owner": None,  # of a leased batch, see `owners`
     }
 
@@ -254,7 +254,7 @@ class RecentContents:
 def explained(error: Exception) -> str:
     """The text for people who may read the connection. Others get the part before the colon."""
     text = str(error) if isinstance(error, QewQewError) else getattr(error, "strerror", None) or str(error)
-    return visible(f"{type(error).__name__}: {text}")
+    return visible(f"{type(error).__name__}: {text}", besides="\n\t")
 
 
 def iso(moment: datetime | None) -> str | None:

@@ -372,7 +372,7 @@ def test_names_that_cannot_be_shown_are_listed_escaped_and_with_the_reason(direc
         with Queue(os.path.join(os.fsencode(directory), name).decode("utf-8", "surrogateescape")) as queue:
             queue.put(b"x")
     rows = only_connection(client("op"))["queues"]
-    assert sorted(row["name"] for row in rows) == ["\\udcff\\udcfe", "new\nline", "right\\u202eleft"]
+    assert sorted(row["name"] for row in rows) == ["\\udcff\\udcfe", "new\\nline", "right\\u202eleft"]
     assert all("BadPath" in row["error"] for row in rows)
 
 
