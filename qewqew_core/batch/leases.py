@@ -405,10 +405,10 @@ class HasBatches:
 
         The same key gives the same batch again, also after it was acknowledged: its ``state`` says so, and it may be processed
         and acknowledged once more. Otherwise a returned batch comes first, whole, without regard to the limits (one whose files
-        are missing or damaged becomes a dead letter instead, which is logged). Otherwise a new
-        one is cut off the front of what waits: up to ``max_records`` records with up to ``max_bytes`` of payload in all, but at
-        least one record. In a queue the cost depends on the number of chunk files and not of records (a chunk is copied if
-        open sessions hold some of its records).
+        are missing or damaged becomes a dead letter instead, which is logged). Otherwise a new one is cut off the front of what
+        waits: up to ``max_records`` records with up to ``max_bytes`` of payload in all, but at least one record. In a queue the
+        cost depends on the number of chunk files and not of records (a chunk is copied if open sessions hold some of its
+        records).
 
         ``lease_timeout``: seconds after which anyone may return the batch if its owner has neither ended nor extended it
         (`Batch.extend`); None: never. The next `lease` under another key returns a batch whose time is over.

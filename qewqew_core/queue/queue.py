@@ -183,9 +183,8 @@ class Queue(HasBatches, Closes):
         """Leave the files as the Java library would, and give the lock back. A second call does nothing, or finishes a first one
         that was interrupted.
 
-        An empty queue leaves neither header nor chunks, and no log either unless it remembers batches or keys. Nor does one whose
-        records are all in batches leave header and chunks. Open sessions
-        are rolled back. Callers that wait in other threads get `Closed`.
+        A queue that is empty, or has all its records in batches, leaves neither header nor chunks, and no log either unless it
+        remembers batches or keys. Open sessions are rolled back. Callers that wait in other threads get `Closed`.
         """
         with self._engine.lock:
             if self._holds.is_asked:

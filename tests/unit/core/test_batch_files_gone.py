@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from stores import STORES
@@ -195,6 +195,14 @@ def half(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Calla
     opened.pop().close()
 
 
+def old_batch(store: Any, end: str) -> Batch:
+    """The batch that was leased, after this call."""
+    batch = store.leasing.find_batch("old")
+    if end:
+        getattr(batch, end)()
+    return cast(Batch, batch)
+
+
 @pytest.mark.parametrize("how", REMOVALS)
 def test_a_returned_batch_without_files_becomes_a_dead_letter_and_the_rest_is_leased(
     half: tuple[Callable[[], Any], Path], how: Callable[[Path], None]
@@ -228,9 +236,7 @@ def test_put_back_without_files_is_refused_or_brings_the_records_from_the_topic(
 ) -> None:
     opened, _ = half
     store = opened()
-    batch = store.leasing.find_batch("old")
-    if end:
-        getattr(batch, end)()
+    batch = old_batch(store, end)
     how(Path(batch.manifest_path).parent)
     if hasattr(store, "topic"):
         batch.put_back()
@@ -251,9 +257,7 @@ def test_repair_restores_what_the_error_says(
     """The log of a queue still has these records, and the topic its messages."""
     opened, _ = half
     store = opened()
-    batch = store.leasing.find_batch("old")
-    if end:
-        getattr(batch, end)()
+    batch = old_batch(store, end)
     how(Path(batch.manifest_path).parent)
     (problem, *_) = store.verify().problems
     assert "are missing: somebody removed them. `qewqew repair`" in problem
@@ -283,9 +287,7 @@ def test_monitors_see_that_files_are_gone(
 ) -> None:
     opened, _ = half
     store = opened()
-    batch = store.leasing.find_batch("old")
-    if end:
-        getattr(batch, end)()
+    batch = old_batch(store, end)
     assert (store.stats().missing, store.inspect().missing) == (0, 0)
     before = CliRunner().invoke(app, ["check", str(tmp_path), "--max-dead", "1"])
     assert before.exit_code == 0, before.output
